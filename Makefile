@@ -1,0 +1,75 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROTOC := $(VENV)/protoc
+PROTO_OUT ?= lance_dagster/format/_proto
+# The first that is new enough; looked for only when .venv has to be made.
+PYTHON = $(shell for python in python3.11 python3; do \
+  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+export DAGSTER_DISABLE_TELEMETRY := yes
+
+.PHONY: help install demo ui test lint proto bench lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 18
+
+install: $(STAMP) ## Make .venv with everything this checkout needs, Java included; nothing to do when nothing changed
+
+# The stamp is written last: an interrupted installation starts again.
+$(STAMP): pyproject.toml requirements.lock
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "make: Python 3.11 or newer is needed, as python3.11 or python3 on the PATH" >&2; exit 1; \
+	fi
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "make: this Python cannot make a virtual environment; on Debian and Ubuntu install python3-venv" >&2; exit 1; \
+	}
+	@echo "Installing $$(grep -c == requirements.lock) locked packages; the first time this downloads about 900 MB"
+	$(PIP) install --constraint requirements.lock pip
+	$(PIP) install --constraint requirements.lock --editable '.[dev]'
+	@rm -rf $(PROTOC)
+	$(PIP) install --no-deps --target $(PROTOC) --group protoc
+	@touch $@
+	@echo "$(VENV) is ready"
+
+demo: install ## Run the example project through the whole loop: write, audit, publish, promote, announce
+	@$(BIN)/python -m example_project.demo
+
+ui: install ## Open the example project in Dagster's web UI
+	@mkdir -p .demo/dagster_home
+	@DAGSTER_HOME="$(CURDIR)/.demo/dagster_home" $(BIN)/dagster dev -w workspace.yaml
+
+test: install ## Run the tests; ARGS='-k merge' passes options to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: install ## Check style, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+proto: install ## Write the protobuf classes again from protos/
+	@PYTHONPATH=$(PROTOC) $(BIN)/python -m grpc_tools.protoc -Iprotos \
+	  --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) protos/*.proto
+
+bench: install ## Measure: print the figures of benchmarks/, or say that there are none
+	@if [ ! -d benchmarks ]; then \
+	  echo "make: this checkout has no benchmarks/ folder, so there is nothing to measure" >&2; exit 1; \
+	fi
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+# Resolves from pyproject.toml alone, without looking at what is installed or locked.
+lock: install ## Choose the newest allowed release of every dependency and write requirements.lock
+	@echo "Resolving; this asks the package index for every dependency and takes some minutes"
+	@$(PIP) install --dry-run --ignore-installed --quiet --report $(VENV)/lock.json --editable '.[dev]'
+	@$(BIN)/python .ci/lock.py $(VENV)/lock.json > $(VENV)/requirements.lock
+	@mv $(VENV)/requirements.lock requirements.lock
+
+clean: ## Remove .venv, the demo's folder and every cache
+	@rm -rf $(VENV) .demo .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

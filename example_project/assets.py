@@ -1,0 +1,101 @@
+"""The tables: two that arrive month by month, three that describe them, and two made from these with Spark.
+
+Every asset returns a Spark frame; the IO manager writes it to the run's own branch. Nobody reads these candidates but
+the assets of the same run and the audit. Readers use the promoted nodes of `publishing`.
+
+A month is a month of New York's calendar, as in the source. The partitions carry that time zone, so their windows
+compare exactly with `time_hour`, which is UTC: an evening flight of 31 January has a `time_hour` in February.
+"""
+
+import dagster as dg
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from example_project import features, source
+from example_project.defects import Defect, damaged
+from lance_dagster import SparkResource
+
+GROUP = "nyc"
+MONTHS = dg.MonthlyPartitionsDefinition(
+    start_date=f"{source.YEAR}-01", end_date=f"{source.YEAR + 1}-01", fmt="%Y-%m", timezone="America/New_York"
+)
+_MONTHLY = {"partition_expr": "time_hour"}
+_REPLACED = {"write_mode": "overwrite"}
+_VECTORS = {"lance/vectors": {features.VECTOR: features.DIMENSIONS}}
+# The strongest wind ever measured at the ground.
+_RECORD_WIND_MPH = 253
+
+
+class FlightsConfig(dg.Config):
+    """Run configuration of `nyc/flights`."""
+
+    defect: Defect = Defect.none
+
+
+@dg.asset(key_prefix=GROUP, group_name=GROUP, partitions_def=MONTHS, metadata=_MONTHLY, kinds={"spark", "lance"})
+def flights(context: dg.AssetExecutionContext, config: FlightsConfig, spark: SparkResource) -> DataFrame:
+    """Every flight that left one of New York's three airports in a month."""
+    return damaged(source.read(spark.session, "flights", month=month_of(context.partition_key)), config.defect)
+
+
+@dg.asset(key_prefix=GROUP, group_name=GROUP, partitions_def=MONTHS, metadata=_MONTHLY, kinds={"spark", "lance"})
+def weather(context: dg.AssetExecutionContext, spark: SparkResource) -> DataFrame:
+    """The weather at the three airports, hour by hour.
+
+    The source has a reading of 1,048 mph of wind at Newark on 12 February: readings beyond the world record are
+    taken out, the hour stays.
+    """
+    hours = source.read(spark.session, "weather", month=month_of(context.partition_key))
+    believable = F.when(F.col("wind_speed") <= _RECORD_WIND_MPH, F.col("wind_speed"))
+    return hours.withColumn("wind_speed", believable)
+
+
+@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
+def airlines(spark: SparkResource) -> DataFrame:
+    """The airlines, by carrier code."""
+    return source.read(spark.session, "airlines")
+
+
+@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
+def airports(spark: SparkResource) -> DataFrame:
+    """The airports, by FAA code."""
+    return source.read(spark.session, "airports")
+
+
+@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
+def planes(spark: SparkResource) -> DataFrame:
+    """The planes, by tail number."""
+    return source.read(spark.session, "planes")
+
+
+@dg.asset(
+    key_prefix=GROUP,
+    group_name=GROUP,
+    partitions_def=MONTHS,
+    metadata={**_MONTHLY, **_VECTORS},
+    kinds={"spark", "lance"},
+)
+def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -> DataFrame:
+    """One row per flight with what was known about it before it left, as a vector."""
+    return features.flight_features(flights, weather, planes)
+
+
+@dg.asset(
+    key_prefix=GROUP,
+    group_name=GROUP,
+    partitions_def=MONTHS,
+    metadata={**_MONTHLY, **_VECTORS},
+    kinds={"spark", "lance"},
+)
+def training_set(flight_features: DataFrame) -> DataFrame:
+    """The flights that arrived, labelled: did this one arrive more than a quarter of an hour late?"""
+    return features.training_set(flight_features)
+
+
+ASSETS = (flights, weather, airlines, airports, planes, flight_features, training_set)
+KEYS = tuple(asset.key for asset in ASSETS)
+
+
+def month_of(partition_key: str) -> int:
+    """Return the number of the month a partition holds."""
+    return MONTHS.time_window_for_partition_key(partition_key).start.month

@@ -1,0 +1,78 @@
+"""Where the example keeps its state: one folder, `.demo` at the top of the repository.
+
+`LANCE_DAGSTER_DEMO_ROOT` names another one. It is read on every call, so the processes Dagster starts agree with the
+process that started them.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+ROOT_VARIABLE = "LANCE_DAGSTER_DEMO_ROOT"
+
+_MARK = ".lance_dagster_example"
+_OURS = {_MARK, "tables", "dagster_home", "source", "reports", "demo.log"}
+
+
+def root() -> Path:
+    """Return the folder everything below lives in."""
+    named = os.environ.get(ROOT_VARIABLE)
+    return Path(named).absolute() if named else Path(__file__).absolute().parent.parent / ".demo"
+
+
+def tables() -> Path:
+    """Return the folder of the Lance tables."""
+    return root() / "tables"
+
+
+def dagster_home() -> Path:
+    """Return the folder of Dagster's own event log, run storage and configuration."""
+    return root() / "dagster_home"
+
+
+def unpacked() -> Path:
+    """Return the folder compressed source files are unpacked into."""
+    return root() / "source"
+
+
+def reports() -> Path:
+    """Return the folder the consumer writes its reports into."""
+    return root() / "reports"
+
+def log_file() -> Path:
+    """Return the file that keeps what Spark, Dagster and Python say while the demo runs."""
+    return root() / "demo.log"
+
+
+class UnrecognisedFolderError(Exception):
+    """The folder named for the example's state holds things the example did not make."""
+
+
+def start_empty() -> None:
+    """Make an empty root, deleting what an earlier demo left there.
+
+    A folder is only touched when it carries the example's mark, and only the entries the example makes are deleted.
+
+    Raises:
+        UnrecognisedFolderError: The folder is not empty and not ours, or something of somebody else is in it.
+    """
+    top = root()
+    entries = {entry.name for entry in top.iterdir()} if top.exists() else set()
+    if entries and _MARK not in entries:
+        raise UnrecognisedFolderError(
+            f"{top} is not empty and was not made by this demo; empty it or name another folder in {ROOT_VARIABLE}"
+        )
+    foreign = sorted(entries - _OURS)
+    if foreign:
+        raise UnrecognisedFolderError(
+            f"{top} holds what this demo did not make: {', '.join(foreign)}; move it elsewhere and start again"
+        )
+    # The mark goes last, so that an interrupted clean-up can be taken up again.
+    for name in sorted(entries - {_MARK}):
+        entry = top / name
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    top.mkdir(parents=True, exist_ok=True)
+    (top / _MARK).write_text("The lance_dagster example keeps its state here; `make demo` empties this folder.\n")

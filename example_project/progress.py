@@ -1,0 +1,123 @@
+"""One line on the terminal for each Dagster step of a run, instead of Dagster's log.
+
+A Dagster logger like any other: it is handed every event of a run and prints the few a person wants to see. Everything
+else is in the event log and in the web UI.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import dagster as dg
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from example_project.history import short
+
+_NAME = "example_project.steps"
+_SHOWN = ("lance/branch", "lance/version", "dagster/row_count")
+
+
+def terminal() -> Console:
+    """Return a console on a private copy of standard output.
+
+    Dagster replaces standard output while a step runs and keeps what is written there as the step's log; the progress
+    lines are not part of it.
+    """
+    return Console(file=os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1), highlight=False)
+
+
+class StepLines(logging.Handler):
+    """Print a line when a step ends, an audit passes or fails, or a tag moves."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        super().__init__()
+        self._console = console
+        self._status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the line of the Dagster event a log record carries; other records have none."""
+        event = cast("dg.DagsterEvent | None", getattr(record, "dagster_meta", {}).get("dagster_event"))
+        if event is None:
+            return
+        match event.event_type:
+            case dg.DagsterEventType.STEP_START:
+                self._status.update(f"  {_name(event)} ...")
+            case dg.DagsterEventType.ASSET_MATERIALIZATION:
+                self._materialized(event)
+            case dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+                self._audited(event)
+            case dg.DagsterEventType.STEP_FAILURE:
+                self._failed(event)
+            case _:
+                pass
+
+    def _line(self, mark: str, name: str, text: str = "") -> None:
+        self._console.print(f"  {mark} {escape(name):<44} {text}")
+
+    def _materialized(self, event: dg.DagsterEvent) -> None:
+        made = event.step_materialization_data.materialization
+        self._line("[green]✓[/]", made.asset_key.to_user_string(), _figures(made.metadata))
+
+    def _audited(self, event: dg.DagsterEvent) -> None:
+        seen = event.asset_check_evaluation_data
+        mark = "[cyan]✓[/]" if seen.passed else "[red]✗[/]"
+        self._line(mark, f"audit {seen.asset_key.to_user_string()}", f"{seen.check_name}")
+
+    def _failed(self, event: dg.DagsterEvent) -> None:
+        error = event.step_failure_data.error
+        message = error.message.strip().splitlines()[-1] if error is not None else ""
+        self._line("[red]✗[/]", _name(event), escape(message[:160]))
+
+
+@dg.logger(description="One line per step, for a person watching a terminal.")
+def step_lines(_: dg.InitLoggerContext) -> logging.Logger:
+    """Hand Dagster the logger that `watch` put its handler on."""
+    return logging.getLogger(_NAME)
+
+
+@contextmanager
+def watch(console: Console, waiting: str) -> Iterator[None]:
+    """Print the steps of every run that starts meanwhile; a spinner says what is being waited for."""
+    logger = logging.getLogger(_NAME)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    with console.status(f"  {waiting} ...") as status:
+        handler = StepLines(console, status)
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+
+
+@contextmanager
+def quiet(log: Path) -> Iterator[None]:
+    """Send what is written to standard error, by Python, Java or Spark's workers, to a file."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("ab") as opened:
+        os.dup2(opened.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _name(event: dg.DagsterEvent) -> str:
+    return (event.step_key or "").replace("__", "/")
+
+
+def _figures(metadata: Mapping[str, dg.MetadataValue]) -> str:
+    """Say which version an event speaks of and how many rows it has."""
+    values = {key: metadata[key].value for key in _SHOWN if key in metadata}
+    branch, version, rows = (values.get(key) for key in _SHOWN)
+    where = f"{short(f'{branch}@{version}')}" if branch is not None else ""
+    return f"{where:<16} {rows:>8,} rows" if isinstance(rows, int) else where

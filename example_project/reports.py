@@ -1,0 +1,45 @@
+"""A consumer: it reads the promoted nodes and nothing else, so it never sees a candidate.
+
+It is no part of the job that writes. When a promoted node moves, forward or back, Dagster's automation makes the
+report anew.
+"""
+
+import dagster as dg
+import pandas as pd
+
+from example_project import places
+
+
+@dg.asset(
+    key_prefix="reports",
+    group_name="reports",
+    ins={
+        "training_set": dg.AssetIn(
+            key=dg.AssetKey(["production", "nyc", "training_set"]), metadata={"columns": ["carrier", "late"]}
+        ),
+        "airlines": dg.AssetIn(key=dg.AssetKey(["production", "nyc", "airlines"])),
+    },
+    automation_condition=dg.AutomationCondition.eager(),
+    kinds={"pandas"},
+)
+def delay_by_carrier(training_set: pd.DataFrame, airlines: pd.DataFrame) -> dg.MaterializeResult[None]:
+    """Which airline is late how often, over everything in production."""
+    by_carrier = training_set.groupby("carrier")["late"]
+    figures = pd.DataFrame({"flights": by_carrier.size(), "late_percent": (by_carrier.mean() * 100).round(1)})
+    report = airlines.set_index("carrier").join(figures, how="inner").sort_values("late_percent", ascending=False)
+    target = places.reports() / "delay_by_carrier.csv"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    report.to_csv(target)
+    return dg.MaterializeResult(
+        metadata={
+            "flights": int(report["flights"].sum()),
+            "late_percent": float(round(training_set["late"].mean() * 100, 1)),
+            "report": dg.MetadataValue.md(_markdown(report)),
+            "path": dg.MetadataValue.path(str(target)),
+        }
+    )
+
+
+def _markdown(report: pd.DataFrame) -> str:
+    rows = [f"| {row.name} | {row.flights:,} | {row.late_percent} |" for row in report.itertuples()]
+    return "\n".join(["| airline | flights | late, % |", "|---|---:|---:|", *rows])

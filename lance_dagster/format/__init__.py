@@ -1,0 +1,1 @@
+"""What the bytes of a Lance table mean. Nothing here reads, writes, or looks at a clock."""

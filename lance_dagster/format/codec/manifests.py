@@ -1,0 +1,190 @@
+"""Manifest files: bytes to a `Manifest` and its inline `Transaction`, and back.
+
+Layout of a file (table format specification, checked against what pylance 14 writes): an optional index section and
+an optional transaction section, each a little-endian u32 length and a message; then the manifest, framed the same
+way; then 16 bytes: u64 offset of the manifest's length, u16 major, u16 minor, "LANC". Offsets of the two sections
+stand in the manifest itself; an offset of 0 is legal, so only presence tells.
+
+An offset copied from another file makes other readers crash, so offsets never leave this module.
+"""
+
+import struct
+
+from google.protobuf.message import DecodeError
+
+from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
+from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
+from lance_dagster.format.codec.fragments import (
+    base_from_wire,
+    base_to_wire,
+    field_from_wire,
+    field_to_wire,
+    fragment_from_wire,
+    fragment_problems,
+    fragment_to_wire,
+    unknown_numbers,
+)
+from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
+from lance_dagster.format.model import Flag, Manifest, WriterVersion
+from lance_dagster.format.transaction import Transaction
+
+MAGIC = b"LANC"
+_FOOTER = struct.Struct("<QHH4s")
+_LENGTH = struct.Struct("<I")
+_KNOWN_FLAGS = sum(Flag)
+
+
+def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
+    """Lay out a manifest file that carries its transaction inline."""
+    message = _to_wire(manifest)
+    parts: list[bytes] = []
+    size = 0
+    for name, section in (
+        ("index_section", manifest.index_section),
+        ("transaction_section", encode_transaction(transaction)),
+    ):
+        if section is None:
+            continue
+        setattr(message, name, size)
+        parts += [_LENGTH.pack(len(section)), section]
+        size += _LENGTH.size + len(section)
+    body = message.SerializeToString(deterministic=True)
+    return b"".join([*parts, _LENGTH.pack(len(body)), body, _FOOTER.pack(size, 0, 2, MAGIC)])
+
+
+def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction | None]:
+    """Read a manifest file; `path` is for messages.
+
+    Returns:
+        The manifest, and its transaction when the file carries it inline.
+
+    Raises:
+        CorruptFileError: The bytes are not a manifest file.
+        UnsupportedFeatureError: The table uses something this package does not know.
+    """
+    if len(data) < _FOOTER.size or data[-4:] != MAGIC:
+        raise CorruptFileError(path, "it does not end like a Lance manifest; was it cut off?")
+    position = _FOOTER.unpack(data[-_FOOTER.size :])[0]
+    message = wire.Manifest()
+    try:
+        message.ParseFromString(_section(data, position, path))
+    except DecodeError as error:
+        raise CorruptFileError(path, f"its manifest cannot be parsed: {error}") from error
+    _refuse_unknown(message, path)
+    index = _section(data, message.index_section, path) if message.HasField("index_section") else None
+    return _from_wire(message, index), _inline_transaction(data, message, path)
+
+
+def _inline_transaction(data: bytes, message: wire.Manifest, path: str) -> Transaction | None:
+    if message.HasField("transaction_section"):
+        return decode_transaction(_section(data, message.transaction_section, path), path)
+    if message.HasField("transaction_section_deprecated"):
+        return decode_transaction(_section(data, message.transaction_section_deprecated, path), path)
+    return None
+
+
+def _section(data: bytes, position: int, path: str) -> bytes:
+    end = len(data) - _FOOTER.size
+    if position + _LENGTH.size > end:
+        raise CorruptFileError(path, f"a section would start at byte {position} of {len(data)}")
+    length = _LENGTH.unpack_from(data, position)[0]
+    start = position + _LENGTH.size
+    if start + length > end:
+        raise CorruptFileError(path, f"a section of {length} bytes at byte {position} would end after the file")
+    return data[start : start + length]
+
+
+def _refuse_unknown(message: wire.Manifest, path: str) -> None:
+    flags = message.reader_feature_flags | message.writer_feature_flags
+    found = [f"feature flag {1 << bit}" for bit in range(64) if flags & ~_KNOWN_FLAGS & (1 << bit)]
+    found += unknown_numbers(message)
+    if message.fragment_tree:
+        found.append("fragment tree")
+    if message.clustering or message.HasField("max_clustering_id"):
+        found.append("clustering")
+    for fragment in message.fragments:
+        found += fragment_problems(fragment)
+    if message.data_format.file_format not in ("", "lance"):
+        found.append(f"data file format {message.data_format.file_format!r}")
+    if found:
+        raise UnsupportedFeatureError(path, dict.fromkeys(found))
+
+
+def _from_wire(message: wire.Manifest, index: bytes | None) -> Manifest:
+    writer = message.writer_version if message.HasField("writer_version") else None
+    return Manifest(
+        version=message.version,
+        fields=tuple(field_from_wire(field) for field in message.fields),
+        fragments=tuple(fragment_from_wire(fragment) for fragment in message.fragments),
+        timestamp=message.timestamp.seconds * 1_000_000_000 + message.timestamp.nanos,
+        schema_metadata=dict(message.schema_metadata),
+        reader_flags=message.reader_feature_flags,
+        writer_flags=message.writer_feature_flags,
+        max_fragment_id=message.max_fragment_id if message.HasField("max_fragment_id") else None,
+        transaction_file=message.transaction_file,
+        writer=WriterVersion(
+            library=writer.library,
+            version=writer.version,
+            prerelease=writer.prerelease if writer.HasField("prerelease") else None,
+            build_metadata=writer.build_metadata if writer.HasField("build_metadata") else None,
+        )
+        if writer is not None
+        else None,
+        next_row_id=message.next_row_id,
+        file_format=message.data_format.file_format or "lance",
+        file_version=message.data_format.version,
+        config=dict(message.config),
+        table_metadata=dict(message.table_metadata),
+        base_paths=tuple(base_from_wire(base) for base in message.base_paths),
+        branch=message.branch if message.HasField("branch") else None,
+        index_section=index,
+        max_allocated_field_id=message.max_allocated_field_id
+        if message.HasField("max_allocated_field_id")
+        else None,
+        version_aux_data=message.version_aux_data,
+        tag=message.tag,
+    )
+
+
+def _to_wire(manifest: Manifest) -> wire.Manifest:
+    message = wire.Manifest(
+        fields=[field_to_wire(field) for field in manifest.fields],
+        fragments=[fragment_to_wire(fragment) for fragment in manifest.fragments],
+        version=manifest.version,
+        version_aux_data=manifest.version_aux_data,
+        schema_metadata=dict(manifest.schema_metadata),
+        tag=manifest.tag,
+        reader_feature_flags=manifest.reader_flags,
+        writer_feature_flags=manifest.writer_flags,
+        max_fragment_id=manifest.max_fragment_id,
+        transaction_file=manifest.transaction_file,
+        next_row_id=manifest.next_row_id,
+        data_format=wire.Manifest.DataStorageFormat(
+            file_format=manifest.file_format, version=manifest.file_version
+        ),
+        config=dict(manifest.config),
+        base_paths=[base_to_wire(base) for base in manifest.base_paths],
+        table_metadata=dict(manifest.table_metadata),
+        branch=manifest.branch,
+        max_allocated_field_id=manifest.max_allocated_field_id,
+    )
+    message.timestamp.seconds, message.timestamp.nanos = divmod(manifest.timestamp, 1_000_000_000)
+    if manifest.writer is not None:
+        message.writer_version.CopyFrom(
+            wire.Manifest.WriterVersion(
+                library=manifest.writer.library,
+                version=manifest.writer.version,
+                prerelease=manifest.writer.prerelease,
+                build_metadata=manifest.writer.build_metadata,
+            )
+        )
+    return message
+
+
+def rebase_index_section(section: bytes, base_id: int) -> bytes:
+    """Mark every index of a section that has no base as lying under `base_id`."""
+    message = wire.IndexSection.FromString(section)
+    for index in message.indices:
+        if not index.HasField("base_id"):
+            index.base_id = base_id
+    return message.SerializeToString(deterministic=True)

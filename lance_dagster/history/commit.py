@@ -1,0 +1,175 @@
+"""Make the next version of a branch. Every version this package writes goes through here.
+
+A commit is one put-if-absent of one manifest: there whole, or not at all. What makes it hard is what happens around
+that one request.
+
+Someone else was first. The manifest of that number exists and is not ours: look at what they did, and put ours after
+theirs when it still means the same (`changes.conflicts`), from the state they left.
+
+The answer was lost. A client below us may send a request again on its own and then report our own object as somebody
+else's, and a failed request may have landed all the same. So neither "exists" nor an error decides anything: the
+object is read back, and the uuid of its transaction tells whose it is. A retry writes the same transaction under the
+same uuid, so it lands exactly once, in this process or in a later one.
+
+Nothing can be learnt. Then that is what is said (`CommitStateUnknownError`, with the uuid to resume by), and nothing
+is deleted: the files may belong to a version that exists.
+
+A writer that keeps losing gives up by the clock, not by a count of attempts, since the winner of a race tends to win
+again.
+"""
+
+import importlib.metadata
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lance_dagster.changes.apply import apply
+from lance_dagster.changes.conflicts import Verdict, judge
+from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
+from lance_dagster.format import layout
+from lance_dagster.format.codec import encode_manifest_file, encode_transaction
+from lance_dagster.format.model import Manifest, WriterVersion
+from lance_dagster.format.transaction import Restore, Transaction
+from lance_dagster.history.versions import State, Versions
+
+WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
+_DEADLINE_SECONDS = 300.0
+_UNKNOWN_ATTEMPTS = 4
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A transaction and the manifest it makes out of one particular head."""
+
+    transaction: Transaction
+    manifest: Manifest
+
+
+Propose = Callable[[State], Proposal]
+"""Makes the next version out of a head. Called again with the newer head whenever another writer was first."""
+
+
+def now_ns() -> int:
+    """Return the time, in nanoseconds since 1970 UTC."""
+    return time.time_ns()
+
+
+def commit_transaction(versions: Versions, branch: str, transaction: Transaction) -> State:
+    """Commit a transaction, on top of whatever compatible versions landed since it read the table.
+
+    Committing a transaction that already landed returns the version it made.
+
+    Raises:
+        CommitConflictError: A version that landed meanwhile contradicts it.
+        CommitStateUnknownError: It may or may not have landed; commit it again to find out.
+    """
+    landed = _find(versions, branch, transaction)
+    if landed is not None:
+        return landed
+    judged = transaction.read_version
+
+    def propose(head: State) -> Proposal:
+        nonlocal judged
+        for number in range(judged + 1, head.number + 1):
+            _check(versions, branch, number, transaction)
+        judged = head.number
+        return Proposal(transaction, next_manifest(versions, head, transaction))
+
+    return commit(versions, branch, propose)
+
+
+def next_manifest(versions: Versions, head: State, transaction: Transaction) -> Manifest:
+    """Apply a transaction to a head, as this program, now."""
+    restored = None
+    if isinstance(transaction.operation, Restore):
+        restored = versions.load(head.branch, transaction.operation.version).manifest
+    return apply(head.manifest, transaction, timestamp=now_ns(), writer=WRITER, restored=restored)
+
+
+def commit(versions: Versions, branch: str, propose: Propose) -> State:
+    """Make what `propose` returns the next version of a branch.
+
+    Raises:
+        CommitConflictError: Other writers were first until the deadline passed.
+        CommitStateUnknownError: The version may or may not have landed.
+    """
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    pause = _FIRST_PAUSE
+    head = versions.head(branch)
+    while True:
+        proposal = propose(head)
+        landed = _put(versions, branch, proposal)
+        if landed is not None:
+            return landed
+        if time.monotonic() > deadline:
+            raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), True)
+        time.sleep(random.uniform(0, pause))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        head = versions.head(branch)
+
+
+def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MAIN) -> State | None:
+    """Write the first version of a branch, or return None when it has one already."""
+    return _put(versions, branch, proposal)
+
+
+def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
+    """Write the proposed version; None when the number is taken by somebody else."""
+    store, line = versions.store, layout.line_root(branch)
+    transaction, number = proposal.transaction, proposal.manifest.version
+    path = layout.join(line, layout.VERSIONS, layout.manifest_name(number))
+    data = encode_manifest_file(proposal.manifest, transaction)
+    # Other writers look for the file when they rebase, so it has to be there before the version is.
+    store.put(layout.join(line, layout.TRANSACTIONS, transaction.file_name), encode_transaction(transaction))
+    store.sync_folder(layout.DATA)
+    problem: StoreError | None = None
+    for _ in range(_UNKNOWN_ATTEMPTS):
+        try:
+            if store.put_if_absent(path, data) or store.get(path) == data:
+                break
+            if _taken(versions, branch, number):
+                return None
+        except StoreError as error:
+            problem = error
+            time.sleep(_FIRST_PAUSE)
+    else:
+        raise CommitStateUnknownError(
+            f"cannot tell whether version {number} of {branch} of {store.uri} was committed: {problem}",
+            transaction.uuid,
+        ) from problem
+    if not store.ordered_listing:
+        # Where listings are unordered, other writers find the newest version from this hint upwards.
+        store.put(layout.join(line, layout.HINT), b'{"version":%d}' % number)
+    return State(branch, proposal.manifest, transaction)
+
+
+def _taken(versions: Versions, branch: str, number: int) -> bool:
+    return number in versions.numbers(branch)
+
+
+def _find(versions: Versions, branch: str, transaction: Transaction) -> State | None:
+    """Look for a transaction among the versions committed since it read the table."""
+    for number in reversed(versions.numbers(branch)):
+        if number <= transaction.read_version:
+            return None
+        state = versions.load(branch, number)
+        if state.transaction is not None and state.transaction.uuid == transaction.uuid:
+            return state
+    return None
+
+
+def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> None:
+    state = versions.load(branch, number)
+    theirs = state.transaction
+    verdict = Verdict.RETRYABLE if theirs is None else judge(mine, theirs)
+    if verdict is Verdict.COMPATIBLE:
+        return
+    did = theirs.operation_name if theirs else "change of unknown kind"
+    raise CommitConflictError(
+        f"cannot commit {mine.operation_name} to {branch} of {versions.store.uri}: "
+        f"{state.writer} committed {did} as {state} meanwhile",
+        str(state),
+        verdict is Verdict.RETRYABLE,
+    )

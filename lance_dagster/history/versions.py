@@ -1,0 +1,183 @@
+"""Versions as they lie in the store: which there are, and what each one says.
+
+A manifest never changes, so a version that was read once is kept. Which versions exist is asked every time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pendulum
+
+from lance_dagster.errors import UnsupportedFeatureError, VersionNotFoundError
+from lance_dagster.format import layout
+from lance_dagster.format.codec import decode_manifest_file, decode_transaction
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import COMMITTER, MERGE, MESSAGE, Clone, Transaction
+from lance_dagster.store import Store
+
+_FIRST_NAMES = 8
+_KEPT_STATES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One committed state of a branch, printed `main@17`.
+
+    `rows` counts the rows that are not deleted. `parents` are the versions it was made from, the second one of a
+    merge being the version merged. `transaction` is the uuid of the change that made it.
+    """
+
+    branch: str
+    number: int
+    committed_at: pendulum.DateTime
+    operation: str
+    rows: int
+    message: str | None
+    committer: str
+    writer: str
+    properties: Mapping[str, str]
+    parents: tuple[str, ...]
+    transaction: str
+
+    def __str__(self) -> str:
+        """Return the ref expression that names this version."""
+        return f"{self.branch}@{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A version as the format has it: its manifest and the transaction that made it, where that still exists."""
+
+    branch: str
+    manifest: Manifest
+    transaction: Transaction | None
+
+    @property
+    def number(self) -> int:
+        """The version's number on its branch."""
+        return self.manifest.version
+
+    def __str__(self) -> str:
+        """Return the ref expression that names this version."""
+        return f"{self.branch}@{self.number}"
+
+    @property
+    def writer(self) -> str:
+        """The program that wrote the version, with its release."""
+        writer = self.manifest.writer
+        return f"{writer.library} {writer.version}" if writer else "an unknown program"
+
+
+@dataclass(slots=True)
+class Versions:
+    """The versions of all branches of one table."""
+
+    store: Store
+    _states: dict[int, State] = field(default_factory=dict)
+
+    def line_uri(self, branch: str) -> str:
+        """Return the URI of the folder a branch's own files lie in."""
+        return layout.join(self.store.uri, layout.line_root(branch))
+
+    def numbers(self, branch: str) -> list[int]:
+        """List the versions of a branch, oldest first, by file name alone; empty when there is no such branch."""
+        return sorted(self._known(self.store.list(self._folder(branch))))
+
+    def newest(self, branch: str) -> int | None:
+        """Return the newest version of a branch, or None when it has none."""
+        if self.store.ordered_listing:
+            # Newest first: one short listing, unless leftovers of other writers fill it.
+            found = self._known(self.store.list(self._folder(branch), limit=_FIRST_NAMES))
+            if found:
+                return max(found)
+        return max(self.numbers(branch), default=None)
+
+    def load(self, branch: str, number: int) -> State:
+        """Read one version.
+
+        Raises:
+            VersionNotFoundError: There is none of that number.
+        """
+        known = self._states.get(number) if branch == layout.MAIN else None
+        if known is not None:
+            return known
+        path = f"{self._folder(branch)}/{layout.manifest_name(number)}"
+        data = self.store.get(path)
+        if data is None:
+            raise VersionNotFoundError(self._missing(branch, number))
+        manifest, transaction = decode_manifest_file(data, f"{self.store.uri}/{path}")
+        state = State(branch, manifest, transaction or self._stored_transaction(branch, manifest))
+        if branch == layout.MAIN:
+            # Only main: a branch that was deleted and made again has other versions under the same numbers.
+            self._states[number] = state
+            if len(self._states) > _KEPT_STATES:
+                self._states.pop(next(iter(self._states)))
+        return state
+
+    def head(self, branch: str) -> State:
+        """Read the newest version of a branch.
+
+        Raises:
+            VersionNotFoundError: The branch has no version.
+        """
+        newest = self.newest(branch)
+        if newest is None:
+            raise VersionNotFoundError(f"{self.store.uri} has no version on branch {branch!r}")
+        return self.load(branch, newest)
+
+    def describe(self, state: State, numbers: Sequence[int] | None = None) -> Version:
+        """Say who made a version, when, from what.
+
+        Args:
+            state: The version.
+            numbers: The versions of its branch, oldest first, when the caller listed them already.
+        """
+        transaction = state.transaction
+        properties = transaction.properties if transaction else {}
+        return Version(
+            branch=state.branch,
+            number=state.number,
+            committed_at=pendulum.from_timestamp(state.manifest.timestamp_seconds),
+            operation=transaction.operation_name if transaction else "unknown",
+            rows=state.manifest.rows,
+            message=properties.get(MESSAGE),
+            committer=properties.get(COMMITTER, state.writer),
+            writer=state.writer,
+            properties=properties,
+            parents=self._parents(state, numbers if numbers is not None else self.numbers(state.branch)),
+            transaction=transaction.uuid if transaction else "",
+        )
+
+    def _parents(self, state: State, numbers: Sequence[int]) -> tuple[str, ...]:
+        older = [number for number in numbers if number < state.number]
+        parents = [f"{state.branch}@{older[-1]}"] if older else []
+        if state.transaction is None:
+            return tuple(parents)
+        operation = state.transaction.operation
+        if isinstance(operation, Clone) and state.branch != layout.MAIN:
+            parents = [f"{operation.ref_name or layout.MAIN}@{operation.ref_version}"]
+        merged = state.transaction.properties.get(MERGE)
+        if merged is not None:
+            parents.append(merged)
+        return tuple(parents)
+
+    def _known(self, names: Sequence[str]) -> list[int]:
+        if any(layout.is_old_manifest_name(name) for name in names):
+            raise UnsupportedFeatureError(self.store.uri, ["manifest names of the first scheme ('1.manifest')"])
+        return [number for name in names if (number := layout.version_of(name)) is not None]
+
+    def _folder(self, branch: str) -> str:
+        return layout.join(layout.line_root(branch), layout.VERSIONS)
+
+    def _stored_transaction(self, branch: str, manifest: Manifest) -> Transaction | None:
+        if not manifest.transaction_file:
+            return None
+        folder = layout.join(layout.line_root(branch), layout.TRANSACTIONS)
+        path = f"{folder}/{manifest.transaction_file}"
+        data = self.store.get(path)
+        return None if data is None else decode_transaction(data, f"{self.store.uri}/{path}")
+
+    def _missing(self, branch: str, number: int) -> str:
+        numbers = self.numbers(branch)
+        known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
+        return f"branch {branch!r} of {self.store.uri} has no version {number}; {known}"

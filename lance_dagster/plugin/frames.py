@@ -1,0 +1,328 @@
+"""The kinds of values assets return and take: one handler for each.
+
+Arrow is the way between all of them and a table. Only Spark goes around it: its executors write and read the data
+files themselves. A library is looked up among the loaded modules, never imported to find out whether a value is one
+of its frames: a value of a library that is not loaded cannot exist.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import pyarrow as pa
+
+from lance_dagster.datafiles import LanceDataset, StagedFiles, conform
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin.pinned import PinnedTable
+from lance_dagster.table import LanceTable
+
+if TYPE_CHECKING:
+    import polars as pl
+    from pyspark.sql import DataFrame
+
+    from lance_dagster.plugin.spark_resource import SparkResource
+
+Rows = pa.Table | pa.RecordBatchReader | StagedFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where rows are about to be committed.
+
+    `schema` is the one they must have: the branch's, or None when the commit may change it.
+    """
+
+    table: LanceTable
+    branch: str
+    schema: pa.Schema | None
+    vectors: Mapping[str, int]
+
+
+class FrameHandler(Protocol):
+    """How one kind of value becomes rows, and how rows become one."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether values of this type are this handler's."""
+        ...
+
+    def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401
+        """Return the schema of a table made for this value."""
+        ...
+
+    def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401
+        """Return the value's rows in a form a table can commit."""
+        ...
+
+    def load(self, view: PinnedTable, kind: type) -> object:
+        """Return the rows of a view as a value of this type."""
+        ...
+
+
+class ArrowFrames:
+    """`pyarrow.Table`, `pyarrow.RecordBatch` (written only) and `pyarrow.RecordBatchReader` (streamed both ways)."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is one of Arrow's three."""
+        return issubclass(kind, (pa.Table, pa.RecordBatch, pa.RecordBatchReader))
+
+    def schema(
+        self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader, vectors: Mapping[str, int]
+    ) -> pa.Schema:
+        """Return the value's schema, with vector columns of a fixed length."""
+        return with_vectors(value.schema, vectors)
+
+    def rows(
+        self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader, destination: Destination
+    ) -> pa.Table | pa.RecordBatchReader:
+        """Return the value with vector columns of a fixed length; a stream stays one."""
+        if isinstance(value, pa.RecordBatch):
+            value = pa.Table.from_batches([value])
+        if destination.schema is not None or not destination.vectors:
+            return value
+        schema = self.schema(value, destination.vectors)
+        batches = value.to_batches() if isinstance(value, pa.Table) else value
+        return pa.RecordBatchReader.from_batches(schema, (conform(batch, schema) for batch in batches))
+
+    def load(self, view: PinnedTable, kind: type) -> object:
+        """Return a table in memory, or a stream."""
+        if issubclass(kind, pa.RecordBatch):
+            raise InvalidInputError(
+                "rows cannot be read as one pyarrow.RecordBatch; annotate the input as pyarrow.Table or "
+                "pyarrow.RecordBatchReader"
+            )
+        return view.scan() if issubclass(kind, pa.RecordBatchReader) else view.read()
+
+
+class PandasFrames:
+    """`pandas.DataFrame`. Named index levels become columns; an index without a name is left out."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is pandas' frame."""
+        pandas = sys.modules.get("pandas")
+        return pandas is not None and issubclass(kind, pandas.DataFrame)
+
+    def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401
+        """Return the schema that Arrow infers from the frame."""
+        return with_vectors(self._arrow(value).schema, vectors)
+
+    def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401
+        """Return the frame as an Arrow table."""
+        return ArrowFrames().rows(self._arrow(value), destination)
+
+    def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
+        """Return a frame in memory."""
+        return view.read().to_pandas()
+
+    def _arrow(self, value: Any) -> pa.Table:  # noqa: ANN401
+        named = any(name is not None for name in value.index.names)
+        # Arrow keeps a description of the frame beside the schema, which says nothing about the table.
+        return pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
+
+
+class PolarsFrames:
+    """`polars.DataFrame` and `polars.LazyFrame`, which is read batch by batch, and only the columns it asks for."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is one of Polars' two frames."""
+        polars = sys.modules.get("polars")
+        return polars is not None and issubclass(kind, (polars.DataFrame, polars.LazyFrame))
+
+    def schema(self, value: "pl.DataFrame | pl.LazyFrame", vectors: Mapping[str, int]) -> pa.Schema:
+        """Return the frame's schema in Arrow's ordinary types."""
+        empty = value.lazy().collect_schema().to_frame()
+        return with_vectors(_ordinary(empty.to_arrow()).schema, vectors)
+
+    def rows(self, value: "pl.DataFrame | pl.LazyFrame", destination: Destination) -> Rows:
+        """Return the frame as an Arrow table; a lazy one is computed."""
+        frame = value.lazy().collect(engine="streaming")
+        return ArrowFrames().rows(_ordinary(frame.to_arrow()), destination)
+
+    def load(self, view: PinnedTable, kind: type) -> object:
+        """Return a frame in memory, or a lazy one."""
+        import polars as pl
+
+        if issubclass(kind, pl.LazyFrame):
+            return _lazy_frame(view)
+        return pl.from_arrow(view.read())
+
+
+class SparkFrames:
+    """`pyspark.sql.DataFrame`, classic or Connect: the executors write and read the files."""
+
+    def __init__(self, spark: "SparkResource | None" = None) -> None:
+        """Remember where a session comes from when none is running."""
+        self._spark = spark
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is Spark's frame or one of its two kinds."""
+        spark = sys.modules.get("pyspark.sql")
+        return spark is not None and issubclass(kind, spark.DataFrame)
+
+    def schema(self, value: "DataFrame", vectors: Mapping[str, int]) -> pa.Schema:
+        """Return the frame's schema in Arrow's types."""
+        from lance_dagster.spark import target_schema
+
+        return target_schema(value.schema, vectors)
+
+    def rows(self, value: "DataFrame", destination: Destination) -> StagedFiles:
+        """Compute the frame and write its rows as data files."""
+        from lance_dagster.spark import replacement_schema, stage
+
+        schema = destination.schema
+        if schema is None:
+            current = destination.table.schema(destination.branch)
+            schema = replacement_schema(value.schema, current, destination.vectors)
+        return stage(value, destination.table, destination.branch, schema=schema)
+
+    def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
+        """Return a frame that the executors read."""
+        from pyspark.sql import SparkSession
+
+        from lance_dagster.spark import local_session
+
+        active = SparkSession.getActiveSession()
+        if active is None:
+            active = self._spark.session if self._spark else local_session()
+        return view.spark(active)
+
+
+class StagedFrames:
+    """`StagedFiles`: rows an asset has already written as data files, with Spark's `stage` or `write_files`."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is the description of staged files."""
+        return issubclass(kind, StagedFiles)
+
+    def schema(self, value: StagedFiles, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ARG002
+        """Return the schema the files were written with."""
+        return value.schema
+
+    def rows(self, value: StagedFiles, destination: Destination) -> StagedFiles:  # noqa: ARG002
+        """Return the files."""
+        return value
+
+    def load(self, view: PinnedTable, kind: type) -> object:
+        """Refuse: files that wait for a commit are no way to read."""
+        raise InvalidInputError(f"{view.ref} of {view.table.uri} cannot be read as {kind.__name__}")
+
+
+class LazyFrames:
+    """`PinnedTable` and `lance.LanceDataset`: handles that read nothing by themselves. Inputs only."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is one of the two handles."""
+        return issubclass(kind, (PinnedTable, LanceDataset))
+
+    def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401, ARG002
+        """Refuse: a handle has no rows of its own."""
+        raise InvalidInputError(_handle_returned(value))
+
+    def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401, ARG002
+        """Refuse: a handle has no rows of its own."""
+        raise InvalidInputError(_handle_returned(value))
+
+    def load(self, view: PinnedTable, kind: type) -> object:
+        """Return the handle."""
+        if issubclass(kind, PinnedTable):
+            return view
+        if view.is_narrowed:
+            raise InvalidInputError(
+                f"the input is narrowed to some columns or rows ({view.filter or ', '.join(view.columns or ())}), "
+                "which a lance.LanceDataset cannot carry; annotate it as pyarrow.Table, another frame, or "
+                "lance_dagster.PinnedTable for a lazy handle that can"
+            )
+        return view.to_lance()
+
+
+def handlers(spark: "SparkResource | None" = None) -> tuple[FrameHandler, ...]:
+    """Return every handler."""
+    return (
+        ArrowFrames(),
+        PandasFrames(),
+        PolarsFrames(),
+        SparkFrames(spark),
+        StagedFrames(),
+        LazyFrames(),
+    )
+
+
+def handler_for(kind: type, known: Sequence[FrameHandler]) -> FrameHandler:
+    """Return the handler of a type.
+
+    Raises:
+        InvalidInputError: No handler knows it.
+    """
+    found = next((handler for handler in known if handler.accepts(kind)), None)
+    if found is None:
+        raise InvalidInputError(
+            f"a Lance table is no {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars DataFrame, a "
+            "polars.LazyFrame, a pyarrow.Table or RecordBatchReader, StagedFiles, or to read lazily a "
+            "lance.LanceDataset or PinnedTable"
+        )
+    return found
+
+
+def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
+    """Return a schema in which the columns named have lists of a fixed length, which Lance can search by.
+
+    Raises:
+        InvalidInputError: A column does not exist or holds no lists.
+    """
+    for name, length in vectors.items():
+        index = schema.get_field_index(name)
+        if index < 0:
+            raise InvalidInputError(f"lance/vectors names {name!r}; the columns are {', '.join(schema.names)}")
+        field = schema.field(index)
+        if not hasattr(field.type, "value_type"):
+            raise InvalidInputError(f"lance/vectors names {name!r}, which is {field.type} and no list")
+        schema = schema.set(index, field.with_type(pa.list_(field.type.value_type, length)))
+    return schema
+
+
+def _handle_returned(value: object) -> str:
+    return (
+        f"the asset returned a {type(value).__name__}, which is a handle for reading; return rows, or a "
+        "MaterializeResult when the asset wrote its table itself"
+    )
+
+
+def _ordinary(table: pa.Table) -> pa.Table:
+    """Return a table without Polars' own metadata, and in the types that every engine writes."""
+    fields = [pa.field(field.name, _ordinary_type(field.type), field.nullable) for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _ordinary_type(arrow: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_list(arrow):
+        return pa.list_(_ordinary_type(arrow.value_type))
+    if pa.types.is_dictionary(arrow):
+        return _ordinary_type(arrow.value_type)
+    if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(arrow) else arrow
+
+
+def _lazy_frame(view: PinnedTable) -> "pl.LazyFrame":
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
+    def batches(
+        columns: list[str] | None, predicate: "pl.Expr | None", rows: int | None, size: int | None
+    ) -> Iterator["pl.DataFrame"]:
+        del size  # Lance chooses
+        left = rows
+        for batch in view.scan(columns):
+            frame = cast("pl.DataFrame", pl.from_arrow(batch))
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            if left is not None:
+                frame = frame.head(left)
+                left -= frame.height
+            yield frame
+            if left == 0:
+                return
+
+    names = view.columns if view.columns is not None else view.schema.names
+    empty = cast("pl.DataFrame", pl.from_arrow(view.schema.empty_table().select(list(names))))
+    return register_io_source(batches, schema=empty.schema)

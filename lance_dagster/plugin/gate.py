@@ -1,0 +1,154 @@
+"""Whether a version has passed its audit, asked of Dagster's event log and of nothing else.
+
+The graph already keeps the publisher behind the blocking checks, but only in runs that include them: checks can be
+deselected at launch, and a publisher started by hand has none before it. So the publisher asks again, and it asks
+about one exact version: the materialization of the candidate must be of that version, and every blocking check must
+have passed after it. A check that did not run counts as failed. So does one that looked at another version.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.run_chain import family_of, run_of
+from lance_dagster.table import Version
+
+_PARENTS_OF_A_MERGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The version whose audit is in question: where a run wrote it, whatever it was merged into since."""
+
+    asset: dg.AssetKey
+    branch: str
+    number: int
+    run_id: str
+
+    @classmethod
+    def of(cls, asset: dg.AssetKey, version: Version) -> "Subject | str":
+        """Return what was audited for a version, or the reason why nothing was.
+
+        For a version of `main` that is the version of the run branch it was merged from.
+        """
+        run_id = version.properties.get(md.RUN_ID)
+        if version.branch == "main":
+            if run_id is None or len(version.parents) != _PARENTS_OF_A_MERGE:
+                made = f"{version.operation} by {version.committer}"
+                return f"{_name(asset)}: {version} was not made by a published run ({made}), so nothing audited it"
+            branch, _, number = version.parents[1].rpartition("@")
+            return cls(asset=asset, branch=branch, number=int(number), run_id=run_id)
+        run_id = run_id or run_of(version.branch)
+        if run_id is None:
+            return f"{_name(asset)}: {version} was committed outside of Dagster, so nothing audited it"
+        return cls(asset=asset, branch=version.branch, number=version.number, run_id=run_id)
+
+    @property
+    def ref(self) -> str:
+        """The version as a ref expression."""
+        return f"{self.branch}@{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A materialization, or an evaluation of a check, with what it says about versions."""
+
+    order: tuple[int, int]
+    asset: dg.AssetKey
+    check: dg.AssetCheckKey | None
+    metadata: Mapping[str, object]
+    passed: bool = True
+    description: str = ""
+
+
+def blocking_checks(
+    context: dg.AssetExecutionContext, assets: Iterable[dg.AssetKey], named: Iterable[dg.AssetCheckKey] = ()
+) -> tuple[dg.AssetCheckKey, ...]:
+    """Return every blocking check of some assets, whether or not the current run includes it.
+
+    Args:
+        context: The publisher's context.
+        assets: The candidates.
+        named: Checks that count as blocking even if the definitions do not say so, or cannot be seen from here.
+    """
+    wanted = set(assets)
+    found = {check for check in named if check.asset_key in wanted}
+    graph: object = context.job_def.asset_layer.asset_graph
+    # The graph of a job knows the graph it was cut out of, and only that one still has the deselected checks.
+    while graph is not None:
+        keys: Iterable[dg.AssetCheckKey] = getattr(graph, "asset_check_keys", ())
+        spec_of = getattr(graph, "get_check_spec", None)
+        found |= {key for key in keys if key.asset_key in wanted and spec_of and spec_of(key).blocking}
+        graph = getattr(graph, "source_asset_graph", None)
+    return tuple(sorted(found, key=lambda key: (key.asset_key.path, key.name)))
+
+
+def reasons_against(
+    subject: Subject, checks: Sequence[dg.AssetCheckKey], instance: dg.DagsterInstance
+) -> list[str]:
+    """Return every reason why a version may not be published; none when it passed its audit."""
+    events = list(_events(subject, instance))
+    materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
+    name = _name(subject.asset)
+    if not materialized:
+        return [f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"]
+    last = max(materialized, key=lambda event: event.order)
+    if (found := md.audited_version(last.metadata)) != (subject.branch, subject.number):
+        seen = f"{found[0]}@{found[1]}" if found else "an unknown version"
+        return [f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"]
+    after = [event for event in events if event.check is not None and event.order > last.order]
+    return [reason for check in checks if check.asset_key == subject.asset for reason in _failed(check, subject, after)]
+
+
+def was_materialized(asset: dg.AssetKey, run_id: str, instance: dg.DagsterInstance) -> bool:
+    """Return whether a run recorded a materialization of an asset."""
+    records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
+    events = (record.event_log_entry.dagster_event for record in records)
+    return any(event is not None and event.asset_key == asset for event in events)
+
+
+def _failed(check: dg.AssetCheckKey, subject: Subject, after: Sequence[_Event]) -> Iterator[str]:
+    title = f"{_name(check.asset_key)}: blocking check {check.name!r}"
+    evaluations = [event for event in after if event.check == check]
+    if not evaluations:
+        yield f"{title} was not run on {subject.ref}"
+        return
+    last = max(evaluations, key=lambda event: event.order)
+    seen = md.audited_version(last.metadata)
+    if seen not in (None, (subject.branch, subject.number)):
+        yield f"{title} looked at {seen[0]}@{seen[1]}, not at {subject.ref}"
+    elif not last.passed:
+        yield f"{title} failed on {subject.ref}" + (f": {last.description}" if last.description else "")
+
+
+def _events(subject: Subject, instance: dg.DagsterInstance) -> Iterator[_Event]:
+    """Yield the materializations and evaluations of an asset in its run and the runs that continue it."""
+    kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
+    # Storage ids are counted per run in some event logs, so they order events of one run only.
+    for place, run_id in enumerate(family_of(subject.run_id, instance)):
+        for record in instance.get_records_for_run(run_id, of_type=kinds).records:
+            event = record.event_log_entry.dagster_event
+            if event is not None and (found := _event_of((place, record.storage_id), event)):
+                if found.asset == subject.asset:
+                    yield found
+
+
+def _event_of(order: tuple[int, int], event: dg.DagsterEvent) -> _Event | None:
+    if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
+        made = event.step_materialization_data.materialization
+        return _Event(order, made.asset_key, None, made.metadata)
+    found = event.asset_check_evaluation_data
+    # Dagster itself lets a blocking check pass that fails with a warning.
+    passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN
+    key = found.asset_check_key
+    return _Event(order, key.asset_key, key, found.metadata, passed, found.description or "")
+
+
+def _branch(event: _Event) -> str | None:
+    return md.text(event.metadata, md.BRANCH)
+
+
+def _name(asset: dg.AssetKey) -> str:
+    return asset.to_user_string()

@@ -1,0 +1,314 @@
+"""Stores what assets return on the branch of their run, and gives inputs the version their run should see."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, assert_never, get_args
+
+import dagster as dg
+import pyarrow as pa
+from pydantic import ConfigDict, Field, PrivateAttr
+
+from lance_dagster.datafiles import LanceDataset, StagedFiles
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.frames import Destination, Rows, handler_for, handlers
+from lance_dagster.plugin.partitions import partition_predicate
+from lance_dagster.plugin.pinned import PinnedTable, all_of
+from lance_dagster.plugin.resource import LanceResource, check_fields
+from lance_dagster.plugin.run_branch import RunBranch, create_table
+from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain
+from lance_dagster.plugin.spark_resource import SparkResource
+from lance_dagster.table import LanceTable, Version
+
+WriteMode = Literal["append", "overwrite", "replace"]
+_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
+
+
+class LanceIOManager(dg.ConfigurableIOManager):
+    """Keeps assets in Lance tables: outputs as one commit each on the branch of their run, inputs pinned to a version.
+
+    The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars, Arrow,
+    staged files; an input without an annotation is a lazy `lance.LanceDataset`. A partitioned asset replaces the rows
+    of its partitions, found by its metadata `partition_expr`; another one overwrites its table. Metadata `write_mode`
+    (`append`, `overwrite`, `replace`) of the asset, or of the output at run time, changes that.
+
+    An append is safe to retry: rows that an earlier attempt of the step left on the branch are taken out by the same
+    commit. Outside of a run, as in a test that calls this directly, writes go to `main`.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    lance: LanceResource = Field(description="Where the tables are.")
+    spark: SparkResource | None = Field(
+        default=None, description="Session for inputs annotated as Spark frames, when none is running."
+    )
+    write_mode: str = Field(
+        default="", description="append, overwrite or replace; empty: replace if partitioned, else overwrite."
+    )
+
+    _chain: RunChain = PrivateAttr(default_factory=RunChain)
+
+    def __init__(self, **fields: object) -> None:
+        """Refuse unknown fields and modes where they are written."""
+        check_fields(type(self), fields)
+        super().__init__(**fields)
+        if self.write_mode and not isinstance(self.write_mode, dg.EnvVar):
+            _mode(self.write_mode)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Find out which run this is and which runs it continues; once per step process."""
+        self._chain = RunChain.of(context.run, context.instance)
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Commit a value to the run's branch of the asset's table, as one version.
+
+        Raises:
+            InvalidInputError: The value, the write mode or the partition column cannot work; nothing was written.
+            SchemaMismatchError: The rows do not fit the table.
+        """
+        write = _Write.of(context, self.write_mode)
+        handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
+        vectors = _vectors(context.definition_metadata)
+        schema = handler.schema(obj, vectors)
+        # Found out here, because creating the table is the first thing that cannot be taken back.
+        write.predicate(schema)
+        uri = self.lance.uri_of(context.asset_key, context.definition_metadata)
+        table = create_table(uri, schema, self.lance.storage_options)
+        branch = RunBranch(table=table, chain=self._chain_of(context))
+        name = branch.ensure()
+        base = table.head(name)
+        current = None if write.mode == "overwrite" else table.schema(name)
+        rows = handler.rows(obj, Destination(table=table, branch=name, schema=current, vectors=vectors))
+        counted = _Counted(rows)
+        version = write.commit(branch, counted.rows, current)
+        self._report(context, table, _Committed(version, base, counted.count if write.keys else None))
+
+    def load_input(self, context: dg.InputContext) -> object:
+        """Return the version of an upstream table that this run should see, as the type the input is annotated with.
+
+        The first that applies: `lance/ref` in the input's metadata; the tag of a promoted node; the branch of the run
+        that produced the value or of a run this one continues; the resource's `read_ref`. Input metadata `columns`
+        and `filter`, and the partitions asked for, narrow what is read.
+        """
+        kind = _type_of_input(context)
+        return handler_for(kind, handlers(self.spark)).load(self._view(context), kind)
+
+    def _view(self, context: dg.InputContext) -> PinnedTable:
+        upstream = context.upstream_output.definition_metadata if context.upstream_output else {}
+        wanted = context.definition_metadata
+        table = self.lance.table(context.asset_key, upstream)
+        ref = md.text(wanted, md.REF) or md.text(upstream, md.REF)
+        pinned = (
+            PinnedTable(table=table, version=table.at(ref))
+            if ref
+            else self.lance.pin(self._read_chain(context), table)
+        )
+        columns = md.plain(wanted.get(md.COLUMNS))
+        chosen = tuple(str(name) for name in columns) if isinstance(columns, (list, tuple)) else None
+        narrowed = all_of(md.text(wanted, md.FILTER), _partition_filter(context, upstream, pinned))
+        context.log.debug(f"{context.asset_key.to_user_string()} is read at {pinned.ref}")
+        return PinnedTable(table=table, version=pinned.version, columns=chosen, filter=narrowed)
+
+    def _chain_of(self, context: dg.OutputContext) -> RunChain:
+        return self._chain if self._chain.run_ids else RunChain.of_run_id(context.run_id)
+
+    def _read_chain(self, context: dg.InputContext) -> RunChain:
+        produced_in = context.upstream_output.run_id if context.upstream_output else EPHEMERAL_RUN_ID
+        return self._chain.after(produced_in)
+
+    def _report(self, context: dg.OutputContext, table: LanceTable, done: "_Committed") -> None:
+        metadata: dict[str, dg.MetadataValue | dg.TableSchema | str | int] = {
+            md.ROW_COUNT: done.version.rows,
+            md.COLUMN_SCHEMA: md.column_schema(table.schema(str(done.version))),
+            md.URI: table.uri,
+            md.TABLE_NAME: self.lance.address_of(context.asset_key, context.definition_metadata).dotted,
+            **md.version_metadata(done.version),
+            md.BASE_VERSION: str(done.base),
+        }
+        if done.partition_rows is not None:
+            metadata[md.PARTITION_ROW_COUNT] = done.partition_rows
+        context.add_output_metadata(metadata)
+        set_data_version(context, done.version.transaction)
+
+
+def set_data_version(context: dg.OutputContext, data_version: str) -> None:
+    """Make an output's data version the transaction that wrote it, so that staleness follows commits.
+
+    Version numbers would not do: they are counted per branch, and a merge gives the same rows another one.
+    """
+    try:
+        step = context.step_context
+    except dg.DagsterInvariantViolationError:  # called directly: there is no event to put it on
+        return
+    step.set_data_version(context.asset_key, dg.DataVersion(data_version))
+
+
+@dataclass(frozen=True, slots=True)
+class _Committed:
+    version: Version
+    base: Version
+    partition_rows: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Write:
+    """What one output asks to be done to its table."""
+
+    asset: str
+    mode: WriteMode
+    keys: tuple[str, ...]
+    definition: dg.PartitionsDefinition | None  # type: ignore[type-arg]
+    partition_expr: object
+    properties: Mapping[str, str]
+
+    @classmethod
+    def of(cls, context: dg.OutputContext, default_mode: str) -> "_Write":
+        if not context.has_asset_key:
+            raise InvalidInputError(
+                f"output {context.name!r} belongs to no asset, so it has no table; give it another IO manager"
+            )
+        asset = context.asset_key.to_user_string()
+        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
+        given = md.text(context.output_metadata, md.WRITE_MODE) or md.text(
+            context.definition_metadata, md.WRITE_MODE
+        )
+        mode = _mode(given or default_mode or ("replace" if keys else "overwrite"))
+        if mode == "replace" and not keys:
+            raise InvalidInputError(f"write_mode 'replace' of {asset} needs partitions; use overwrite or append")
+        return cls(
+            asset=asset,
+            mode=mode,
+            keys=keys,
+            definition=partitions_definition(context),
+            partition_expr=md.plain(context.definition_metadata.get(md.PARTITION_EXPR)),
+            properties=_properties(context, asset, keys),
+        )
+
+    def predicate(self, schema: pa.Schema) -> str | None:
+        """Return which rows a replace takes out, or None for the other modes."""
+        if self.mode != "replace":
+            return None
+        return partition_predicate(
+            self.keys,
+            schema,
+            definition=self.definition,
+            partition_expr=self.partition_expr,
+            asset=self.asset,
+        )
+
+    def commit(self, branch: RunBranch, rows: Rows, schema: pa.Schema | None) -> Version:
+        table, name, props, keys = branch.table, branch.name, self.properties, self.keys
+        message = f"{self.mode} {self.asset}" + (f" {', '.join(keys[:3])}" if keys else "")
+        match self.mode:
+            case "append":
+                earlier = branch.earlier_attempt(props)
+                return table.append(
+                    rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier
+                )
+            case "overwrite":
+                return table.overwrite(rows, branch=name, message=message, properties=props, partitions=keys)
+            case "replace":
+                predicate = self.predicate(schema or rows.schema) or ""
+                return table.replace_where(
+                    predicate, rows, branch=name, message=message, properties=props, partitions=keys
+                )
+            case _:
+                assert_never(self.mode)
+
+
+class _Counted:
+    """Rows on their way into a table, and how many they were."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._streamed = 0
+        self._known: int | None = None
+        self.rows: Rows = rows
+        if isinstance(rows, pa.RecordBatchReader):
+            self.rows = pa.RecordBatchReader.from_batches(rows.schema, self._counting(rows))
+        else:
+            self._known = rows.rows if isinstance(rows, StagedFiles) else rows.num_rows
+
+    @property
+    def count(self) -> int:
+        return self._streamed if self._known is None else self._known
+
+    def _counting(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._streamed += batch.num_rows
+            yield batch
+
+
+def partitions_definition(
+    context: dg.OutputContext | dg.InputContext,
+) -> dg.PartitionsDefinition | None:  # type: ignore[type-arg]
+    """Return the partitions of a context's asset, or None when it has none or was built without them."""
+    try:
+        return context.asset_partitions_def
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _partition_filter(
+    context: dg.InputContext, upstream: Mapping[str, object], pinned: PinnedTable
+) -> str | None:
+    if not context.has_asset_partitions:
+        return None
+    return partition_predicate(
+        list(context.asset_partition_keys),
+        pinned.schema,
+        definition=partitions_definition(context),
+        partition_expr=md.plain(upstream.get(md.PARTITION_EXPR)),
+        asset=context.asset_key.to_user_string(),
+    )
+
+
+def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
+    properties = {md.ASSET_KEY: asset}
+    if context.run_id not in (None, EPHEMERAL_RUN_ID):
+        properties[md.RUN_ID] = context.run_id
+    try:
+        properties[md.STEP_KEY] = context.step_key
+    except dg.DagsterInvariantViolationError:  # called directly
+        pass
+    if keys:
+        properties[md.PARTITION_KEYS] = md.partition_property(keys)
+    return properties
+
+
+def _mode(given: str) -> WriteMode:
+    for mode in _MODES:
+        if given == mode:
+            return mode
+    raise InvalidInputError(f"write_mode is one of {', '.join(_MODES)}, not {given!r}")
+
+
+def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:
+    given = md.plain(metadata.get(md.VECTORS)) or {}
+    if not isinstance(given, Mapping) or not all(isinstance(length, int) for length in given.values()):
+        raise InvalidInputError(f"{md.VECTORS} must be {{column: length}}, not {json.dumps(given, default=str)}")
+    return {str(column): int(length) for column, length in given.items()}
+
+
+def _type_of_output(asset: str, value: object) -> type:
+    if value is None:
+        raise InvalidInputError(
+            f"{asset} returned None, so there is nothing to store; return rows, or annotate the asset "
+            "`-> None` or return a MaterializeResult when it stores them itself"
+        )
+    return type(value)
+
+
+def _type_of_input(context: dg.InputContext) -> type:
+    """Return the class an input is annotated with; a lazy handle when it has no annotation."""
+    try:
+        annotated: object = context.dagster_type.typing_type
+    except dg.DagsterInvariantViolationError:  # called directly
+        return LanceDataset
+    if annotated is Any or annotated is None:
+        return LanceDataset
+    if not isinstance(annotated, type):
+        raise InvalidInputError(
+            f"input {context.name!r} is annotated with {annotated}; a table is read as one class, such as pyarrow.Table"
+        )
+    return annotated

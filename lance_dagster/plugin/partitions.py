@@ -1,0 +1,188 @@
+"""Dagster partitions as a filter over the rows of one table.
+
+A partition is not a thing of its own in a table: it is the rows that a predicate over one column per dimension
+selects. Everything starts from the list of partition keys, because that is the only form Dagster gives for every kind
+of partition and every set of them: ranges and time windows fail for sets with gaps and for dynamic partitions.
+Neighbouring time windows are joined, so that a year of days is one comparison and not 365.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
+
+import dagster as dg
+import pyarrow as pa
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin import metadata as md
+
+_NOTHING = "false"
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    """One dimension of the partitions: the column that holds it, and what its keys mean."""
+
+    column: pa.Field
+    definition: dg.PartitionsDefinition | None  # type: ignore[type-arg]
+
+    def select(self, keys: Iterable[str]) -> str:
+        """Return the predicate for any number of this dimension's keys."""
+        name, kind = quote_name(self.column.name), self.column.type
+        timed = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+        if isinstance(self.definition, dg.TimeWindowPartitionsDefinition) and timed:
+            windows = _joined(self.definition.time_window_for_partition_key(key) for key in keys)
+            return _any(
+                f"{name} >= {_moment(start, self.column)} AND {name} < {_moment(end, self.column)}"
+                for start, end in windows
+            )
+        if timed:
+            raise InvalidInputError(
+                f"column {self.column.name!r} is {kind}, which only partitions by time can select from"
+            )
+        return f"{name} IN ({', '.join(_literal(key, self.column) for key in sorted(set(keys)))})"
+
+
+def partition_predicate(
+    keys: Sequence[str],
+    schema: pa.Schema,
+    *,
+    definition: dg.PartitionsDefinition | None,  # type: ignore[type-arg]
+    partition_expr: object,
+    asset: str,
+) -> str:
+    """Return the Lance SQL predicate for the rows of some partitions.
+
+    Args:
+        keys: The partition keys; none selects no rows.
+        schema: The columns of the table.
+        definition: The partitions of the asset; None takes the keys as plain values.
+        partition_expr: The asset's metadata of that name: a column, or one for each dimension.
+        asset: The asset's name, for errors.
+
+    Raises:
+        InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
+    """
+    dimensions = _dimension_names(definition)
+    names = _column_names(asset, dimensions, partition_expr)
+    columns = [_field(asset, name, schema) for name in names]
+    if not keys:
+        return _NOTHING
+    if not isinstance(definition, dg.MultiPartitionsDefinition):
+        return _Dimension(columns[0], definition).select(keys)
+    parts = sorted(definition.partitions_defs, key=lambda part: part.name)
+    axes = [_Dimension(column, part.partitions_def) for column, part in zip(columns, parts, strict=True)]
+    points = {tuple(_coordinates(definition, key)[part.name] for part in parts) for key in keys}
+    return _select_points(points, axes)
+
+
+def _dimension_names(definition: dg.PartitionsDefinition | None) -> list[str] | None:  # type: ignore[type-arg]
+    if not isinstance(definition, dg.MultiPartitionsDefinition):
+        return None
+    return sorted(part.name for part in definition.partitions_defs)
+
+
+def _column_names(asset: str, dimensions: list[str] | None, partition_expr: object) -> list[str]:
+    """Return the name of the column of each dimension, dimensions in the order of their names."""
+    quoted = ", ".join(f'"{name}": "<column>"' for name in dimensions or ())
+    example = f"{{{quoted}}}" if dimensions else '"<column>"'
+    if partition_expr is None:
+        raise InvalidInputError(
+            f"{asset} is partitioned, and nothing says which column holds the partition; "
+            f'give the asset metadata {{"{md.PARTITION_EXPR}": {example}}}'
+        )
+    if dimensions is None and isinstance(partition_expr, str):
+        return [partition_expr]
+    if dimensions and isinstance(partition_expr, Mapping) and set(partition_expr) == set(dimensions):
+        return [str(partition_expr[name]) for name in dimensions]
+    raise InvalidInputError(f"{md.PARTITION_EXPR} of {asset} must be {example}, not {partition_expr!r}")
+
+
+def _field(asset: str, name: str, schema: pa.Schema) -> pa.Field:
+    if name not in schema.names:
+        raise InvalidInputError(
+            f"{md.PARTITION_EXPR} of {asset} names column {name!r}; the columns are {', '.join(schema.names)}"
+        )
+    return schema.field(name)
+
+
+def _coordinates(definition: dg.MultiPartitionsDefinition, key: str) -> Mapping[str, str]:
+    found = key if isinstance(key, dg.MultiPartitionKey) else definition.get_partition_key_from_str(key)
+    return found.keys_by_dimension
+
+
+def _select_points(points: set[tuple[str, ...]], dimensions: Sequence[_Dimension]) -> str:
+    """Return the predicate for any set of points; values of the first dimension with equal rests share a term."""
+    first, *others = dimensions
+    if not others:
+        return first.select(point[0] for point in points)
+    rests: dict[str, set[tuple[str, ...]]] = {}
+    for value, *rest in points:
+        rests.setdefault(value, set()).add(tuple(rest))
+    values_by_rest: dict[frozenset[tuple[str, ...]], list[str]] = {}
+    for value, rest_points in rests.items():
+        values_by_rest.setdefault(frozenset(rest_points), []).append(value)
+    return _any(
+        f"({first.select(values)}) AND ({_select_points(set(rest_points), others)})"
+        for rest_points, values in sorted(values_by_rest.items(), key=lambda item: sorted(item[1]))
+    )
+
+
+def _any(terms: Iterable[str]) -> str:
+    found = list(terms)
+    return found[0] if len(found) == 1 else " OR ".join(f"({term})" for term in found)
+
+
+def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]:
+    """Return windows in order, neighbours joined to one."""
+    joined: list[tuple[datetime, datetime]] = []
+    for window in sorted(windows, key=lambda one: one.start):
+        if joined and window.start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(window.end, joined[-1][1]))
+        else:
+            joined.append((window.start, window.end))
+    return joined
+
+
+def _moment(moment: datetime, column: pa.Field) -> str:
+    """Return the boundary of a window as a literal of the column's type.
+
+    A column with a time zone holds instants. One without holds what a clock in the time zone of the partitions shows.
+    """
+    if pa.types.is_date(column.type):
+        if moment.time() != time():
+            raise InvalidInputError(
+                f"column {column.name!r} is {column.type}, and a partition starts or ends at {moment}: "
+                "partitions shorter than a day need a timestamp column"
+            )
+        return f"date '{moment:%Y-%m-%d}'"
+    if column.type.tz is not None:
+        return f"timestamp '{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}+00:00'"
+    return f"timestamp '{moment:%Y-%m-%d %H:%M:%S}'"
+
+
+def _literal(key: str, column: pa.Field) -> str:
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        wanted = str(key).strip().lower()
+        fits = wanted in ("true", "false") if pa.types.is_boolean(kind) else wanted.lstrip("-").isdecimal()
+        if not fits:
+            raise InvalidInputError(f"partition key {key!r} is no value of column {column.name!r}, which is {kind}")
+        return wanted
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return quote_text(key)
+    raise InvalidInputError(
+        f"column {column.name!r} is {kind}; partitions select from text, integer, boolean, date and timestamp columns"
+    )
+
+
+def quote_text(value: str) -> str:
+    """Return text as a Lance SQL literal."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def quote_name(column: str) -> str:
+    """Return a column's name for Lance SQL, whatever characters it has."""
+    if "`" in column:
+        raise InvalidInputError(f"column {column!r} cannot be used in a filter: its name has a backtick")
+    return f"`{column}`"

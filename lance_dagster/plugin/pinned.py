@@ -1,0 +1,82 @@
+"""A table at one version: what checks, assets and lazy inputs read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from lance_dagster.datafiles import LanceDataset
+from lance_dagster.table import LanceTable, Version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def all_of(*filters: str | None) -> str | None:
+    """Return one filter that holds where every given one holds, or None when none is given."""
+    given = [one for one in filters if one]
+    if len(given) <= 1:
+        return given[0] if given else None
+    return " AND ".join(f"({one})" for one in given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedTable:
+    """A table at the version its ref had when it was opened, whatever is committed meanwhile.
+
+    Nothing is read before a method asks for it. `columns` and `filter`, where set, narrow everything read from here;
+    the arguments of the methods narrow it further.
+    """
+
+    table: LanceTable
+    version: Version
+    columns: tuple[str, ...] | None = None
+    filter: str | None = None
+
+    @property
+    def ref(self) -> str:
+        """The version as a ref expression, such as `main@17`."""
+        return str(self.version)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's schema at this version."""
+        return self.table.schema(self.ref)
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether only a part of the rows or columns is read from here."""
+        return self.columns is not None or self.filter is not None
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """Return the number of rows a Lance SQL filter selects, without reading the others."""
+        return self.table.count_rows(self.ref, filter=all_of(self.filter, filter))
+
+    def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+        """Return rows as an Arrow table in memory."""
+        return self.table.read(self.ref, columns=self._columns(columns), filter=all_of(self.filter, filter))
+
+    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.RecordBatchReader:
+        """Return rows as a stream of record batches."""
+        return self.table.scan(self.ref, columns=self._columns(columns), filter=all_of(self.filter, filter))
+
+    def spark(
+        self, spark: "SparkSession", columns: Sequence[str] | None = None, filter: str | None = None
+    ) -> "DataFrame":
+        """Return rows as a Spark frame, read by the executors."""
+        from lance_dagster.spark import read_table
+
+        narrowed = all_of(self.filter, filter)
+        return read_table(spark, self.table, self.ref, columns=self._columns(columns), filter=narrowed)
+
+    def to_lance(self) -> LanceDataset:
+        """Return pylance's own handle of the whole table at this version, for vector search and SQL.
+
+        Such a handle cannot carry `columns` and `filter`.
+        """
+        return self.table.to_lance(self.ref)
+
+    def _columns(self, columns: Sequence[str] | None) -> list[str] | None:
+        chosen = columns if columns is not None else self.columns
+        return None if chosen is None else list(chosen)

@@ -1,0 +1,193 @@
+"""The steps from an audited run branch to the name readers use, each safe to do again.
+
+1. find:   which version of which branch is to be published, in every table
+2. merge:  all of them into `main`; a branch that is merged already is left as it is
+3. move:   the tag in every table. Tags move last: whoever sees one must find every table behind it merged.
+4. retire: delete the branches. Nothing needs them any more, so failing here fails nothing.
+
+A process may be killed between any two steps, and between any two tables within a step. Whoever comes next starts
+at the first step again, finds what is done and does the rest. After the branches are gone, `main`'s own log tells
+which run was merged where.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from lance_dagster.errors import AlreadyExistsError, RefMovedError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.run_branch import MAIN, RunBranch, is_written
+from lance_dagster.plugin.run_chain import RunChain, run_of
+from lance_dagster.table import LanceTable, Tag, Version
+
+# A publication that was interrupted is resumed long before this many others land.
+_SEARCHED = 200
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One table on its way to its readers.
+
+    `sources` are the audited versions to merge. `landed` is the version of `main` that holds them, once one does.
+    """
+
+    candidate: dg.AssetKey
+    promoted: dg.AssetKey
+    table: LanceTable
+    sources: tuple[Version, ...] = ()
+    landed: Version | None = None
+    previous: Tag | None = None
+
+    @property
+    def audited(self) -> tuple[Version, ...]:
+        """The versions whose audit decides."""
+        return self.sources or ((self.landed,) if self.landed else ())
+
+    @property
+    def name(self) -> str:
+        """The candidate's key as text."""
+        return self.candidate.to_user_string()
+
+    @property
+    def version(self) -> Version:
+        """The version of `main` to promote, after merging."""
+        if self.landed is None:
+            raise RuntimeError(f"{self.name} is not merged")
+        return self.landed
+
+
+def find_by_run(publication: Publication, chain: RunChain, *, with_backfill: bool) -> Publication:
+    """Return a publication of what a chain of runs wrote, without sources when that is nothing.
+
+    Args:
+        publication: The table.
+        chain: The run that publishes and the runs it continues.
+        with_backfill: Whether to publish what the other runs of the same backfill wrote, when this chain wrote
+            nothing: for a publisher that runs once, after all of them.
+    """
+    table = publication.table
+    head = RunBranch(table=table, chain=chain).written()
+    if head is not None:
+        return replace(publication, sources=(head,))
+    backfill = chain.backfill_id if with_backfill else None
+    if backfill:
+        branches = sorted(table.branches().values(), key=lambda branch: branch.created_at)
+        theirs = [branch.name for branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill]
+        heads = tuple(head for head in map(table.head, theirs) if is_written(head))
+        if heads:
+            return replace(publication, sources=heads)
+    return replace(publication, landed=_landed(table, chain.run_ids, backfill))
+
+
+def find_by_ref(publication: Publication, ref: str) -> Publication:
+    """Return a publication of what a ref expression names: a branch to merge, or a version of `main` to promote.
+
+    Raises:
+        RefNotFoundError: There is no such ref, and no run of that name was published.
+    """
+    table = publication.table
+    run_id = run_of(ref)
+    if run_id is not None and ref not in table.branches():
+        landed = _landed(table, (run_id,), None)
+        if landed is not None:  # published and retired before: the branch may be gone, what it made is not
+            return replace(publication, landed=landed)
+    version = table.at(ref)
+    if version.branch == MAIN:
+        return replace(publication, landed=version)
+    return replace(publication, sources=(version,))
+
+
+def merge_all(publications: Iterable[Publication], chain: RunChain) -> list[Publication]:
+    """Merge every source into `main`, and return the publications with the versions that hold them.
+
+    Raises:
+        MergeConflictError: The first table that cannot be merged; tables before it are merged, no tag has moved.
+    """
+    return [_merged(publication, chain) for publication in publications]
+
+
+def _merged(publication: Publication, chain: RunChain) -> Publication:
+    landed = publication.landed
+    for source in publication.sources:
+        run_id = source.properties.get(md.RUN_ID) or run_of(source.branch) or ""
+        found = {md.RUN_ID: run_id, md.PUBLISHED_BY: chain.run_id, md.BACKFILL_ID: chain.backfill_id}
+        properties = {key: value for key, value in found.items() if value}
+        version = publication.table.merge(
+            str(source), into=MAIN, message=f"publish {publication.name} from {source}", properties=properties
+        )
+        # Resumed, the merges of a backfill may be found in another order than they were made in.
+        landed = version if landed is None or version.number > landed.number else landed
+    return replace(publication, landed=landed)
+
+
+def move_tags(
+    publications: Sequence[Publication], tag: str, metadata: Mapping[str, str], *, backwards: bool
+) -> None:
+    """Move the tag of every table to the version that was merged.
+
+    Args:
+        publications: The tables, all merged.
+        tag: The tag.
+        metadata: What the tag remembers about the move.
+        backwards: Whether this is a person's choice of a version, which may be older than the current one. A run
+            only ever moves the tag forward: when a later run got there first, its version holds this one's rows.
+
+    Raises:
+        RefMovedError: The tag moved since the person's choice was looked at.
+    """
+    for publication in publications:
+        if backwards:
+            _choose(publication, tag, metadata)
+        else:
+            _advance(publication, tag, metadata)
+
+
+def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> None:
+    table, previous = publication.table, publication.previous
+    if previous is None:
+        table.move_tag(tag, str(publication.version), metadata=metadata)
+        return
+    current = table.tags().get(tag)
+    if current is not None and current.ref == str(publication.version):
+        return
+    table.move_tag(tag, str(publication.version), expected=table.at(previous.ref), metadata=metadata)
+
+
+def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) -> None:
+    table, version = publication.table, publication.version
+    for attempt in range(_TRIES):
+        current = table.tags().get(tag)
+        if current is not None and current.branch == MAIN and current.version >= version.number:
+            return
+        try:
+            if current is None:
+                table.create_tag(tag, str(version), metadata=metadata)
+            else:
+                table.move_tag(tag, str(version), expected=table.at(current.ref), metadata=metadata)
+            return
+        except (RefMovedError, AlreadyExistsError):
+            if attempt == _TRIES - 1:
+                raise
+
+
+def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str]:
+    """Delete the run branches that were published, and return what could not be deleted and why."""
+    kept = []
+    for publication in publications:
+        runs = [run_of(source.branch) for source in publication.sources]
+        run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
+        retired = replace(chain, run_ids=tuple(run_ids))
+        kept += [f"{publication.name}: {reason}" for reason in RunBranch(table=publication.table, chain=retired).retire()]
+    return kept
+
+
+def _landed(table: LanceTable, run_ids: Iterable[str], backfill_id: str | None) -> Version | None:
+    """Return the newest version of `main` that a publication of these runs, or of this backfill, made."""
+    wanted = set(run_ids)
+    for version in table.log(MAIN, limit=_SEARCHED):
+        merged = version.properties.get(md.RUN_ID) in wanted
+        if merged or (backfill_id and version.properties.get(md.BACKFILL_ID) == backfill_id):
+            return version
+    return None

@@ -1,0 +1,276 @@
+"""The publisher: one asset that stands for what readers may see, and the button that moves it.
+
+Every table has two nodes. The candidate, `shop/orders`, is materialized when a run writes its branch; nobody outside
+of the run can see those rows yet. The promoted node, `production/shop/orders`, is materialized when the tag moves, so
+whatever waits for it finds the rows. The publisher is the asset of all promoted nodes: the last step of a job, and
+by hand from its *Materialize* button the way to promote, roll back and publish what was left behind.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+from pydantic import Field
+
+from lance_dagster.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    PublishRefusedError,
+    RefNotFoundError,
+    TableNotFoundError,
+    VersionNotFoundError,
+)
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.gate import Subject, blocking_checks, reasons_against, was_materialized
+from lance_dagster.plugin.publication import (
+    Publication,
+    find_by_ref,
+    find_by_run,
+    merge_all,
+    move_tags,
+    retire_all,
+)
+from lance_dagster.plugin.resource import LanceResource, table_address
+from lance_dagster.plugin.run_chain import RunChain, run_of
+
+POOL = "lance_publish"
+_WHO_TAGS = (
+    "dagster/user",
+    "user",
+    "dagster/schedule_name",
+    "dagster/sensor_name",
+    "dagster/automation_condition_name",
+)
+
+
+class PublishConfig(dg.Config):
+    """What to publish. Left alone, the publisher publishes what its own run wrote."""
+
+    ref: str = Field(
+        default="",
+        description="Empty: what this run wrote. main@3: promote or roll back to that version. run/<id>: publish a "
+        "branch that was left behind.",
+    )
+    reason: str = Field(default="", description="Why. Kept with the tag and on the promoted node's page.")
+    dry_run: bool = Field(default=False, description="Look at the checks and say what would happen, and stop there.")
+    ignore_failed_checks: bool = Field(
+        default=False, description="Publish although checks failed or did not run. Needs a reason."
+    )
+
+
+def build_publisher(
+    tables: Sequence[CheckedAsset],
+    *,
+    tag: str = "production",
+    name: str | None = None,
+    pool: str | None = POOL,
+    partitions_def: dg.PartitionsDefinition | None = None,  # type: ignore[type-arg]
+    checks: Sequence[dg.AssetCheckKey | dg.AssetChecksDefinition] = (),
+) -> dg.AssetsDefinition:
+    """Return the asset that merges audited run branches into `main` and moves a tag to the result.
+
+    Nothing moves unless every blocking check of every table selected passed on exactly the version to be published,
+    or its config says otherwise and why. All tables are merged before the first tag moves; tables are not one
+    transaction, so a reader may see one tag moved and not yet the next. Doing it again after a crash finishes what
+    was begun. It expects the `LanceResource` under the resource key `lance`.
+
+    A table that no run of the chain wrote is left out and its promoted node is not materialized, with a warning:
+    assets downstream of that node are skipped in this run. When that is so for all tables, the step fails.
+
+    Args:
+        tables: The candidates: definitions, or keys.
+        tag: The name readers use, and the first part of the promoted nodes' keys.
+        name: Name of the op; `publish_<tag>` if None.
+        pool: Dagster pool that keeps two publishers apart; limit it to 1 in the instance's settings. None: no pool.
+        partitions_def: The partitions of the candidates, to publish within each run of a backfill. None publishes
+            once, after all of them.
+        checks: Blocking checks that the definitions do not show, or do not mark as blocking.
+
+    Raises:
+        InvalidInputError: No table is given, or one twice.
+    """
+    nodes = [_Node.of(table, tag, partitioned=partitions_def is not None) for table in tables]
+    keys = [node.candidate for node in nodes]
+    if not keys or len(set(keys)) < len(keys):
+        raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
+    named = [key for check in checks for key in _check_keys(check)]
+
+    @dg.multi_asset(
+        name=name or f"publish_{tag}",
+        specs=[node.spec for node in nodes],
+        can_subset=True,
+        pool=pool,
+        partitions_def=partitions_def,
+        required_resource_keys={RESOURCE_KEY},
+    )
+    def publisher(
+        context: dg.AssetExecutionContext, config: PublishConfig
+    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        selected = [node for node in nodes if node.promoted in context.selected_asset_keys]
+        step = _Publisher(context, config, tag, blocking_checks(context, keys, named))
+        try:
+            yield from step.publish(selected, with_backfill=partitions_def is None)
+        except (PublishRefusedError, ConflictError, InvalidInputError, NotFoundError) as error:
+            # Trying the same again ends the same.
+            raise dg.Failure(description=str(error), allow_retries=False) from error
+
+    return publisher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """A table's two nodes."""
+
+    candidate: dg.AssetKey
+    promoted: dg.AssetKey
+    metadata: dict[str, object]
+    spec: dg.AssetSpec
+
+    @classmethod
+    def of(cls, table: CheckedAsset, tag: str, *, partitioned: bool) -> "_Node":
+        candidate, metadata = asset_key_of(table), metadata_of(table)
+        promoted = dg.AssetKey([tag, *candidate.path])
+        kept = (md.SCHEMA, md.PARTITION_EXPR) if partitioned else (md.SCHEMA,)
+        about = {key: metadata[key] for key in kept if key in metadata}
+        spec = dg.AssetSpec(
+            promoted,
+            deps=[candidate],
+            description=f"{candidate.to_user_string()} as readers of {tag!r} see it.",
+            # Not materialized when its tag does not move: a dry run, or nothing to publish.
+            skippable=True,
+            kinds={"lance"},
+            metadata={
+                **about,
+                md.TABLE: candidate.to_user_string(),
+                md.REF: tag,
+                **md.definition_metadata(table_address(candidate, metadata).dotted, None),
+            },
+        )
+        return cls(candidate=candidate, promoted=promoted, metadata=metadata, spec=spec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Publisher:
+    """One run of the publisher's step."""
+
+    context: dg.AssetExecutionContext
+    config: PublishConfig
+    tag: str
+    checks: Sequence[dg.AssetCheckKey]
+
+    def publish(self, nodes: Sequence[_Node], *, with_backfill: bool) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        if self.config.ignore_failed_checks and not self.config.reason.strip():
+            raise InvalidInputError("ignore_failed_checks needs a reason")
+        chain = RunChain.of_context(self.context)
+        found = self._find(nodes, chain, with_backfill=with_backfill)
+        ignored = self._gate(found)
+        if self.config.dry_run:
+            for one in found:
+                self.context.log.info(f"dry run: {one.name}: would publish {', '.join(map(str, one.audited))}")
+            return
+        merged = merge_all(found, chain)
+        move_tags(merged, self.tag, self._about_move(chain), backwards=bool(self.config.ref))
+        for one in merged:
+            yield self._result(one, ignored)
+        for reason in retire_all(merged, chain):
+            self.context.log.warning(f"branch kept: {reason}")
+
+    def _find(self, nodes: Sequence[_Node], chain: RunChain, *, with_backfill: bool) -> list[Publication]:
+        """Return what there is to publish in each table, and leave out tables with nothing."""
+        found, missing, wrong = [], [], []
+        for node in nodes:
+            name = node.candidate.to_user_string()
+            try:
+                one = self._look(node, chain, with_backfill=with_backfill)
+            except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
+                # A run writes some of the tables, so its branch may be missing in one; any other ref may not.
+                (missing if self._by_run else wrong).append(f"{name}: {error}")
+                continue
+            if one.audited:
+                found.append(one)
+            elif runs := [run for run in chain.run_ids if was_materialized(node.candidate, run, self.instance)]:
+                wrong.append(f"{name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
+            else:
+                missing.append(f"{name}: no run branch of this run")
+        if wrong or not found:
+            hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
+            raise PublishRefusedError(f"nothing to publish{hint}", [*wrong, *missing])
+        for reason in missing:
+            self.context.log.warning(f"nothing to publish, so its readers are not run: {reason}")
+        return found
+
+    def _look(self, node: _Node, chain: RunChain, *, with_backfill: bool) -> Publication:
+        lance: LanceResource = self.context.resources.lance
+        table = lance.table(node.candidate, node.metadata)
+        tag = table.tags().get(self.tag)
+        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=tag)
+        if self.config.ref:
+            return find_by_ref(empty, self.config.ref)
+        return find_by_run(empty, chain, with_backfill=with_backfill)
+
+    def _gate(self, found: Sequence[Publication]) -> list[str]:
+        """Return the reasons that were ignored.
+
+        Raises:
+            PublishRefusedError: There are reasons, and nobody said to ignore them.
+        """
+        reasons: list[str] = []
+        for one in found:
+            for version in one.audited:
+                subject = Subject.of(one.candidate, version)
+                reasons += (
+                    [subject]
+                    if isinstance(subject, str)
+                    else reasons_against(subject, self.checks, self.instance)
+                )
+        if reasons and not self.config.ignore_failed_checks:
+            raise PublishRefusedError(f"refused to publish {', '.join(one.name for one in found)}", reasons)
+        for reason in reasons:
+            self.context.log.warning(f"ignored, because {self.config.reason!r}: {reason}")
+        return reasons
+
+    def _about_move(self, chain: RunChain) -> dict[str, str]:
+        found = {md.RUN_ID: chain.run_id, "lance/reason": self.config.reason, "lance/who": self.who}
+        return {key: value for key, value in found.items() if value}
+
+    def _result(self, one: Publication, ignored: Sequence[str]) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        version = one.version
+        metadata: dict[str, str | int | dg.TableSchema | list[str]] = {
+            md.ROW_COUNT: version.rows,
+            md.COLUMN_SCHEMA: md.column_schema(one.table.schema(str(version))),
+            md.URI: one.table.uri,
+            **md.version_metadata(version),
+            "lance/tag": self.tag,
+            "lance/from": one.previous.ref if one.previous else "",
+            "lance/to": str(version),
+            "lance/merged": ", ".join(map(str, one.sources)),
+            "lance/who": self.who,
+            "lance/reason": self.config.reason,
+        }
+        if ignored:
+            metadata["lance/ignored"] = list(ignored)
+        return dg.MaterializeResult(
+            asset_key=one.promoted,
+            metadata=metadata,
+            data_version=dg.DataVersion(version.transaction),
+        )
+
+    @property
+    def instance(self) -> dg.DagsterInstance:
+        return self.context.instance
+
+    @property
+    def who(self) -> str:
+        """Who asked for it, as far as Dagster knows."""
+        tags = self.context.run.tags
+        return next((f"{tag.rpartition('/')[2]} {tags[tag]}" for tag in _WHO_TAGS if tag in tags), "")
+
+    @property
+    def _by_run(self) -> bool:
+        return not self.config.ref or run_of(self.config.ref) is not None
+
+
+def _check_keys(check: dg.AssetCheckKey | dg.AssetChecksDefinition) -> list[dg.AssetCheckKey]:
+    return [check] if isinstance(check, dg.AssetCheckKey) else list(check.check_keys)

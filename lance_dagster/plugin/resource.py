@@ -1,0 +1,172 @@
+"""Where the tables are, and which version of them a run sees."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+from pydantic import ConfigDict, Field
+
+from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.pinned import PinnedTable
+from lance_dagster.plugin.run_branch import RunBranch
+from lance_dagster.plugin.run_chain import RunChain
+from lance_dagster.store import open_store
+from lance_dagster.table import LanceTable
+
+TableKey = str | dg.AssetKey
+_DEFAULT_SCHEMA = "public"
+
+
+@dataclass(frozen=True, slots=True)
+class TableAddress:
+    """The place of a table below the root: the folder it is in and its own name."""
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        """Return `schema/table`."""
+        return f"{self.schema}/{self.table}"
+
+    @property
+    def dotted(self) -> str:
+        """Return `schema.table`, the way Dagster's pages name tables."""
+        return f"{self.schema}.{self.table}"
+
+
+class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """The folder of Lance tables that assets, checks, the publisher and sensors work on.
+
+    An asset's table is `{root}/{schema}/{table}.lance`. The table is the last part of the asset key. The schema is,
+    in this order: the asset's metadata `schema`, `schema_name` here, the part of the key before the last, `public`.
+
+    Example:
+        >>> LanceResource(root="/data/lake").uri_of(dg.AssetKey(["shop", "orders"]))
+        '/data/lake/shop/orders.lance'
+    """
+
+    # A rejected value may be a credential.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    root: str = Field(description="Folder of the tables: an absolute local path or s3://bucket/path.")
+    storage_options: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Credentials and endpoint, in pylance's vocabulary. Give secrets as EnvVar.",
+    )
+    schema_name: str = Field(
+        default="",
+        description="Folder of every table whose asset has no metadata `schema`; empty: from the asset key.",
+    )
+    read_ref: str = Field(
+        default="main",
+        description="Ref that inputs read when no run branch applies: a branch, a tag or `name@version`.",
+    )
+
+    def __init__(self, **fields: object) -> None:
+        """Refuse unknown fields, and a root that can never work, where they are written."""
+        check_fields(type(self), fields)
+        super().__init__(**fields)
+        if not isinstance(self.root, dg.EnvVar):
+            self._check_root()
+
+    def address_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> TableAddress:
+        """Return the schema and table an asset is stored in.
+
+        Args:
+            asset_key: An asset key, or its path written `schema/table`.
+            metadata: The asset's definition metadata. `schema` overrides the schema; a promoted node names its
+                candidate in `lance/table`.
+        """
+        return table_address(asset_key, metadata or {}, self.schema_name)
+
+    def uri_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> str:
+        """Return the URI of an asset's table, whether it exists or not."""
+        address = self.address_of(asset_key, metadata)
+        return f"{self._check_root()}/{address}.lance"
+
+    def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> LanceTable:
+        """Open an asset's table.
+
+        Raises:
+            TableNotFoundError: No run has written it yet.
+        """
+        uri = self.uri_of(key, metadata)
+        try:
+            return LanceTable.open(uri, self.storage_options)
+        except TableNotFoundError:
+            name = self.address_of(key, metadata)
+            raise TableNotFoundError(f"no table {name} at {uri}: no run has written it yet") from None
+
+    def open(
+        self, context: object, asset_key: TableKey, metadata: Mapping[str, object] | None = None
+    ) -> PinnedTable:
+        """Return what the current run sees of a table, pinned to one version.
+
+        Inside a run that wrote the table, or that continues one that did, this is the candidate on the run branch;
+        else it is the table at `read_ref`.
+
+        Args:
+            context: The context of the asset, check or op that reads.
+            asset_key: The asset whose table is read.
+            metadata: The asset's definition metadata, where it decides about the place.
+        """
+        return self.pin(RunChain.of_context(context), self.table(asset_key, metadata))
+
+    def pin(self, chain: RunChain, table: LanceTable) -> PinnedTable:
+        """Return a table at the version a chain of runs sees."""
+        branch = RunBranch(table=table, chain=chain).find()
+        return PinnedTable(table=table, version=table.at(branch.name if branch else self.read_ref))
+
+    def definition_metadata(
+        self, asset_key: TableKey, metadata: Mapping[str, object] | None = None
+    ) -> dict[str, str]:
+        """Return metadata for an asset's definition, so that its page names the table and where it is stored."""
+        # Definitions load without the environment of a run, so a root from there is not known yet.
+        uri = None if isinstance(self.root, dg.EnvVar) else self.uri_of(asset_key, metadata)
+        return md.definition_metadata(self.address_of(asset_key, metadata).dotted, uri)
+
+    def _check_root(self) -> str:
+        if not self.root.strip():
+            raise InvalidInputError("LanceResource.root is empty; give an absolute local path or s3://bucket/path")
+        if "://" not in self.root and not os.path.isabs(os.path.expanduser(self.root)):  # noqa: PTH117, PTH111
+            raise InvalidInputError(
+                f"LanceResource.root is relative: {self.root!r}; the processes of a run may start in different "
+                f"folders, so give an absolute path such as {os.path.abspath(self.root)!r}"  # noqa: PTH100
+            )
+        try:
+            # No options: they may still be names of environment variables, and opening a table checks them.
+            return open_store(self.root).uri
+        except InvalidInputError as error:
+            raise InvalidInputError(f"LanceResource.root {self.root!r}: {error}") from None
+
+
+def table_address(asset_key: TableKey, metadata: Mapping[str, object], schema_name: str = "") -> TableAddress:
+    """Return the schema and table of an asset, by the order the resource documents."""
+    path = _path(md.text(metadata, md.TABLE) or asset_key)
+    prefix = path[-2] if len(path) > 1 else ""
+    return TableAddress(md.text(metadata, md.SCHEMA) or schema_name or prefix or _DEFAULT_SCHEMA, path[-1])
+
+
+def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
+    """Refuse field names a resource does not have; pydantic alone would ignore them.
+
+    Raises:
+        InvalidInputError: Names the field, the resource and the nearest field it does have.
+    """
+    known = sorted(model.model_fields)
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(known)}"
+            raise InvalidInputError(f"{model.__name__} has no field {name!r}; {meant}")
+
+
+def _path(key: TableKey) -> tuple[str, ...]:
+    parts = tuple(key.path) if isinstance(key, dg.AssetKey) else tuple(key.split("/"))
+    if not all(parts):
+        raise InvalidInputError(f"a table is named schema/table, not {key!r}")
+    return parts

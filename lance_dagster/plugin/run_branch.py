@@ -1,0 +1,108 @@
+"""The branch of one Dagster run in one table.
+
+A run writes each table on a branch of its own, `run/<run id>`, forked when it first writes that table: from the
+newest branch of the runs it continues, else from `main`. Reading follows the same chain. No state is kept between
+calls, because under the multiprocess executor every step is a process of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lance_dagster.errors import LanceDagsterError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.run_chain import RunChain, branch_of, run_of
+from lance_dagster.table import Branch, LanceTable, Version
+
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBranch:
+    """The branch that a run writes to in a table, and the ones it reads through."""
+
+    table: LanceTable
+    chain: RunChain
+
+    @property
+    def name(self) -> str:
+        """The branch this run writes to; `main` outside of a run."""
+        return self.chain.branch_names[0] if self.chain.branch_names else MAIN
+
+    def find(self) -> Branch | None:
+        """Return the newest branch of the chain that this table has, or None when no run of the chain wrote it."""
+        branches = self.table.branches()
+        return next((branches[name] for name in self.chain.branch_names if name in branches), None)
+
+    def written(self) -> Version | None:
+        """Return the head of the newest branch of the chain that has a commit of its own, or None."""
+        branches = self.table.branches()
+        heads = (self.table.head(name) for name in self.chain.branch_names if name in branches)
+        return next((head for head in heads if is_written(head)), None)
+
+    def ensure(self) -> str:
+        """Fork the branch unless it is there, and return its name.
+
+        Two processes of a run may do this at once: both get the same branch.
+        """
+        if self.name == MAIN:
+            return MAIN
+        parent = self.find()
+        if parent is None or parent.name != self.name:
+            at = parent.name if parent else MAIN
+            self.table.create_branch(self.name, at=at, exist_ok=True, metadata=self.chain.branch_metadata())
+        return self.name
+
+    def earlier_attempt(self, properties: Mapping[str, str]) -> Version | None:
+        """Return what an earlier attempt of the same step committed for the same partitions, or None.
+
+        The earlier attempt may be a retry within this run, or belong to a run this one continues.
+        """
+        same = (md.STEP_KEY, md.ASSET_KEY, md.PARTITION_KEYS)
+        if md.STEP_KEY not in properties:
+            return None
+        for version in self.table.log(self.name):
+            if version.branch == MAIN:  # past the fork: published, so no attempt of this chain
+                return None
+            theirs = version.properties
+            ours = theirs.get(md.RUN_ID) in self.chain.run_ids
+            if ours and all(theirs.get(key) == properties.get(key) for key in same):
+                return version
+        return None
+
+    def retire(self) -> tuple[str, ...]:
+        """Delete the run branches of the chain, child before parent, and return what could not be deleted and why.
+
+        A branch that others were forked from or that a tag names is kept; so is one the run was told to use by its
+        `lance/branch` tag, which belongs to whoever made it.
+        """
+        kept = []
+        branches = self.table.branches()
+        for name in map(branch_of, self.chain.run_ids):
+            if name not in branches:
+                continue
+            try:
+                self.table.delete_branch(name)
+            except LanceDagsterError as error:
+                kept.append(f"{name}: {error}")
+        return tuple(kept)
+
+
+def is_written(head: Version) -> bool:
+    """Return whether a branch has a commit of its own: its first manifest only records the fork."""
+    return head.operation != "Clone"
+
+
+def create_table(table_uri: str, schema: pa.Schema, storage_options: Mapping[str, str]) -> LanceTable:
+    """Return the table at a URI, created empty when there is none; another process may create it meanwhile."""
+    if LanceTable.exists(table_uri, storage_options):
+        return LanceTable.open(table_uri, storage_options)
+    return LanceTable.create(table_uri, schema, storage_options=storage_options, exist_ok=True)
+
+
+def branch_run(branch: Branch | Version) -> str | None:
+    """Return the run a branch was made for."""
+    if isinstance(branch, Branch):
+        return branch.metadata.get(md.RUN_ID) or run_of(branch.name)
+    return run_of(branch.branch)

@@ -1,0 +1,137 @@
+"""Which runs count as one: a run and the runs it continues.
+
+A partial re-execution (from failure, from asset failure, chosen steps) goes on with what its parent wrote, so it
+reads the parent's branches and publishes them with its own. A full re-execution starts clean.
+
+Dagster has no single field for that difference. The tags below tell it for runs launched from the UI, the daemon and
+GraphQL; `step_keys_to_execute` alone cannot, as an ordinary launch lists every step. Runs re-executed from Python
+carry no tag: those are partial when they execute fewer steps than the run they all descend from.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from lance_dagster.plugin import metadata as md
+
+# What Dagster calls the run of a value that was made outside of the current job.
+EPHEMERAL_RUN_ID = "__EPHEMERAL_RUN_ID"
+BRANCH_TAG = "lance/branch"
+BACKFILL_TAG = "dagster/backfill"
+ROOT_RUN_TAG = "dagster/root_run_id"
+_PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
+_BRANCH_PREFIX = "run/"
+
+
+def branch_of(run_id: str) -> str:
+    """Return the name of a run's branch."""
+    return f"{_BRANCH_PREFIX}{run_id}"
+
+
+def run_of(branch: str) -> str | None:
+    """Return the id of the run a branch is named after, or None when it is not a run branch."""
+    return branch.removeprefix(_BRANCH_PREFIX) if branch.startswith(_BRANCH_PREFIX) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChain:
+    """A run and the runs it continues, newest first; empty outside of a run."""
+
+    run_ids: tuple[str, ...] = ()
+    root_run_id: str | None = None
+    job_name: str | None = None
+    backfill_id: str | None = None
+    branch_tag: str | None = None
+
+    @classmethod
+    def of(cls, run: dg.DagsterRun | None, instance: dg.DagsterInstance | None) -> "RunChain":
+        """Return the chain of a run."""
+        if run is None:
+            return cls()
+        return cls(
+            run_ids=tuple(_ancestry(run, instance)),
+            root_run_id=run.root_run_id or run.run_id,
+            job_name=run.job_name,
+            backfill_id=run.tags.get(BACKFILL_TAG),
+            branch_tag=run.tags.get(BRANCH_TAG),
+        )
+
+    @classmethod
+    def of_context(cls, context: object) -> "RunChain":
+        """Return the chain of the run a Dagster context belongs to, empty when it belongs to none."""
+        try:
+            run, instance = getattr(context, "run", None), getattr(context, "instance", None)
+        except dg.DagsterError:  # an asset or check called directly has no run and says so by raising
+            return cls()
+        return cls.of(run if isinstance(run, dg.DagsterRun) else None, instance)
+
+    @classmethod
+    def of_run_id(cls, run_id: str | None) -> "RunChain":
+        """Return a chain of one run of which only the id is known."""
+        if run_id in (None, EPHEMERAL_RUN_ID):
+            return cls()
+        return cls(run_ids=(run_id,), root_run_id=run_id)
+
+    def after(self, run_id: str | None) -> "RunChain":
+        """Return this chain with the run that produced a value before it, unless it has it already."""
+        if run_id in (None, EPHEMERAL_RUN_ID, *self.run_ids):
+            return self
+        return replace(self, run_ids=(run_id, *self.run_ids))
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run itself."""
+        return self.run_ids[0] if self.run_ids else None
+
+    @property
+    def branch_names(self) -> tuple[str, ...]:
+        """The branches of the chain, newest first; a branch named by the run's tag `lance/branch` comes before."""
+        own = tuple(branch_of(run_id) for run_id in self.run_ids)
+        return (self.branch_tag, *own) if self.branch_tag else own
+
+    def branch_metadata(self) -> dict[str, str]:
+        """Return what a branch of this run remembers about it."""
+        found = {
+            md.RUN_ID: self.run_id,
+            md.ROOT_RUN_ID: self.root_run_id,
+            md.JOB_NAME: self.job_name,
+            md.BACKFILL_ID: self.backfill_id,
+        }
+        return {key: value for key, value in found.items() if value}
+
+
+def family_of(run_id: str, instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """Return a run and the re-executions that go on with what it wrote, oldest first.
+
+    A check that failed for want of memory may have passed in any of them.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return ()
+    records = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: run.root_run_id or run_id}))
+    newest_first = [record.dagster_run for record in records if record.dagster_run.run_id != run_id]
+    later = [one.run_id for one in reversed(newest_first) if run_id in set(_ancestry(one, instance))]
+    return (run_id, *later)
+
+
+def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterator[str]:
+    """Yield a run's id, then its ancestors' ids for as long as each run continues the next."""
+    current: dg.DagsterRun | None = run
+    while current is not None:
+        yield current.run_id
+        parent_id = current.parent_run_id
+        if parent_id is None or not _continues_parent(current, instance):
+            return
+        current = instance.get_run_by_id(parent_id) if instance else None
+        if current is None:  # its record was deleted; its branches may well be there
+            yield parent_id
+
+
+def _continues_parent(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> bool:
+    if any(tag in run.tags for tag in _PARTIAL_TAGS):
+        return True
+    root = instance.get_run_by_id(run.root_run_id) if instance and run.root_run_id else None
+    if root is None or run.step_keys_to_execute is None or root.step_keys_to_execute is None:
+        return False
+    return set(run.step_keys_to_execute) < set(root.step_keys_to_execute)

@@ -1,0 +1,259 @@
+"""Tells Dagster about versions and tag moves that happened outside of it, and about its own on `main`.
+
+Dagster saves what a tick returns and then its cursor, so a crash in between announces a version twice and never not
+at all. A tick lists the names of manifests after its cursor and opens only those. It works against a time budget and
+goes on with the next table where the last tick stopped, so that hundreds of tables do not run into the daemon's limit.
+
+Tables outside of Dagster's own runs are external assets here, and their versions materializations of these: an
+observation of an external asset would start nothing that waits for it.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError, VersionNotFoundError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.resource import LanceResource, table_address
+from lance_dagster.plugin.run_branch import MAIN
+from lance_dagster.table import LanceTable, Tag, Version
+
+BUDGET_SECONDS = 20.0
+_DATA_VERSION = "dagster/data_version"
+_USER_PROVIDED = "dagster/data_version_is_user_provided"
+
+
+class SensorOptions(TypedDict, total=False):
+    """What `dg.sensor` takes besides."""
+
+    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition
+    minimum_interval_seconds: int
+    default_status: dg.DefaultSensorStatus
+    description: str
+
+
+def build_ref_sensor(
+    name: str,
+    tables: Sequence[CheckedAsset],
+    *,
+    refs: Sequence[str] = (MAIN,),
+    from_start: bool = False,
+    budget_seconds: float = BUDGET_SECONDS,
+    **options: Unpack[SensorOptions],
+) -> dg.SensorDefinition:
+    """Return a sensor that announces what happens to some tables, whoever did it.
+
+    Every new manifest of `main` becomes a materialization of the external asset `main/<candidate's key>`; see
+    `ref_asset_specs`. A tag in `refs` that somebody other than a Dagster run moved becomes a materialization of the
+    promoted node `<tag>/<candidate's key>`. With `job`, each table that changed also asks for one run, keyed by the
+    version, so that announcing twice runs once. It expects the `LanceResource` under the resource key `lance`.
+
+    Args:
+        name: The sensor's name.
+        tables: The candidates: definitions, or keys.
+        refs: `main`, tags, or both.
+        from_start: Whether the first tick announces the versions that exist already; else it only remembers them.
+        budget_seconds: How long a tick may take before it leaves the other tables to the next.
+        options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
+
+    Raises:
+        InvalidInputError: No table or no ref is given.
+    """
+    watched = tuple(_Watched(asset_key_of(table), metadata_of(table)) for table in tables)
+    if not watched or not refs:
+        raise InvalidInputError("build_ref_sensor needs at least one table and one ref")
+    with_runs = "job" in options
+
+    @dg.sensor(name=name, required_resource_keys={RESOURCE_KEY}, **options)
+    def ref_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        lance: LanceResource = context.resources.lance
+        cursor = _Cursor.of(context.cursor, from_start=from_start)
+        tick = _Tick(lance=lance, refs=tuple(refs), cursor=cursor, until=time.monotonic() + budget_seconds)
+        tick.look_at(watched)
+        for problem in tick.problems:
+            context.log.error(problem)
+        return dg.SensorResult(
+            asset_events=tick.events,
+            run_requests=tick.requests if with_runs else None,
+            cursor=cursor.to_json(),
+        )
+
+    return ref_sensor
+
+
+def ref_asset_specs(
+    tables: Sequence[CheckedAsset], *, lance: LanceResource | None = None
+) -> list[dg.AssetSpec]:
+    """Return the external assets that stand for the `main` branch of some tables.
+
+    Args:
+        tables: The candidates: definitions, or keys.
+        lance: The resource, to put the tables' URIs on the definitions.
+    """
+    return [_spec(asset_key_of(table), metadata_of(table), lance) for table in tables]
+
+
+def _spec(key: dg.AssetKey, metadata: dict[str, object], lance: LanceResource | None) -> dg.AssetSpec:
+    about = (
+        lance.definition_metadata(key, metadata)
+        if lance
+        else md.definition_metadata(table_address(key, metadata).dotted, None)
+    )
+    kept = {md.SCHEMA: metadata[md.SCHEMA]} if md.SCHEMA in metadata else {}
+    return dg.AssetSpec(
+        dg.AssetKey([MAIN, *key.path]),
+        description=f"Every version of the branch main of {key.to_user_string()}, whoever committed it.",
+        kinds={"lance"},
+        metadata={**kept, md.TABLE: key.to_user_string(), md.REF: MAIN, **about},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A table to look at."""
+
+    key: dg.AssetKey
+    metadata: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        return self.key.to_user_string()
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """What was announced: per table the last version of `main` and where each tag was; and who is next."""
+
+    seen: dict[str, dict[str, int | str]]
+    next: int
+    announce_all: bool
+
+    @classmethod
+    def of(cls, text: str | None, *, from_start: bool) -> "_Cursor":
+        if not text:
+            return cls({}, 0, from_start)
+        found = json.loads(text)
+        return cls(found["seen"], int(found["next"]), found["all"])
+
+    def to_json(self) -> str:
+        return json.dumps({"seen": self.seen, "next": self.next, "all": self.announce_all}, separators=(",", ":"))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tick:
+    """One tick: collects events until the time is up."""
+
+    lance: LanceResource
+    refs: tuple[str, ...]
+    cursor: _Cursor
+    until: float
+    events: list[dg.AssetMaterialization] = field(default_factory=list)
+    requests: list[dg.RunRequest] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def look_at(self, watched: Sequence[_Watched]) -> None:
+        """Look at every table once, starting where the last tick stopped; one broken table stops no other."""
+        first = self.cursor.next
+        for step in range(len(watched)):
+            place = (first + step) % len(watched)
+            # At least one table a tick, or nothing would ever be announced.
+            if step and time.monotonic() >= self.until:
+                self.cursor.next = place
+                return
+            try:
+                self._look(watched[place])
+            except LanceDagsterError as error:
+                self.problems.append(f"{watched[place].name}: {error}")
+        self.cursor.next = first % len(watched)
+
+    def _look(self, one: _Watched) -> None:
+        known = one.name in self.cursor.seen
+        try:
+            table = self.lance.table(one.key, one.metadata)
+        except TableNotFoundError:
+            # Everything is new in a table that is made after the sensor has started to look.
+            self.cursor.seen.setdefault(one.name, {})
+            return
+        seen = self.cursor.seen.setdefault(one.name, {})
+        if not known and not self.cursor.announce_all:
+            seen.update(_where(table, self.refs))
+            return
+        for ref in self.refs:
+            if ref == MAIN:
+                self._announce_main(one, table, seen)
+            else:
+                self._announce_tag(one, table, seen, ref)
+
+    def _announce_main(self, one: _Watched, table: LanceTable, seen: dict[str, int | str]) -> None:
+        for number in table.versions_after(int(seen.get(MAIN, 0)), MAIN):
+            if time.monotonic() >= self.until and self.events:
+                return
+            try:
+                version = table.at(f"{MAIN}@{number}")
+            except VersionNotFoundError:  # collected between listing and opening
+                seen[MAIN] = number
+                continue
+            self.events.append(_materialization(one, MAIN, version, {}))
+            self._request(one, MAIN, version)
+            seen[MAIN] = number
+
+    def _announce_tag(self, one: _Watched, table: LanceTable, seen: dict[str, int | str], ref: str) -> None:
+        tag = table.tags().get(ref)
+        if tag is None or seen.get(ref) == _moved(tag):
+            return
+        if md.RUN_ID not in tag.metadata:  # the publisher announces its own moves itself
+            version = table.at(tag.ref)
+            self.events.append(_materialization(one, ref, version, {"lance/tag": ref}))
+            self._request(one, ref, version)
+        seen[ref] = _moved(tag)
+
+    def _request(self, one: _Watched, ref: str, version: Version) -> None:
+        """Ask for a run for a table's newest version; a run for each would only repeat its work."""
+        tags = {md.TABLE: one.name, md.REF: str(version)}
+        key = f"lance:{one.name}@{ref}={version.number}"
+        self.requests = [request for request in self.requests if request.tags.get(md.TABLE) != one.name]
+        self.requests.append(dg.RunRequest(run_key=key, tags=tags))
+
+
+def is_foreign(version: Version) -> bool:
+    """Return whether a version was committed by something else than a Dagster run or a merge of ours."""
+    return md.RUN_ID not in version.properties and md.MERGE not in version.properties
+
+
+def _where(table: LanceTable, refs: Sequence[str]) -> Iterator[tuple[str, int | str]]:
+    tags = table.tags() if set(refs) != {MAIN} else {}
+    for ref in refs:
+        if ref == MAIN:
+            yield ref, table.head(MAIN).number
+        elif ref in tags:
+            yield ref, _moved(tags[ref])
+
+
+def _moved(tag: Tag) -> str:
+    """Return where a tag is and since when: one moved away and back was moved."""
+    return f"{tag.ref} {tag.updated_at.isoformat()}" if tag.updated_at else tag.ref
+
+
+def _materialization(
+    one: _Watched, ref: str, version: Version, extra: dict[str, str]
+) -> dg.AssetMaterialization:
+    foreign = is_foreign(version)
+    return dg.AssetMaterialization(
+        asset_key=dg.AssetKey([ref, *one.key.path]),
+        description=version.message or None,
+        metadata={
+            **md.version_metadata(version),
+            md.ROW_COUNT: version.rows,
+            "lance/operation": version.operation,
+            "lance/committer": version.committer,
+            "lance/foreign": foreign,
+            "lance/run_id": version.properties.get(md.RUN_ID, ""),
+            **extra,
+        },
+        tags={_DATA_VERSION: version.transaction, _USER_PROVIDED: "true"},
+    )

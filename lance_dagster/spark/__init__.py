@@ -1,0 +1,17 @@
+"""Spark beside Lance tables: frames from versions, and versions from frames."""
+
+from lance_dagster.spark.java import ensure_java
+from lance_dagster.spark.schema import replacement_schema, target_schema
+from lance_dagster.spark.session import local_session
+from lance_dagster.spark.source import LanceDataSource, read_table
+from lance_dagster.spark.writer import stage
+
+__all__ = [
+    "LanceDataSource",
+    "ensure_java",
+    "local_session",
+    "read_table",
+    "replacement_schema",
+    "stage",
+    "target_schema",
+]

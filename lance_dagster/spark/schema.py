@@ -1,0 +1,260 @@
+"""Schemas between Spark and Lance tables, by way of Arrow.
+
+Spark has fewer types than Arrow, so the way from a table to Spark widens some (`uint8` becomes `short`, a
+fixed-size list an array, nanoseconds microseconds) and the way back does not restore them: rows are written
+to the table's own types. A table made for a Spark frame takes nulls everywhere, because Spark's nullability
+says more about the query than about the data, and a column that takes no nulls could not be appended to from
+the next frame.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+from pyspark.sql.types import StructField, StructType
+
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+
+# Spark's own key for column comments and the like, which are no part of a type.
+_SPARK_METADATA = b"SPARK::metadata::json"
+_MAX_DECIMAL = 38
+# What a string or binary value is taken to need, and how many elements a list or map is taken to have.
+_GUESSED_WIDTH = 512
+_GUESSED_ELEMENTS = 16
+_WIDER: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+
+
+def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = None) -> pa.Schema:
+    """Return the Arrow schema of a table made to hold a Spark frame.
+
+    Every column takes nulls. Timestamps are microseconds in UTC, whatever the session's time zone.
+
+    Args:
+        spark_schema: The frame's `schema`.
+        vectors: The length of each vector column, which in Spark is an array of numbers. Its rows must all
+            have this length, and only then can Lance index and search them.
+
+    Raises:
+        InvalidInputError: A column's type has no Arrow counterpart, a name stands twice, or `vectors` names a
+            column that is not an array of numbers.
+    """
+    doubled = sorted({name for name in spark_schema.names if spark_schema.names.count(name) > 1})
+    if doubled:
+        raise InvalidInputError(f"column names must be unique; {', '.join(map(repr, doubled))} stands twice")
+    columns = {field.name: _arrow_type(field) for field in spark_schema}
+    for name, length in (vectors or {}).items():
+        columns[name] = _vector_type(name, columns.get(name), length)
+    return pa.schema([pa.field(name, arrow) for name, arrow in columns.items()])
+
+
+def replacement_schema(
+    spark_schema: StructType, current: pa.Schema, *, vectors: Mapping[str, int] | None = None
+) -> pa.Schema:
+    """Return the schema of a table after a Spark frame replaced all its rows.
+
+    A column the table has, with a type the frame's values fit, keeps the table's type: a vector stays a
+    vector. The other columns are as in `target_schema`.
+
+    Raises:
+        InvalidInputError: As for `target_schema`.
+    """
+    made = target_schema(spark_schema, vectors)
+    known = {column.name: column for column in current if column.name not in (vectors or {})}
+    kept = [known.get(column.name, column) for column in made]
+    return pa.schema([k if _fits(m.type, k.type) else m for k, m in zip(kept, made, strict=True)])
+
+
+def check_fits(
+    spark_schema: StructType, target: pa.Schema, *, vectors: Mapping[str, int] | None = None
+) -> None:
+    """Refuse a Spark frame whose columns are not those of a table, before any work is done for it.
+
+    Columns are matched by name, in any order. Values can still be refused later: a vector of the wrong
+    length, a null where the table takes none, a number its type cannot hold.
+
+    Raises:
+        SchemaMismatchError: A column is missing or unknown, its type is another one, or a column in `vectors`
+            does not hold vectors of that length.
+    """
+    frame = target_schema(spark_schema)
+    missing = [name for name in target.names if name not in frame.names]
+    unknown = [name for name in frame.names if name not in target.names]
+    if missing or unknown:
+        wrong = [f"it lacks {', '.join(map(repr, missing))}"] if missing else []
+        wrong += [f"the table has no {', '.join(map(repr, unknown))}"] if unknown else []
+        raise SchemaMismatchError(
+            f"the columns of the Spark frame are not those of the table: {' and '.join(wrong)}; "
+            f"the table's columns are {', '.join(target.names)}"
+        )
+    for column in target:
+        found = spark_schema[column.name].dataType
+        if not _fits(frame.field(column.name).type, column.type):
+            raise SchemaMismatchError(
+                f"column {column.name!r} is {found.simpleString()} in the Spark frame and {column.type} in "
+                f"the table, which takes {_spark_field(column).dataType.simpleString()}"
+            )
+    for name, length in (vectors or {}).items():
+        stored = target.field(name).type if name in target.names else "no such column"
+        if not isinstance(stored, pa.FixedSizeListType) or stored.list_size != length:
+            raise SchemaMismatchError(
+                f"vectors says that {name!r} holds vectors of length {length}; the table has {stored}"
+            )
+
+
+def readable_schema(schema: pa.Schema) -> StructType:
+    """Return the Spark schema of a table's rows, every column nullable.
+
+    Raises:
+        InvalidInputError: Spark has no type for a column.
+    """
+    return StructType([_spark_field(column) for column in schema])
+
+
+def arrow_for_spark(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema in which Spark takes rows of a Spark schema from a data source."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def to_spark_batch(batch: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
+    """Convert a batch of a table's rows to what Spark expects; columns that need no change are not copied."""
+    # Spark keeps microseconds; every other change widens, so nothing else may be lost.
+    columns = [
+        pc.call_function("cast", [column], pc.CastOptions(field.type, allow_time_truncate=True))
+        for column, field in zip(batch.columns, expected, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=expected)
+
+
+def _arrow_type(field: StructField) -> pa.DataType:
+    try:
+        return _relaxed(to_arrow_type(field.dataType, timezone="UTC"))
+    except PySparkTypeError as error:
+        raise InvalidInputError(
+            f"column {field.name!r} has the Spark type {field.dataType.simpleString()}, which has no Arrow "
+            f"counterpart; cast it to another type"
+        ) from error
+
+
+def _vector_type(name: str, arrow: pa.DataType | None, length: int) -> pa.DataType:
+    if arrow is None:
+        raise InvalidInputError(f"vectors names {name!r}, and the Spark frame has no such column")
+    if not pa.types.is_list(arrow) or not _is_number(arrow.value_type):
+        raise InvalidInputError(f"vectors names {name!r}, which is {arrow} and not an array of numbers")
+    if length < 1:
+        raise InvalidInputError(f"vectors gives {name!r} the length {length}; it must be at least 1")
+    return pa.list_(arrow.value_type, length)
+
+
+def _is_number(arrow: pa.DataType) -> bool:
+    return pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
+
+
+def _spark_field(column: "pa.Field[Any]") -> StructField:
+    try:
+        return StructField(column.name, from_arrow_type(_relaxed(column.type)), nullable=True)
+    except PySparkTypeError as error:
+        raise InvalidInputError(
+            f"column {column.name!r} is {column.type}, for which Spark has no type; "
+            f"name the other columns to read them"
+        ) from error
+
+
+def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
+    """Tell whether a frame's column has the type that reading the table's column gives."""
+    try:
+        read_back = to_arrow_type(from_arrow_type(_relaxed(table)), timezone="UTC")
+    except PySparkTypeError:
+        return False
+    return pa.types.is_null(frame) or bool(frame == _relaxed(read_back))
+
+
+def _relaxed(arrow: pa.DataType) -> pa.DataType:
+    """Return the nearest type Spark has, with nulls allowed in every part of it; a type Spark lacks stays."""
+    if isinstance(arrow, pa.BaseExtensionType):
+        return _relaxed(arrow.storage_type)
+    if pa.types.is_dictionary(arrow):
+        return _relaxed(arrow.value_type)
+    if pa.types.is_fixed_size_binary(arrow):
+        return pa.binary()
+    if pa.types.is_time32(arrow):
+        return pa.time64("ns")
+    if pa.types.is_decimal256(arrow) and arrow.precision <= _MAX_DECIMAL:
+        return pa.decimal128(arrow.precision, arrow.scale)
+    wider = _WIDER.get(arrow)
+    return _relaxed_parts(arrow) if wider is None else wider
+
+
+def _relaxed_parts(arrow: pa.DataType) -> pa.DataType:
+    if isinstance(arrow, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+        return pa.list_(_relaxed(arrow.value_type))
+    if isinstance(arrow, pa.MapType):
+        return pa.map_(_relaxed(arrow.key_type), _relaxed(arrow.item_type))
+    if isinstance(arrow, pa.StructType):
+        return pa.struct([_relaxed_field(field) for field in arrow])
+    return arrow
+
+
+def _relaxed_field(field: "pa.Field[Any]") -> "pa.Field[Any]":
+    # What is left marks a variant, which is a struct but for the metadata of its fields.
+    metadata = {key: value for key, value in (field.metadata or {}).items() if key != _SPARK_METADATA}
+    return pa.field(field.name, _relaxed(field.type), metadata=metadata or None)
+
+
+def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """Convert a batch from Spark to the types of a table; columns that need no change are not copied.
+
+    Single-precision numbers are rounded for a half-precision column. Nothing else is.
+
+    Raises:
+        SchemaMismatchError: A value does not fit the table's type, with the column and the value.
+    """
+    columns: list[pa.Array[Any]] = []
+    for name, values in zip(batch.schema.names, batch.columns, strict=True):
+        wanted = target.field(name).type
+        try:
+            columns.append(values if values.type == wanted else values.cast(wanted))
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatchError(
+                f"column {name!r} does not fit the table's {wanted}: {error}"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def row_bytes(schema: pa.Schema) -> int:
+    """Estimate the size of a row from its types alone, to choose how many rows travel at a time."""
+    return max(1, sum(_width(column.type) for column in schema))
+
+
+def holds_binary(schema: pa.Schema) -> bool:
+    """Tell whether a column, or a part of one, is binary, so that no row count bounds the size of a batch."""
+    return any(_has_binary(column.type) for column in schema)
+
+
+def _width(arrow: pa.DataType) -> int:
+    if isinstance(arrow, pa.FixedSizeListType):
+        return arrow.list_size * _width(arrow.value_type)
+    if arrow.num_fields:
+        several = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
+        return several * sum(_width(arrow.field(index).type) for index in range(arrow.num_fields))
+    try:
+        return (int(arrow.bit_width) + 7) // 8
+    except ValueError:
+        return _GUESSED_WIDTH
+
+
+def _has_binary(arrow: pa.DataType) -> bool:
+    if arrow.num_fields:
+        return any(_has_binary(arrow.field(index).type) for index in range(arrow.num_fields))
+    return arrow in (pa.binary(), pa.large_binary())

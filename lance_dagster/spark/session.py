@@ -1,0 +1,68 @@
+"""A Spark session on this machine, ready to read and write Lance tables.
+
+Everything set here is a default: what the caller's `config` or the environment already says is kept.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from lance_dagster.spark.java import ensure_java
+from lance_dagster.spark.source import LanceDataSource
+
+_QUIET_LOG = Path(__file__).with_name("log4j2.properties")
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def local_session(
+    app_name: str = "lance_dagster", master: str = "local[*]", *, config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Start Spark, or return the session that runs already, with the `lance_dagster` data source registered.
+
+    On a `local` master the Python workers run this interpreter and Spark binds to 127.0.0.1, because the
+    interpreter on the `PATH` and the machine's own name are what most often break a first run. Timestamps are
+    shown in UTC, the web interface is off, and the console shows errors only. `JAVA_HOME` is set by
+    `ensure_java`.
+
+    Args:
+        app_name: What Spark calls the application.
+        master: A Spark master URL. On a cluster, the workers' Python and its packages are yours to set up.
+        config: Spark settings, which win over the ones described here. A session that runs already takes over
+            those of them that Spark can change at run time.
+
+    Raises:
+        InvalidInputError: There is no Java that Spark can run on.
+    """
+    ensure_java()
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **(config or {}),
+    }
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings[_JAVA_OPTIONS] = _with_quiet_log(settings.get(_JAVA_OPTIONS, ""))
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    with warnings.catch_warnings():
+        # pylance warns at every fork; the child that Spark forks here becomes Java at once.
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        spark = builder.getOrCreate()
+    spark.dataSource.register(LanceDataSource)
+    return spark
+
+
+def _with_quiet_log(java_options: str) -> str:
+    """Add our log settings to the options of the driver's Java, unless they name log settings themselves."""
+    # Only Java options are early enough: Spark's own log level setting comes after its first warnings.
+    if "log4j2.configurationFile" in java_options:
+        return java_options
+    return f'{java_options} "-Dlog4j2.configurationFile={_QUIET_LOG}"'.lstrip()

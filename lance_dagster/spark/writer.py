@@ -1,0 +1,184 @@
+"""Spark frames to data files, written on the executors.
+
+There are two ways. `stage` writes the files and hands their description back to the calling process, which
+commits them: errors, the version and the choice of commit stay with the caller. `LanceWriter` serves
+`df.write`, where Spark runs the commit in a process of its own and reports nothing but success.
+
+Spark hands rows to Python in batches, and asks the size of each row to keep a batch within a number of bytes.
+On narrow rows that question costs more than the transfer and the encoding together, so `stage` switches the
+limit off while it runs and bounds the number of rows instead. Columns of binary data keep the limit: a few
+rows of them can fill the memory.
+"""
+
+import functools
+import json
+import re
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from lance_dagster.datafiles import StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
+from lance_dagster.spark.schema import check_fits, holds_binary, row_bytes, to_table_batch
+from lance_dagster.table import LanceTable
+
+WRITE_PROPERTY = "lance_dagster.write"
+_BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
+_RECORDS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_UNLIMITED = str(2**31 - 1)
+_BATCH_BYTES = 4 * 1024 * 1024
+_FEWEST_RECORDS, _MOST_RECORDS = 1024, 65536
+
+
+def stage(
+    df: DataFrame,
+    table: LanceTable,
+    *,
+    branch: str = "main",
+    vectors: Mapping[str, int] | None = None,
+    schema: pa.Schema | None = None,
+) -> StagedFiles:
+    """Write a Spark frame's rows as data files of a table, for a commit to name.
+
+    Works with classic Spark and Spark Connect. Until the result is given to `table.append`, `overwrite` or
+    `replace_where` no reader sees a row. Files of failed tasks stay behind, unnamed, until garbage is
+    collected. The frame is computed once; each of its non-empty partitions becomes at least one file, so
+    `coalesce` a frame of many small ones first. Columns are matched by name. Spark's limits on the size of a
+    batch are changed while this runs, unless the session sets them explicitly.
+
+    Args:
+        df: The rows.
+        table: Where the files go.
+        branch: The branch the commit will be made on, whose columns the frame must have.
+        vectors: The length of vector columns, checked against the table's before anything is written.
+        schema: The columns after the commit, for an `overwrite` that changes them; see `replacement_schema`.
+        None
+            means the branch's own.
+
+    Raises:
+        SchemaMismatchError: The frame's columns or types are not the table's, or a value does not fit its
+        column. RefNotFoundError: There is no such branch.
+    """
+    target = table.target(schema, branch)
+    check_fits(df.schema, target.schema, vectors=vectors)
+    task = functools.partial(_stage_partition, target)
+    with _large_batches(df.sparkSession, target.schema), _errors_of_executors():
+        rows = df.mapInArrow(task, "file string").collect()
+    files = tuple(StagedFile(**json.loads(row.file)) for row in rows)
+    return StagedFiles(schema=target.schema, files=files)
+
+
+def _stage_partition(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write one partition's files and yield their descriptions; runs on an executor."""
+    for file in write_files(target, (to_table_batch(batch, target.schema) for batch in batches)):
+        described = json.dumps({"name": file.name, "rows": file.rows, "size": file.size})
+        yield pa.RecordBatch.from_pydict({"file": [described]})
+
+
+class _Held:
+    """The batch settings changed in one Spark session, and how many calls still need them."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        # What the user set explicitly is kept: it may be what makes the rows fit into memory.
+        self.keys = {_BYTES_PER_BATCH, _RECORDS_PER_BATCH} - set(spark.conf.getAll)
+        self.calls = 0
+
+
+_lock = threading.Lock()
+_held: weakref.WeakKeyDictionary[SparkSession, _Held] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def _large_batches(spark: SparkSession, schema: pa.Schema) -> Iterator[None]:
+    """Let Spark send batches of about 4 MiB; the last of several calls restores the session's settings."""
+    records = max(_FEWEST_RECORDS, min(_MOST_RECORDS, _BATCH_BYTES // row_bytes(schema)))
+    wanted = {_RECORDS_PER_BATCH: str(records)}
+    if not holds_binary(schema):
+        wanted[_BYTES_PER_BATCH] = _UNLIMITED
+    with _lock:
+        held = _held.get(spark) or _Held(spark)
+        _held[spark] = held
+        held.calls += 1
+        for key in held.keys & wanted.keys():
+            spark.conf.set(key, wanted[key])
+    try:
+        yield
+    finally:
+        with _lock:
+            held.calls -= 1
+            if not held.calls:
+                for key in _held.pop(spark).keys:
+                    spark.conf.unset(key)
+
+
+@contextmanager
+def _errors_of_executors() -> Iterator[None]:
+    """Raise this package's error where Spark reports it as the text of a Python worker's traceback."""
+    try:
+        yield
+    except PySparkException as error:
+        raised = re.findall(r"^lance_dagster\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
+        if not raised:
+            raise
+        name, message = raised[-1]
+        # Only classes that are made of their message alone can be made again.
+        known = {kind.__name__: kind for kind in (InvalidInputError, SchemaMismatchError, StoreError)}
+        raise known.get(name, LanceDagsterError)(message) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Written(WriterCommitMessage):
+    """The files one task wrote, on their way to the commit."""
+
+    files: tuple[StagedFile, ...]
+
+
+class LanceWriter(DataSourceArrowWriter):
+    """Write what Spark's `df.write` sends, and commit it as one version.
+
+    Spark may call `abort` after a commit that landed, so `abort` deletes nothing: files without a commit wait
+    for the garbage collector. The version's property `lance_dagster.write` is a uuid drawn once per `save()`,
+    by which a commit that is repeated finds the version it made already. Another `save()` is another write.
+    """
+
+    def __init__(self, table: LanceTable, branch: str, *, schema: pa.Schema, overwrite: bool) -> None:
+        """Fix the branch's head, the schema of the files and the uuid of this write."""
+        self._uri = table.uri
+        self._branch = branch
+        self._target = table.target(schema, branch)
+        self._overwrite = overwrite
+        self._base = table.head(branch).number
+        self._write = uuid.uuid4().hex
+
+    # Spark's own Arrow writer changes the type of this argument in the same way.
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
+        """Write one task's rows; runs on an executor."""
+        batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
+        return _Written(write_files(self._target, batches))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit the files of all tasks as one version."""
+        # Opened here: this runs in another process than the one that planned the write.
+        table = LanceTable.open(self._uri, self._target.storage_options)
+        if self._landed(table):
+            return
+        files = tuple(file for message in messages if isinstance(message, _Written) for file in message.files)
+        staged = StagedFiles(self._target.schema, files)
+        save = table.overwrite if self._overwrite else table.append
+        save(staged, branch=self._branch, properties={WRITE_PROPERTY: self._write})
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Leave everything as it is."""
+
+    def _landed(self, table: LanceTable) -> bool:
+        since = table.versions_after(self._base, self._branch)
+        made = (table.at(f"{self._branch}@{number}") for number in since)
+        return any(version.properties.get(WRITE_PROPERTY) == self._write for version in made)

@@ -1,0 +1,39 @@
+"""Bytes at rest: the few verbs everything above is built on, for local folders and S3. The only door to fsspec.
+
+A commit is one `put_if_absent`, a moved name is one `compare_and_swap`. fsspec's own `mode="create"` is not atomic on
+local disk, and some servers accept `If-None-Match` and ignore it, so each provider maps the verbs itself and a store
+is probed before the first conditional write.
+"""
+
+import os
+from collections.abc import Mapping
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.store.local import LocalStore, make_durable
+from lance_dagster.store.options import canonical_uri, scheme_of
+from lance_dagster.store.s3 import S3Store
+from lance_dagster.store.verbs import Store
+
+__all__ = ["LocalStore", "S3Store", "Store", "canonical_uri", "make_durable", "open_store"]
+
+
+def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Store:
+    """Return the store for the folder at `uri`; nothing is read yet.
+
+    Args:
+        uri: A local path, `file://` or `s3://`.
+        storage_options: Credentials and endpoint in pylance's vocabulary.
+
+    Raises:
+        InvalidInputError: The scheme is not supported, or an option is not known.
+    """
+    canonical = canonical_uri(uri)
+    match scheme_of(canonical):
+        case "":
+            if storage_options:
+                raise InvalidInputError(f"a local table takes no storage options, but {canonical} was given some")
+            return LocalStore(canonical)
+        case "s3":
+            return S3Store(canonical, dict(storage_options or {}))
+        case other:
+            raise InvalidInputError(f"cannot store tables at {other}://; use a local path or s3://")

@@ -1,0 +1,168 @@
+"""Tables on local disk, durable by default.
+
+An object is written to a temporary file, synced, linked to its name, and the folder synced: readers see it whole or
+not at all, two writers of one name cannot both win, and a power cut after the return loses nothing. Temporary files
+are called `.tmp...`, which Lance's own clean-up removes.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lance_dagster.errors import StoreError
+
+
+class LocalStore:
+    """A folder on local disk."""
+
+    ordered_listing = False
+
+    def __init__(self, root: str) -> None:
+        """Take an absolute path; the folder is made by the first write."""
+        self._root = Path(root)
+
+    @property
+    def uri(self) -> str:
+        """The absolute path."""
+        return str(self._root)
+
+    def get(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None when there is none."""
+        try:
+            return (self._root / key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {self._root / key}: {error}") from error
+
+    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+        """Return an object's bytes and a digest of them, or None when there is none."""
+        data = self.get(key)
+        return None if data is None else (data, _tag(data))
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, whatever is there."""
+        with self._written(key, data) as (temporary, target):
+            os.replace(temporary, target)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object whole unless there is one."""
+        try:
+            with self._written(key, data) as (temporary, target):
+                os.link(temporary, target)
+        except FileExistsError:
+            return False
+        return True
+
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
+        """Replace an object unless it changed since `tag` was read. Safe between processes of one host."""
+        with self._lock(key):
+            found = self.get(key)
+            if found is None or _tag(found) != tag:
+                return False
+            self.put(key, data)
+        return True
+
+    def list(self, folder: str, limit: int | None = None) -> list[str]:
+        """Return the names of the files in a folder, sorted."""
+        try:
+            with os.scandir(self._root / folder) as entries:
+                names = sorted(entry.name for entry in entries if not entry.name.startswith(".tmp"))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
+        return names[:limit]
+
+    def copy_in(self, source_uri: str, key: str) -> None:
+        """Copy a file to `key`; a folder is copied with everything in it. An existing copy is left as it is."""
+        source, target = Path(source_uri), self._root / key
+        if target.exists():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f".tmp{uuid.uuid4().hex}"
+        try:
+            if source.is_dir():
+                shutil.copytree(source, temporary)
+            else:
+                shutil.copyfile(source, temporary)
+                make_durable(str(temporary))
+            os.replace(temporary, target)
+        except OSError as error:
+            raise StoreError(f"cannot copy {source} to {target}: {error}") from error
+
+    def delete(self, key: str) -> None:
+        """Delete a file; nothing happens when there is none."""
+        try:
+            (self._root / key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot delete {self._root / key}: {error}") from error
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and everything below it, and the folders above it that are left empty."""
+        target = self._root / folder
+        shutil.rmtree(target, ignore_errors=True)
+        for parent in target.parents:
+            if parent == self._root or not parent.is_dir() or any(parent.iterdir()):
+                return
+            try:
+                parent.rmdir()
+            except OSError:
+                # Another writer put something there meanwhile.
+                return
+
+    def sync_folder(self, folder: str) -> None:
+        """Make the names in a folder survive a power cut."""
+        if (self._root / folder).is_dir():
+            make_durable(str(self._root / folder))
+
+    @contextmanager
+    def _written(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+        """Give a synced temporary file beside the target, and sync the folder after the caller named it."""
+        target = self._root / key
+        temporary = target.parent / f".tmp{uuid.uuid4().hex}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary, target
+            make_durable(str(target.parent))
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise StoreError(f"cannot write {target}: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        # The kernel drops the lock with the process, so a killed writer leaves nothing behind that blocks others.
+        path = (self._root / key).parent.parent / ".lock"
+        try:
+            with path.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise StoreError(f"cannot lock {path}: {error}") from error
+
+
+def make_durable(path: str) -> None:
+    """Sync a local file, or the names in a local folder, to disk. A remote URI is durable already."""
+    if "://" in path:
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _tag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,93 @@
+"""One spelling for URIs, one vocabulary for credentials.
+
+A table has one canonical URI: absolute, without a trailing slash, `s3://` for S3. Lance compares base paths as
+strings, so another spelling of the same place would make its clean-up believe that files are unused.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from lance_dagster.errors import InvalidInputError
+
+_S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
+_CLIENT, _TOP = "client_kwargs", ""
+# pylance's option, without its optional "aws_" prefix -> where s3fs wants it.
+_S3_OPTIONS: dict[str, tuple[str, str]] = {
+    "access_key_id": (_TOP, "key"),
+    "secret_access_key": (_TOP, "secret"),
+    "session_token": (_TOP, "token"),
+    "token": (_TOP, "token"),
+    "skip_signature": (_TOP, "anon"),
+    "endpoint": (_CLIENT, "endpoint_url"),
+    "endpoint_url": (_CLIENT, "endpoint_url"),
+    "region": (_CLIENT, "region_name"),
+    "default_region": (_CLIENT, "region_name"),
+    "allow_http": (_TOP, ""),
+    "virtual_hosted_style_request": (_TOP, ""),
+}
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI, empty for a local path."""
+    return uri.partition("://")[0] if "://" in uri else ""
+
+
+def canonical_uri(uri: str | os.PathLike[str]) -> str:
+    """Return the one spelling of a table's URI that this package stores and passes on.
+
+    Raises:
+        InvalidInputError: The URI is empty, or carries a query or fragment.
+    """
+    text = os.fspath(uri)
+    if not text.strip():
+        raise InvalidInputError("a table URI cannot be empty; give a local path or s3://bucket/path")
+    scheme = scheme_of(text).lower()
+    if scheme in ("", "file"):
+        path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
+        return os.path.abspath(path)
+    parts = urlsplit(text)
+    if parts.query or parts.fragment or not parts.netloc:
+        raise InvalidInputError(f"a table URI is scheme://bucket/path, without '?' and '#': {text!r}")
+    scheme = "s3" if scheme in _S3_SCHEMES else scheme
+    segments = [segment for segment in parts.path.split("/") if segment]
+    if ".." in segments or "." in segments:
+        raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {text!r}")
+    return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
+
+
+def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
+    """Translate pylance's storage options to s3fs arguments.
+
+    Raises:
+        InvalidInputError: An option is unknown (pylance ignores it, and a misspelt key then surfaces as a time-out),
+            is not a string, or a plain-HTTP endpoint is given without `allow_http`.
+    """
+    top: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    flags: dict[str, bool] = {}
+    for given, value in storage_options.items():
+        key = given.lower().removeprefix("aws_")
+        if key not in _S3_OPTIONS:
+            known = ", ".join(f"aws_{name}" for name in sorted(_S3_OPTIONS))
+            raise InvalidInputError(f"unknown storage option {given!r}; known: {known}")
+        if not isinstance(value, str):
+            raise InvalidInputError(f"storage option {given!r} must be a string, not {type(value).__name__}")
+        place, name = _S3_OPTIONS[key]
+        if not name or name == "anon":
+            flags[key] = value.lower() in _TRUE
+        else:
+            (client if place == _CLIENT else top)[name] = value
+    endpoint = client.get("endpoint_url", "")
+    if endpoint.startswith("http://") and not flags.get("allow_http"):
+        raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")
+    style = "virtual" if flags.get("virtual_hosted_style_request") else "path" if endpoint else "auto"
+    return top | {
+        "anon": flags.get("skip_signature", False),
+        "client_kwargs": client,
+        "config_kwargs": {"s3": {"addressing_style": style}},
+        # A cached listing would answer questions about objects that other writers made since.
+        "use_listings_cache": False,
+    }

@@ -1,0 +1,195 @@
+"""Tables on S3 and on servers that speak it.
+
+Conditional writes are `If-None-Match: *` and `If-Match`. Requests go through `call_s3`, where one verb is one
+request. A client below us may send a PUT again after a lost answer and then see its own object, so "exists" is never
+taken for "lost": whoever cares reads the object back.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import fsspec
+
+from lance_dagster.errors import ConditionalPutUnsupportedError, StoreError
+from lance_dagster.store.options import s3fs_options
+
+_PRECONDITION_FAILED, _CONFLICT = 412, 409
+_CONFLICT_RETRIES = 5
+
+
+class S3Store:
+    """A prefix of a bucket."""
+
+    ordered_listing = True
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
+        """Take a canonical `s3://` URI; nothing is contacted yet."""
+        self._uri = uri
+        self._bucket, _, self._prefix = uri.removeprefix("s3://").partition("/")
+        self._options = s3fs_options(storage_options)
+        self._filesystem: tuple[int, Any] | None = None
+        self._probed = False
+
+    @property
+    def uri(self) -> str:
+        """The canonical URI."""
+        return self._uri
+
+    def get(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None when there is none."""
+        with _translated(f"read {self._uri}/{key}"):
+            try:
+                # One request; without the limit there would be a second one for the size.
+                data: bytes = self._fs.cat_file(f"{self._bucket}/{self._key(key)}", max_concurrency=1)
+            except FileNotFoundError:
+                return None
+        return data
+
+    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+        """Return an object's bytes and its ETag, or None when there is none."""
+        with _translated(f"read {self._uri}/{key}"):
+            try:
+                # The tag first: should the object change in between, the tag is the older one and a swap fails.
+                tag = str(self._call("head_object", Key=self._key(key))["ETag"])
+            except FileNotFoundError:
+                return None
+        data = self.get(key)
+        return None if data is None else (data, tag)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, whatever is there."""
+        with _translated(f"write {self._uri}/{key}"):
+            self._call("put_object", Key=self._key(key), Body=data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object whole unless there is one."""
+        if not self._probed:
+            self._probe()
+        return self._conditional_put(key, data, {"IfNoneMatch": "*"})
+
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
+        """Replace an object unless its ETag changed."""
+        if not self._probed:
+            self._probe()
+        # Some servers do not match a quoted tag, all match a bare one.
+        return self._conditional_put(key, data, {"IfMatch": tag.strip('"')})
+
+    def list(self, folder: str, limit: int | None = None) -> list[str]:
+        """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
+        prefix = f"{self._key(folder)}/"
+        names: list[str] = []
+        extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
+        with _translated(f"list {self._uri}/{folder}"):
+            while True:
+                answer = self._call("list_objects_v2", Prefix=prefix, Delimiter="/", **extra)
+                names += [entry["Key"].removeprefix(prefix) for entry in answer.get("Contents", ())]
+                enough = limit is not None and len(names) >= limit
+                if enough or not answer.get("IsTruncated"):
+                    return [name for name in names if name][:limit]
+                extra["ContinuationToken"] = answer["NextContinuationToken"]
+
+    def copy_in(self, source_uri: str, key: str) -> None:
+        """Copy an object, or everything below a prefix, on the server's side."""
+        source = source_uri.removeprefix("s3://")
+        target = f"{self._bucket}/{self._key(key)}"
+        with _translated(f"copy {source_uri} to {self._uri}/{key}"):
+            for found in self._fs.find(source):
+                self._fs.cp_file(found, target + found.removeprefix(source))
+
+    def delete(self, key: str) -> None:
+        """Delete an object; nothing happens when there is none."""
+        with _translated(f"delete {self._uri}/{key}"):
+            self._call("delete_object", Key=self._key(key))
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete everything below a prefix."""
+        with _translated(f"delete {self._uri}/{folder}"):
+            try:
+                self._fs.rm(f"{self._bucket}/{self._key(folder)}", recursive=True)
+            except FileNotFoundError:
+                return
+
+    def sync_folder(self, folder: str) -> None:
+        """Do nothing: an acknowledged object is durable."""
+
+    @property
+    def _fs(self) -> Any:
+        # A client is not usable in a forked child, so each process makes its own.
+        if self._filesystem is None or self._filesystem[0] != os.getpid():
+            self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
+        return self._filesystem[1]
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        return self._fs.call_s3(method, Bucket=self._bucket, **arguments)
+
+    def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> bool:
+        def send() -> bool:
+            self._call("put_object", Key=self._key(key), Body=data, **condition)
+            return True
+
+        for _ in range(_CONFLICT_RETRIES):
+            answer = _answer(send, f"write {self._uri}/{key}")
+            # 409 says that another conditional request is under way: nothing landed, the same request may follow.
+            if answer != _CONFLICT:
+                return answer is True
+        raise StoreError(f"cannot write {self._uri}/{key}: the server kept answering 409 to conditional writes")
+
+    def _probe(self) -> None:
+        """Refuse a server that accepts conditions and ignores them: commits would overwrite each other."""
+        key = f"_refs/.probe-{uuid.uuid4().hex}"
+        first = self._conditional_put(key, b"1", {"IfNoneMatch": "*"})
+        try:
+            if not first or self._conditional_put(key, b"2", {"IfNoneMatch": "*"}):
+                raise ConditionalPutUnsupportedError(
+                    f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
+                    "other's commit; use a server with conditional writes"
+                )
+        finally:
+            self.delete(key)
+        self._probed = True
+
+
+def _answer(send: Callable[[], bool], what: str) -> bool | int:
+    """Return True when the write was made, False when its condition failed, 409 when it may be sent again."""
+    try:
+        return send()
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        # If-Match on an object that is gone.
+        return False
+    except OSError as error:
+        status = _status(error)
+        if status == _PRECONDITION_FAILED:
+            return False
+        if status == _CONFLICT:
+            return _CONFLICT
+        if status == 501:  # noqa: PLR2004
+            raise ConditionalPutUnsupportedError(
+                f"cannot {what}: the server does not support conditional writes"
+            ) from error
+        raise StoreError(f"cannot {what}: {error}") from error
+
+
+def _status(error: OSError) -> int | None:
+    response = getattr(error.__cause__, "response", None)
+    if not isinstance(response, dict):
+        return None
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot {what}: {error}") from error

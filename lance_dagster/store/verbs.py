@@ -1,0 +1,61 @@
+"""What a store can do, said once for every provider."""
+
+from typing import Protocol
+
+
+class Store(Protocol):
+    """One folder of objects. Keys are paths below it, with "/" between segments.
+
+    Every verb raises `StoreError` when the storage fails. After a failed `put_if_absent` or `compare_and_swap` the
+    object may or may not be there: read it back before deciding anything.
+    """
+
+    @property
+    def uri(self) -> str:
+        """The canonical URI of the folder."""
+        ...
+
+    @property
+    def ordered_listing(self) -> bool:
+        """Whether listings come in key order, so that no version hint is needed."""
+        ...
+
+    def get(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None when there is none."""
+        ...
+
+    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+        """Return an object's bytes and the tag that `compare_and_swap` takes, or None when there is none."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, whatever is there."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object whole unless there is one; False, and nothing written, when there is."""
+        ...
+
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
+        """Replace an object unless it changed since `tag` was read; False, and nothing written, when it did."""
+        ...
+
+    def list(self, folder: str, limit: int | None = None) -> list[str]:
+        """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
+        ...
+
+    def copy_in(self, source_uri: str, key: str) -> None:
+        """Copy an object of the same storage to `key`, on the server's side where it can."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete an object; nothing happens when there is none."""
+        ...
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and everything below it."""
+        ...
+
+    def sync_folder(self, folder: str) -> None:
+        """Make the names in a folder survive a power cut, where that is not given."""
+        ...

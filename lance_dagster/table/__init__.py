@@ -1,0 +1,5 @@
+"""One table and everything that can be done with it."""
+
+from lance_dagster.table.table import LanceTable
+
+__all__ = ["LanceTable"]

@@ -1,0 +1,57 @@
+"""What every operation on a table needs: its store, its names, its versions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import lance
+import pyarrow as pa
+
+from lance_dagster.datafiles import open_dataset
+from lance_dagster.errors import RefNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.schema import arrow_from_fields
+from lance_dagster.history.refs import READY, Refs
+from lance_dagster.history.resolve import resolve
+from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one table. Holds the storage options, which its repr does not show."""
+
+    store: Store = field(repr=False)
+    refs: Refs = field(repr=False)
+    versions: Versions = field(repr=False)
+    storage_options: Mapping[str, str] = field(repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The table's canonical URI."""
+        return self.store.uri
+
+    def at(self, ref: str) -> State:
+        """Read the version a ref expression names."""
+        return self.versions.load(*resolve(ref, self.refs, self.versions))
+
+    def head(self, branch: str) -> State:
+        """Read the newest version of a branch.
+
+        Raises:
+            RefNotFoundError: There is no such branch.
+        """
+        if branch != MAIN:
+            found = self.refs.branch(branch)
+            if found is None or found.state != READY:
+                known = [other.name for other in self.refs.branches().values() if other.state == READY]
+                raise RefNotFoundError(branch, [MAIN, *known], self.uri)
+        return self.versions.head(branch)
+
+    def dataset(self, state: State) -> lance.LanceDataset:
+        """Open a version with pylance."""
+        return open_dataset(self.uri, state.branch, state.number, self.storage_options)
+
+
+def schema_of(state: State) -> pa.Schema:
+    """Return the Arrow schema of a version."""
+    return arrow_from_fields(state.manifest.fields, state.manifest.schema_metadata)

@@ -1,0 +1,214 @@
+"""Put rows into a table and take rows out: append, overwrite, replace."""
+
+import secrets
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from lance_dagster.changes.claims import APPEND, OVERWRITE, REPLACE, Claim, encode_claims
+from lance_dagster.changes.places import folder_of, placed_under_root
+from lance_dagster.datafiles import (
+    StagedFiles,
+    WriteTarget,
+    check_schema,
+    fragments_of,
+    matching_offsets,
+    write_files,
+)
+from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
+from lance_dagster.format import layout
+from lance_dagster.format.deletions import decode_offsets, encode_offsets
+from lance_dagster.format.model import DeletionFile, Field, Fragment, Manifest
+from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
+from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Operation, Overwrite, Transaction, Update
+from lance_dagster.history.commit import commit_transaction
+from lance_dagster.history.versions import State, Version
+from lance_dagster.store import open_store
+from lance_dagster.table.parts import Parts, schema_of
+
+Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
+_REPLACE_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What a commit says about itself."""
+
+    branch: str = layout.MAIN
+    message: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    partitions: Sequence[str] = ()
+
+    def as_properties(self, mode: str, predicate: str | None = None) -> dict[str, str]:
+        """Return the transaction properties that carry the note and what it claims."""
+        claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions))
+        found = {**self.properties, CLAIMS: encode_claims([claim])}
+        if self.message is not None:
+            found[MESSAGE] = self.message
+        return found
+
+
+def target(parts: Parts, schema: pa.Schema, file_version: str) -> WriteTarget:
+    """Say where data files of a table go, whatever branch they will be committed to."""
+    return WriteTarget(
+        data_uri=f"{parts.uri}/{layout.DATA}",
+        schema=schema,
+        file_version=file_version,
+        storage_options=parts.storage_options,
+    )
+
+
+def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> State:
+    """Add rows; take out those an earlier attempt of the same work added, in the same commit."""
+    head = parts.head(note.branch)
+    staged = _staged(parts, rows, schema_of(head), head)
+    added = _placed(parts, staged, head.manifest.fields, head)
+    operation: Operation = Append(fragments=added)
+    if replaces is not None:
+        stale = _added_by(parts, replaces) & head.manifest.fragment_map().keys()
+        operation = Update(removed_fragment_ids=tuple(sorted(stale)), new_fragments=added)
+    return _commit(parts, head, operation, note.branch, note.as_properties(APPEND))
+
+
+def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
+    """Replace all rows, and the schema where the rows have another one."""
+    head = parts.head(note.branch)
+    given, own = rows.schema, schema_of(head)
+    fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
+    if not _fits(given, own):
+        fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
+    staged = _staged(parts, rows, schema, head)
+    operation = Overwrite(
+        fragments=_placed(parts, staged, fields, head), fields=fields, schema_metadata=metadata
+    )
+    return _commit(parts, head, operation, note.branch, note.as_properties(OVERWRITE))
+
+
+def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State:
+    """Take out the rows that match and put others in, as one commit.
+
+    When another commit touches the same fragments meanwhile, the rows to take out are looked up again.
+    """
+    staged: StagedFiles | None = None
+    for attempt in range(_REPLACE_ATTEMPTS):
+        head = parts.head(note.branch)
+        if staged is None:
+            staged = _staged(parts, rows, schema_of(head), head)
+        removed, updated = _taken_out(parts, head, predicate)
+        operation = Update(
+            removed_fragment_ids=removed,
+            updated_fragments=updated,
+            new_fragments=_placed(parts, staged, head.manifest.fields, head),
+        )
+        try:
+            return _commit(parts, head, operation, note.branch, note.as_properties(REPLACE, predicate))
+        except CommitConflictError as error:
+            if not error.retryable or attempt == _REPLACE_ATTEMPTS - 1:
+                raise
+    raise InvalidInputError("unreachable: the last attempt returns or raises")
+
+
+def _commit(
+    parts: Parts, head: State, operation: Operation, branch: str, properties: Mapping[str, str]
+) -> State:
+    transaction = Transaction(
+        read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
+    )
+    return commit_transaction(parts.versions, branch, transaction)
+
+
+def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State) -> StagedFiles:
+    if isinstance(rows, StagedFiles):
+        if not rows.schema.equals(schema):
+            check_schema(rows.schema, schema)
+        return rows
+    # Before the first row is read: a stream may be long.
+    check_schema(rows.schema, schema)
+    files = write_files(target(parts, schema, head.manifest.file_version), _batches(rows))
+    return StagedFiles(schema, files)
+
+
+def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable[pa.RecordBatch]:
+    if isinstance(rows, pa.RecordBatch):
+        return [rows]
+    return rows.to_batches() if isinstance(rows, pa.Table) else rows
+
+
+def _placed(
+    parts: Parts, staged: StagedFiles, fields: Sequence[Field], head: State
+) -> tuple[Fragment, ...]:
+    fragments = fragments_of(staged, fields, head.manifest.file_version)
+    return placed_under_root(fragments, head.manifest, parts.uri)
+
+
+def _fits(given: pa.Schema, own: pa.Schema) -> bool:
+    try:
+        check_schema(given, own)
+    except SchemaMismatchError:
+        return False
+    return True
+
+
+def _added_by(parts: Parts, version: Version) -> frozenset[int]:
+    """Return the ids of the fragments a version has and the one before it has not."""
+    state = parts.versions.load(version.branch, version.number)
+    before = parts.at(version.parents[0]) if version.parents else None
+    known = before.manifest.fragment_map().keys() if before else set()
+    return frozenset(state.manifest.fragment_map().keys() - known)
+
+
+def _taken_out(
+    parts: Parts, head: State, predicate: str
+) -> tuple[tuple[int, ...], tuple[Fragment, ...]]:
+    """Return the fragments that lose all their rows, and those that lose some with their new deletion vector."""
+    removed: list[int] = []
+    updated: list[Fragment] = []
+    fragments = head.manifest.fragment_map()
+    for number, offsets in matching_offsets(parts.dataset(head), predicate).items():
+        fragment = fragments[number]
+        if len(offsets) == fragment.rows:
+            removed.append(number)
+        else:
+            updated.append(_with_deleted(parts, head, fragment, offsets))
+    return tuple(removed), tuple(updated)
+
+
+def _with_deleted(parts: Parts, head: State, fragment: Fragment, offsets: Iterable[int]) -> Fragment:
+    deleted = deleted_offsets(parts, head.manifest, fragment, parts.versions.line_uri(head.branch))
+    kind, data = encode_offsets(deleted | set(offsets))
+    deletion = DeletionFile(
+        kind=kind,
+        read_version=head.number,
+        id=secrets.randbits(64),
+        deleted_rows=len(deleted | set(offsets)),
+    )
+    store_deletion(parts, head.branch, fragment.id, deletion, data)
+    return replace(fragment, deletion=deletion)
+
+
+def deleted_offsets(parts: Parts, manifest: Manifest, fragment: Fragment, line_uri: str) -> frozenset[int]:
+    """Read the deletion vector of a fragment."""
+    if fragment.deletion is None:
+        return frozenset()
+    data = read_deletion(parts, manifest, fragment, line_uri)
+    return frozenset(decode_offsets(fragment.deletion.kind, data, f"deletion file of fragment {fragment.id}"))
+
+
+def read_deletion(parts: Parts, manifest: Manifest, fragment: Fragment, line_uri: str) -> bytes:
+    """Read the bytes of a fragment's deletion file, under whatever base it lies."""
+    if fragment.deletion is None:
+        raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
+    base = folder_of(manifest, fragment.deletion.base_id, line_uri)
+    path = layout.deletion_path(fragment.id, fragment.deletion)
+    data = open_store(base.path, parts.storage_options).get(path)
+    if data is None:
+        raise CorruptFileError(f"{base.path}/{path}", "it is missing")
+    return data
+
+
+def store_deletion(parts: Parts, branch: str, fragment_id: int, deletion: DeletionFile, data: bytes) -> None:
+    """Write a deletion file into a branch's own folder."""
+    path = layout.join(layout.line_root(branch), layout.deletion_path(fragment_id, deletion))
+    parts.store.put(path, data)

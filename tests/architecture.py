@@ -1,0 +1,319 @@
+"""The rules of the house, each a function from a path and its source to the places that break it.
+
+A rule reads source text with `ast` and never imports what it judges, so
+`test_source.py` can feed it a bad line.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import PurePosixPath
+
+PACKAGE = "lance_dagster"
+GENERATED = f"{PACKAGE}/format/_proto/"
+
+# Imports point to a lower number; equal numbers are neighbours and do not import each other.
+LAYERS = {
+    "errors": 0,
+    "format": 1,
+    "changes": 2,
+    "store": 2,
+    "history": 3,
+    "datafiles": 3,
+    "table": 4,
+    "spark": 5,
+    "repository": 5,
+    "plugin": 6,
+    "cli": 6,
+}
+# A third party, and the only places that may import it.
+DOORS = {
+    "fsspec": ("lance_dagster/store/",),
+    "s3fs": ("lance_dagster/store/",),
+    "lance": ("lance_dagster/datafiles.py",),
+    "google.protobuf": ("lance_dagster/format/codec/", GENERATED),
+    "lance_dagster.format._proto": ("lance_dagster/format/codec/", GENERATED),
+    "pendulum.parser": ("lance_dagster/history/resolve.py",),
+    "pendulum.parse": ("lance_dagster/history/resolve.py",),
+    "dagster": ("lance_dagster/plugin/",),
+    "dagster_shared": ("lance_dagster/plugin/",),
+    "pyspark": ("lance_dagster/spark/", "lance_dagster/plugin/"),
+}
+PURE = ("lance_dagster/format/", "lance_dagster/changes/")
+IMPURE_MODULES = frozenset(
+    {"asyncio", "http", "importlib", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"}
+    | {"shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid"}
+)
+IMPURE_CALLS = re.compile(
+    r"^(open|io\.(open|FileIO)|print|input|.*\b(datetime|date|DateTime|pendulum)\.(now|utcnow|today))$"
+)
+HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
+MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 400, 50, 6, 2
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+Rule = Callable[[str, str], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """One name an import statement asks for: `from a.b import c` asks for `a.b.c`."""
+
+    name: str
+    line: int
+
+
+def imports(path: str, source: str) -> Iterator[Imported]:
+    """Every import of a module, those inside functions included, relative ones resolved."""
+    package = PurePosixPath(path).parent.parts
+    for node in ast.walk(ast.parse(source, path)):
+        if isinstance(node, ast.Import):
+            yield from (Imported(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            parts = [*above, *([node.module] if node.module else [])]
+            yield from (Imported(".".join([*parts, alias.name]), node.lineno) for alias in node.names)
+
+
+def within(name: str, module: str) -> bool:
+    """Whether a dotted name is a module or something in it."""
+    return name == module or name.startswith(module + ".")
+
+
+def in_package(path: str) -> bool:
+    """Whether a file is written by hand and part of the package."""
+    return path.startswith(PACKAGE + "/") and not path.startswith(GENERATED)
+
+
+def functions(path: str, source: str) -> Iterator[tuple[FunctionNode, ast.ClassDef | None]]:
+    """Every function with the class it is a method of, if it is one."""
+    tree = ast.parse(source, path)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    owners = {id(item): node for node in classes for item in node.body}
+    for node in ast.walk(tree):
+        if isinstance(node, FunctionNode):
+            yield node, owners.get(id(node))
+
+
+def layers(path: str, source: str) -> list[str]:
+    """Imports point down, and nothing in the package goes through its front."""
+    if not in_package(path) or path == f"{PACKAGE}/__init__.py":
+        return []
+    unit = PurePosixPath(path).parts[1].removesuffix(".py")
+    if unit not in LAYERS:
+        return [f"{path}:1: {unit} has no layer; give it one in LAYERS"]
+    found = []
+    for item in imports(path, source):
+        if not within(item.name, PACKAGE):
+            continue
+        target = [*item.name.split("."), ""][1]
+        if target not in LAYERS:
+            found.append(f"{path}:{item.line}: imports {item.name} through the front of the package")
+        elif target != unit and LAYERS[target] >= LAYERS[unit]:
+            found.append(f"{path}:{item.line}: {unit} imports {target}, which is not below it")
+    return found
+
+
+def doors(path: str, source: str) -> list[str]:
+    """A third party comes in through its one door."""
+    if not in_package(path) or path == f"{PACKAGE}/__init__.py":
+        return []
+    used = [*imports(path, source), *(Imported(name, line) for name, line in calls(path, source))]
+    return [
+        f"{path}:{item.line}: {item.name} may be used only in {' and '.join(allowed)}"
+        for item in used
+        for party, allowed in DOORS.items()
+        if within(item.name, party) and not path.startswith(allowed)
+    ]
+
+
+def calls(path: str, source: str) -> Iterator[tuple[str, int]]:
+    """The dotted name and line of everything called."""
+    for node in ast.walk(ast.parse(source, path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            yield ast.unparse(node.func), node.lineno
+
+
+def purity(path: str, source: str) -> list[str]:
+    """The format and the rules of change read no file, clock, random source or environment."""
+    if not in_package(path) or not path.startswith(PURE):
+        return []
+    imported = [
+        f"{path}:{item.line}: {item.name} has no place in a pure module"
+        for item in imports(path, source)
+        if item.name.split(".")[0] in IMPURE_MODULES
+    ]
+    impure = ((name, line) for name, line in calls(path, source) if IMPURE_CALLS.match(name))
+    return imported + [f"{path}:{line}: {name}() in a pure module" for name, line in impure]
+
+
+def private_dagster(path: str, source: str) -> list[str]:
+    """Only Dagster's public names are used."""
+    private = re.compile(r"^dagster\w*(\.\w+)*\._(?!_)")
+    return [
+        f"{path}:{item.line}: {item.name} is private to Dagster"
+        for item in imports(path, source)
+        if private.match(item.name)
+    ]
+
+
+def module_length(path: str, source: str) -> list[str]:
+    """A module stays readable in one sitting."""
+    lines = len(source.splitlines())
+    if not in_package(path) or lines <= MODULE_LINES:
+        return []
+    return [f"{path}:{lines}: {lines} lines, at most {MODULE_LINES}"]
+
+
+def body_length(path: str, source: str) -> list[str]:
+    """A function body, its docstring apart, fits on a screen."""
+    if not in_package(path):
+        return []
+    found = []
+    for node, _ in functions(path, source):
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        lines = (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0
+        if lines > BODY_LINES:
+            found.append(f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {BODY_LINES}")
+    return found
+
+
+def parameters(path: str, source: str) -> list[str]:
+    """At most six parameters, and only the first two by position.
+
+    An exception's constructor is exempt from the second half, because pickle calls it by position; so is
+    what Python or Dagster calls: other dunder methods, and functions under a decorator that takes them over.
+    """
+    if not in_package(path):
+        return []
+    found = []
+    for node, owner in functions(path, source):
+        named = [*node.args.posonlyargs, *node.args.args]
+        bound = owner is not None and not has_decorator(node, "staticmethod")
+        positional = len(named) - bound
+        if positional + len(node.args.kwonlyargs) > PARAMETERS:
+            found.append(f"{path}:{node.lineno}: {node.name} has more than {PARAMETERS} parameters")
+        if positional > POSITIONAL and not called_by_others(node, owner):
+            found.append(f"{path}:{node.lineno}: {node.name} has more than {POSITIONAL} positional ones")
+    return found
+
+
+def has_decorator(node: FunctionNode, *names: str) -> bool:
+    """Whether a function stands under one of these decorators."""
+    plain = {ast.unparse(item.func if isinstance(item, ast.Call) else item) for item in node.decorator_list}
+    return not plain.isdisjoint(names)
+
+
+def called_by_others(node: FunctionNode, owner: ast.ClassDef | None) -> bool:
+    """Whether somebody else decides how a function's arguments are passed."""
+    if node.name == "__init__":
+        return owner is not None and owner.name.endswith("Error")
+    if node.name.startswith("__") or has_decorator(node, "override", "typing.override"):
+        return True
+    own = ("staticmethod", "classmethod", "property", "contextmanager", "cache", "lru_cache", "overload")
+    return bool(node.decorator_list) and not has_decorator(node, *own)
+
+
+def documented(path: str, source: str) -> list[str]:
+    """Every public module, class and function says what it is for."""
+    if not in_package(path):
+        return []
+    tree = ast.parse(source, path)
+    found = [] if ast.get_docstring(tree) else [f"{path}:1: the module has no docstring"]
+    bare = (node for node in public(tree) if undocumented(node))
+    return found + [f"{path}:{node.lineno}: {node.name} has no docstring" for node in bare]
+
+
+def public(scope: ast.Module | ast.ClassDef) -> Iterator[FunctionNode | ast.ClassDef]:
+    """The public functions and classes of a module or class, and theirs."""
+    for node in scope.body:
+        if isinstance(node, FunctionNode | ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node)
+
+
+def undocumented(node: FunctionNode | ast.ClassDef) -> bool:
+    """Whether a definition lacks a docstring it should have."""
+    if isinstance(node, FunctionNode) and has_decorator(node, "overload", "override", "typing.overload"):
+        return False
+    return ast.get_docstring(node) is None
+
+
+def homeless(path: str, source: str) -> list[str]:  # noqa: ARG001 - a rule takes both
+    """A function without a home is a missing noun, not a drawer."""
+    stems = {part.removesuffix(".py").strip("_") for part in PurePosixPath(path).parts}
+    return [f"{path}:1: `{name}` names no thing" for name in sorted(stems & HOMELESS)]
+
+
+def broad_except(path: str, source: str) -> list[str]:
+    """Errors are caught by name; `BaseException` only to clean up and raise again."""
+    found = []
+    for node in ast.walk(ast.parse(source, path)):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        raises = any(isinstance(item, ast.Raise) and item.exc is None for item in ast.walk(node))
+        caught = [] if node.type is None else [ast.unparse(item) for item in listed(node.type)]
+        if node.type is None or "Exception" in caught or ("BaseException" in caught and not raises):
+            found.append(f"{path}:{node.lineno}: catches everything")
+    return found
+
+
+def listed(node: ast.expr) -> list[ast.expr]:
+    """The members of a tuple, or the one thing."""
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def assertions(path: str, source: str) -> list[str]:
+    """A user's mistake gets an error that survives `python -O`."""
+    if not in_package(path):
+        return []
+    found = (node for node in ast.walk(ast.parse(source, path)) if isinstance(node, ast.Assert))
+    return [f"{path}:{node.lineno}: assert" for node in found]
+
+
+def mocks(path: str, source: str) -> list[str]:
+    """Tests run against the real thing."""
+    banned = ("mock", "unittest.mock", "pytest_mock", "moto.mock_aws")
+    imported = [item for item in imports(path, source) if any(within(item.name, name) for name in banned)]
+    patched = [Imported(name, line) for name, line in calls(path, source) if name == "monkeypatch.setattr"]
+    return [f"{path}:{item.line}: {item.name}" for item in imported + patched]
+
+
+RULES: tuple[Rule, ...] = (
+    layers,
+    doors,
+    purity,
+    private_dagster,
+    module_length,
+    body_length,
+    parameters,
+    documented,
+    homeless,
+    broad_except,
+    assertions,
+    mocks,
+)
+
+
+def cycle(sources: Mapping[str, str]) -> list[str]:
+    """The modules of one import cycle, or nothing; an import inside a function counts."""
+    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
+    graph = {
+        module: {home(item.name, modules) for item in imports(path, sources[path])} - {None, module}
+        for module, path in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(module) for module in error.args[1]]
+    return []
+
+
+def home(name: str, modules: Mapping[str, str]) -> str | None:
+    """The module an imported name is or lives in, if it is one of ours."""
+    if name in modules:
+        return name
+    parent = name.rpartition(".")[0]
+    return parent if parent in modules else None

@@ -1,0 +1,132 @@
+"""What tests share: one Spark session, one object-store server, fresh tables and Dagster instances.
+
+Heavy libraries are imported inside the fixtures, so tests of pure modules start at once.
+"""
+
+import http.client
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+    from pyspark.sql import SparkSession
+
+HOST = "127.0.0.1"
+SERVER_START_SECONDS = 60
+
+
+class S3Storage(NamedTuple):
+    """A fresh bucket and what it takes to reach it, in pylance's words."""
+
+    uri: str
+    storage_options: Mapping[str, str]
+
+
+@pytest.fixture
+def tmp_table_uri(tmp_path: Path) -> str:
+    """A place on the local disk where no table is yet."""
+    return str(tmp_path / "table")
+
+
+@pytest.fixture
+def instance() -> Iterator["DagsterInstance"]:
+    """A Dagster instance that lives as long as the test."""
+    from dagster import DagsterInstance
+
+    with DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """The one local Spark session of the whole run, tuned to start fast."""
+    from lance_dagster.spark.session import local_session
+
+    config = {
+        # Short queries gain nothing from the optimising compiler and a parallel collector.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }
+    session = local_session("lance_dagster tests", master="local[2]", config=config)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real S3 server process on the loopback interface; its endpoint.
+
+    Its conditional put checks and writes in two steps, so tests of races belong on the local disk.
+    """
+    log = tmp_path_factory.mktemp("s3") / "server.log"
+    port = free_port()
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_for(process, port, log)
+        yield f"http://{HOST}:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@pytest.fixture
+def s3_storage(s3_server: str) -> S3Storage:
+    """A bucket of the test's own on the object-store server."""
+    bucket = f"test-{uuid.uuid4().hex}"
+    address = s3_server.removeprefix("http://")
+    status = request(address, "PUT", f"/{bucket}")
+    if status != http.client.OK:
+        pytest.fail(f"the S3 server answered {status} to the creation of a bucket")
+    return S3Storage(
+        uri=f"s3://{bucket}",
+        storage_options={
+            "aws_access_key_id": "test-key",
+            "aws_secret_access_key": "test-secret",
+            "aws_endpoint": s3_server,
+            "aws_region": "us-east-1",
+            "allow_http": "true",
+        },
+    )
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Return once the server answers; fail with its log when it ends or stays silent."""
+    deadline = time.monotonic() + SERVER_START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            request(f"{HOST}:{port}", "GET", "/")
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    pytest.fail(f"the S3 server did not start:\n{log.read_text()}")
+
+
+def request(address: str, method: str, path: str) -> int:
+    """The status of one plain HTTP request, sent past any proxy."""
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request(method, path)
+        return connection.getresponse().status
+    finally:
+        connection.close()

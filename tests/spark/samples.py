@@ -1,0 +1,47 @@
+"""Frames that hold one column of each type a Lance table can take from Spark."""
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+EVERY_TYPE = {
+    "a_byte": "cast(-7 AS byte)",
+    "a_short": "cast(-700 AS short)",
+    "an_int": "-70000",
+    "a_long": "-7000000000",
+    "a_float": "cast(0.5 AS float)",
+    "a_double": "cast(-0.1 AS double)",
+    "a_boolean": "true",
+    "a_string": "'Zürich'",
+    "a_binary": "x'00FF'",
+    "a_small_decimal": "cast(-1.25 AS decimal(10,2))",
+    "a_large_decimal": "cast('1234567890123456789012345678.0123456789' AS decimal(38,10))",
+    "a_date": "date '1969-12-31'",
+    "a_timestamp": "timestamp '2026-01-31 12:34:56.123456 Europe/Paris'",
+    "a_local_timestamp": "timestamp_ntz '2026-01-31 12:34:56.123456'",
+    "a_time": "time '23:59:59.999999'",
+    "a_duration": "interval '1 02:03:04.5' day to second",
+    "a_vector": "array(cast(1 AS float), cast(2 AS float), cast(3 AS float))",
+    "a_list_of_lists": "array(array(1), array(), array(2, 3))",
+    "a_list_of_structs": "array(named_struct('x', 1, 'y', 'a'))",
+    "a_map": "map('k', 1, 'l', 2)",
+    "a_struct": "named_struct('inner', named_struct('x', 1), 'at', timestamp '2026-01-31 00:00:00 UTC')",
+    "a_variant": """parse_json('{"a": [1, "b"]}')""",
+    "a_void": "null",
+}
+
+
+def every_type(spark: SparkSession, *, nulls: bool) -> DataFrame:
+    """A frame with one row of values, and one of nulls when they are asked for."""
+    columns = ", ".join(f"{value} AS {name}" for name, value in EVERY_TYPE.items())
+    values = spark.sql(f"SELECT 1 AS id, {columns}")  # noqa: S608 - nobody's input
+    if not nulls:
+        return values
+    empty = [F.lit(None).cast(values.schema[name].dataType).alias(name) for name in EVERY_TYPE]
+    return values.union(values.select(F.lit(2).alias("id"), *empty))
+
+
+def rows(df: DataFrame) -> list[dict[str, object]]:
+    """The rows of a frame by their id, as values that can be compared."""
+    found = [row.asDict(recursive=True) for row in df.orderBy("id").collect()]
+    # Variants compare by identity.
+    return [{name: str(value) if name == "a_variant" else value for name, value in row.items()} for row in found]

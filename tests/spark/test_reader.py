@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from lance_dagster.errors import InvalidInputError, RefNotFoundError
+from lance_dagster.spark import read_table, reader
+from lance_dagster.spark.reader import LancePartition, LanceReader, Scan
+from lance_dagster.spark.schema import readable_schema
+from lance_dagster.table import LanceTable
+from tests.spark.samples import rows
+
+
+@pytest.fixture
+def numbers(tmp_table_uri: str) -> LanceTable:
+    """A table of ten rows in two fragments."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64()), ("text", pa.string()), ("Odd One", pa.bool_())]))
+    for start in (0, 5):
+        ids = range(start, start + 5)
+        made = {"id": list(ids), "text": [f"n{number}" for number in ids], "Odd One": [n % 2 == 1 for n in ids]}
+        table.append(pa.table(made, schema=table.schema()))
+    return table
+
+
+def test_columns_and_a_filter_are_read_and_nothing_else(spark: SparkSession, numbers: LanceTable) -> None:
+    """The order is the caller's, and the filter may name a column that is not read."""
+    df = read_table(spark, numbers, columns=["Odd One", "id"], filter="text >= 'n7' OR id = 0")
+    assert ["Odd One", "id"] == df.columns
+    expected = [{"Odd One": number % 2 == 1, "id": number} for number in (0, 7, 8, 9)]
+    assert expected == rows(df)
+
+
+def test_one_frame_used_twice_keeps_its_rows(spark: SparkSession, numbers: LanceTable) -> None:
+    """Spark's own filter pushdown to Python data sources loses rows here."""
+    df = read_table(spark, numbers)
+    assert 2 == df.filter("id > 7").count()
+    assert 10 == df.count()
+    assert 12 == df.filter("id > 7").union(df).count()
+
+
+def test_a_frame_stays_on_its_version(spark: SparkSession, numbers: LanceTable) -> None:
+    """What is committed after the frame was made does not show, a new frame sees it."""
+    df = read_table(spark, numbers)
+    tagged = numbers.create_tag("production", "main")
+    numbers.append(pa.table({"id": [10], "text": ["n10"], "Odd One": [False]}))
+    assert 10 == df.count()
+    assert 10 == read_table(spark, numbers, ref="production").count() == read_table(spark, numbers, ref=tagged.ref).count()
+    assert 11 == read_table(spark, numbers).count()
+
+
+def test_deleted_rows_stay_away(spark: SparkSession, numbers: LanceTable) -> None:
+    """A fragment keeps its deleted rows, a reader does not see them."""
+    gone = pa.table({"id": [], "text": [], "Odd One": []}, schema=numbers.schema())
+    numbers.replace_where("id IN (1, 2, 8)", gone)
+    assert [0, 3, 4, 5, 6, 7, 9] == [row["id"] for row in rows(read_table(spark, numbers, columns=["id"]))]
+
+
+def test_an_empty_table_is_an_empty_frame(spark: SparkSession, tmp_table_uri: str) -> None:
+    """It has no fragment to read, and still has columns."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    assert [] == read_table(spark, table).collect()
+
+
+@pytest.mark.parametrize(
+    ("columns", "filter", "said"),
+    [
+        (["idd"], None, "no column 'idd' in .*; it has id, text, Odd One"),
+        ([], None, "at least one"),
+        (["id", "id"], None, "each once"),
+        (None, "id >", "cannot evaluate the filter 'id >'"),
+        (None, "nothing = 3", "cannot evaluate the filter 'nothing = 3': .*No field named nothing"),
+        (None, "id", "does not return a boolean"),
+    ],
+)
+def test_a_wrong_column_or_filter_is_refused_at_once(
+    spark: SparkSession, numbers: LanceTable, columns: list[str] | None, filter: str | None, said: str
+) -> None:
+    """Before any job is started, by name."""
+    with pytest.raises(InvalidInputError, match=said):
+        read_table(spark, numbers, columns=columns, filter=filter)
+
+
+def test_an_unknown_ref_is_refused_at_once(spark: SparkSession, numbers: LanceTable) -> None:
+    """With the error of the table itself."""
+    with pytest.raises(RefNotFoundError, match="prodution"):
+        read_table(spark, numbers, ref="prodution")
+
+
+def planned(table: LanceTable, **scan: str) -> tuple[LanceReader, list[LancePartition]]:
+    """A reader and its partitions, as Spark makes them."""
+    plan = Scan.plan(table, **scan)
+    made = LanceReader(plan, readable_schema(plan.schema))
+    return made, made.partitions()
+
+
+def test_small_fragments_share_a_task(numbers: LanceTable) -> None:
+    """A table of many small appends is not a thousand tasks."""
+    _, partitions = planned(numbers)
+    assert [2] == [len(partition.pieces) for partition in partitions]
+
+
+def test_a_large_fragment_is_cut_by_its_columns_bytes(tmp_table_uri: str) -> None:
+    """Every row is read once, by several tasks, with a filter or without; a narrow column is one task."""
+    count = 20_000
+    values = pa.array(np.random.default_rng(0).random(count * 512, dtype=np.float32))
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 512))]))
+    table.append(pa.table({"id": range(count), "v": pa.FixedSizeListArray.from_arrays(values, 512)}))
+    for filter, expected in [(None, list(range(count))), ("id % 3 = 0", list(range(0, count, 3)))]:
+        made, partitions = planned(table, filter=filter) if filter else planned(table)
+        assert 1 < len(partitions) < 4
+        ids = [batch.column("id").to_pylist() for partition in partitions for batch in made.read(partition)]
+        assert expected == sorted(number for batch in ids for number in batch)
+    plan = Scan.plan(table, columns=["id"])
+    assert 1 == len(LanceReader(plan, readable_schema(plan.schema)).partitions())
+
+
+def test_storage_options_do_not_show() -> None:
+    """What travels to executors may be printed on the way."""
+    scan = Scan(uri="s3://b/t", version="main@1", schema=pa.schema([]), table_row_bytes=1, filter=None, storage_options={"aws_secret_access_key": "hush"})
+    assert "hush" not in repr(scan)

@@ -1,0 +1,192 @@
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.spark import replacement_schema, target_schema
+from lance_dagster.spark.schema import (
+    arrow_for_spark,
+    check_fits,
+    holds_binary,
+    readable_schema,
+    row_bytes,
+    to_spark_batch,
+    to_table_batch,
+)
+
+
+# Only a session can read a schema from text.
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def ddl(text: str) -> StructType:
+    """A Spark schema."""
+    return StructType.fromDDL(text)
+
+
+def column(name: str, arrow: pa.DataType) -> pa.Schema:
+    """A schema of one column."""
+    return pa.schema([pa.field(name, arrow)])
+
+
+def test_a_table_made_for_a_frame_takes_nulls_and_utc() -> None:
+    """Spark's NOT NULL is about the query, its session's time zone about the screen."""
+    made = target_schema(ddl("id BIGINT NOT NULL, at TIMESTAMP, s STRUCT<x: INT NOT NULL>"))
+    wanted = [("id", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("s", pa.struct([("x", pa.int32())]))]
+    assert pa.schema(wanted) == made
+
+
+def test_vectors_become_fixed_size_lists() -> None:
+    """Spark has no such type, so the length is the caller's to say."""
+    made = target_schema(ddl("id INT, v ARRAY<FLOAT>"), {"v": 4})
+    assert pa.list_(pa.float32(), 4) == made.field("v").type
+
+
+@pytest.mark.parametrize(
+    ("vectors", "said"),
+    [
+        ({"w": 4}, "vectors names 'w', and the Spark frame has no such column"),
+        ({"id": 4}, "vectors names 'id', which is int32 and not an array of numbers"),
+        ({"v": 0}, "vectors gives 'v' the length 0; it must be at least 1"),
+    ],
+)
+def test_vectors_that_make_no_sense_are_refused(vectors: Mapping[str, int], said: str) -> None:
+    """A misspelt column would otherwise be stored as a plain list."""
+    with pytest.raises(InvalidInputError, match=said):
+        target_schema(ddl("id INT, v ARRAY<FLOAT>"), vectors)
+
+
+def test_a_type_without_arrow_counterpart_is_refused_by_name() -> None:
+    """Spark would fail in a worker, long after."""
+    with pytest.raises(InvalidInputError, match="column 'm' has the Spark type interval year to month"):
+        target_schema(ddl("id INT, m INTERVAL YEAR TO MONTH"))
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    """Spark allows them, a table does not."""
+    with pytest.raises(InvalidInputError, match="column names must be unique; 'a' stands twice"):
+        target_schema(StructType(ddl("a INT").fields * 2))
+
+
+WIDENED = [
+    (pa.uint8(), "smallint", 255),
+    (pa.uint16(), "int", 65535),
+    (pa.uint32(), "bigint", 2**32 - 1),
+    (pa.uint64(), "decimal(20,0)", 2**64 - 1),
+    (pa.float16(), "float", 0.5),
+    (pa.large_string(), "string", "a"),
+    (pa.large_binary(), "binary", b"a"),
+    (pa.binary(2), "binary", b"ab"),
+    (pa.dictionary(pa.int8(), pa.string()), "string", "a"),
+    (pa.time32("ms"), "time(6)", 1),
+    (pa.date64(), "date", 86_400_000),
+    (pa.timestamp("ms", "Europe/Paris"), "timestamp", 1),
+    (pa.timestamp("s"), "timestamp_ntz", 1),
+    (pa.list_(pa.float16(), 2), "array<float>", [0.5, 1.5]),
+    (pa.large_list(pa.uint8()), "array<smallint>", [1, None]),
+    (pa.map_(pa.string(), pa.uint8()), "map<string,smallint>", [("k", 1)]),
+    (pa.struct([("u", pa.uint8())]), "struct<u:smallint>", {"u": 1}),
+    (pa.decimal256(38, 2), "decimal(38,2)", None),
+]
+
+
+@pytest.mark.parametrize(("arrow", "spark_type", "value"), WIDENED, ids=[str(arrow) for arrow, _, _ in WIDENED])
+def test_types_spark_lacks_are_widened_and_narrowed_back(
+    arrow: pa.DataType, spark_type: str, value: object
+) -> None:
+    """What Spark reads from a table it can write to the table again, value by value."""
+    stored = pa.RecordBatch.from_arrays([pa.array([value, None], arrow)], schema=column("c", arrow))
+    schema = readable_schema(stored.schema)
+    assert spark_type == schema["c"].dataType.simpleString()
+    read = to_spark_batch(stored, arrow_for_spark(schema))
+    assert read.schema == arrow_for_spark(schema)
+    check_fits(schema, stored.schema)
+    assert stored == to_table_batch(read, stored.schema)
+
+
+def test_nanoseconds_are_cut_to_microseconds() -> None:
+    """Spark has nothing finer."""
+    stored = pa.record_batch({"c": pa.array([1_999], pa.timestamp("ns", "UTC"))})
+    read = to_spark_batch(stored, arrow_for_spark(readable_schema(stored.schema)))
+    assert pa.array([1], pa.timestamp("us", "UTC")) == read.column("c")
+
+
+def test_a_time_beyond_spark_is_refused() -> None:
+    """Seconds reach further than microseconds, and no value may turn into another."""
+    stored = pa.record_batch({"c": pa.array([2**62], pa.timestamp("s"))})
+    with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
+        to_spark_batch(stored, arrow_for_spark(readable_schema(stored.schema)))
+
+
+def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
+    """And the way around it is named."""
+    with pytest.raises(InvalidInputError, match="column 'd' is .*, for which Spark has no type; name the other"):
+        readable_schema(column("d", pa.month_day_nano_interval()))
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        ("id INT", "it lacks 'v'; the table's columns are id, v"),
+        ("id INT, v ARRAY<FLOAT>, w INT", "the table has no 'w'; the table's columns are id, v"),
+        ("ID INT, v ARRAY<FLOAT>", "it lacks 'id' and the table has no 'ID'"),
+        ("id BIGINT, v ARRAY<FLOAT>", "column 'id' is bigint in the Spark frame and int32 in the table, which takes int"),
+        ("id INT, v ARRAY<DOUBLE>", "column 'v' is array<double> in the Spark frame and fixed_size_list"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused_before_any_work(frame: str, said: str) -> None:
+    """The message names the column and both types."""
+    table = pa.schema([("id", pa.int32()), ("v", pa.list_(pa.float32(), 2))])
+    with pytest.raises(SchemaMismatchError) as refused:
+        check_fits(ddl(frame), table)
+    assert said in str(refused.value)
+
+
+def test_columns_in_another_order_and_voids_fit() -> None:
+    """Columns are matched by name, and a column of nothing fits any type."""
+    check_fits(ddl("b VOID, a INT"), pa.schema([("a", pa.int32()), ("b", pa.float64())]))
+
+
+def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
+    """Each row would be refused later."""
+    table = column("v", pa.list_(pa.float32(), 2))
+    with pytest.raises(SchemaMismatchError, match="'v' holds vectors of length 3; the table has fixed_size_list"):
+        check_fits(ddl("v ARRAY<FLOAT>"), table, vectors={"v": 3})
+
+
+@pytest.mark.parametrize(
+    ("spark_values", "table_type"),
+    [
+        (pa.array([300], pa.int16()), pa.uint8()),
+        (pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32())), pa.list_(pa.float32(), 2)),
+        (pa.array([b"abc"]), pa.binary(2)),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_column(
+    spark_values: "pa.Array[pa.Scalar]", table_type: pa.DataType
+) -> None:
+    """No value is cut or wrapped."""
+    batch = pa.record_batch({"c": spark_values})
+    with pytest.raises(SchemaMismatchError, match="column 'c' does not fit the table's"):
+        to_table_batch(batch, column("c", table_type))
+
+
+def test_a_replacement_keeps_the_types_a_frame_still_fits() -> None:
+    """Spark forgot that a column was a vector, the table did not."""
+    current = pa.schema([("v", pa.list_(pa.float32(), 2)), ("u", pa.uint8()), ("gone", pa.int8())])
+    made = replacement_schema(ddl("new INT, v ARRAY<FLOAT>, u STRING"), current)
+    assert pa.schema([("new", pa.int32()), ("v", pa.list_(pa.float32(), 2)), ("u", pa.string())]) == made
+
+
+def test_the_size_of_a_row_is_estimated() -> None:
+    """Numbers count exactly, a vector by its length, text by a guess."""
+    schema = pa.schema([("a", pa.int64()), ("b", pa.bool_()), ("v", pa.list_(pa.float32(), 256)), ("s", pa.string())])
+    assert 8 + 1 + 1024 + 512 == row_bytes(schema)
+
+
+def test_binary_is_found_in_nested_types() -> None:
+    """Its size has no bound, wherever it is."""
+    assert holds_binary(column("c", pa.map_(pa.string(), pa.list_(pa.binary()))))
+    assert not holds_binary(column("c", pa.struct([("a", pa.string()), ("b", pa.binary(4))])))

@@ -1,0 +1,127 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.spark import read_table, replacement_schema, stage, target_schema
+from lance_dagster.table import LanceTable
+from tests.spark.samples import every_type, rows
+
+BATCH_SETTINGS = [f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Bytes", "Records")]
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str, *, nulls: bool) -> None:
+    """What Spark wrote Spark reads, value by value, the vectors from a fixed-size list."""
+    df = every_type(spark, nulls=nulls)
+    table = LanceTable.create(tmp_table_uri, target_schema(df.schema, {"a_vector": 3}))
+    table.append(stage(df, table))
+    back = read_table(spark, table)
+    assert [(field.name, field.dataType) for field in df.schema] == [(f.name, f.dataType) for f in back.schema]
+    assert rows(df) == rows(back)
+
+
+def test_timestamps_are_stored_in_utc_whatever_the_session_shows(spark: SparkSession, tmp_table_uri: str) -> None:
+    """The session's time zone is about the screen."""
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Paris")
+    try:
+        df = spark.sql("SELECT timestamp '2026-07-01 02:00:00' AS at, array(timestamp '2026-07-01 02:00:00') AS more")
+        table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
+        table.append(stage(df, table))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    stored = table.read()
+    assert pa.timestamp("us", "UTC") == stored.schema.field("at").type
+    assert "2026-07-01 00:00:00+00:00" == str(stored["at"][0].as_py()) == str(stored["more"][0].as_py()[0])
+
+
+def test_rows_come_back_from_every_partition_and_nothing_from_empty_ones(
+    spark: SparkSession, tmp_table_uri: str
+) -> None:
+    """Files are counted by the non-empty partitions; columns are matched by name."""
+    df = spark.range(1000).repartition(8).filter("id < 4 OR id > 990").selectExpr("id * 2 AS twice", "id")
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64()), ("twice", pa.int64())]))
+    staged = stage(df, table)
+    assert 13 == staged.rows
+    assert 0 == table.count_rows()
+    table.append(staged)
+    ids = [*range(4), *range(991, 1000)]
+    assert [{"id": number, "twice": 2 * number} for number in ids] == rows(read_table(spark, table))
+
+
+def test_no_rows_are_no_files(spark: SparkSession, tmp_table_uri: str) -> None:
+    """An empty frame is a good result, and can be committed."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    staged = stage(spark.range(0), table)
+    assert () == staged.files
+    table.append(staged)
+    assert 0 == table.count_rows()
+
+
+def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str) -> None:
+    """An overwrite takes the columns it is staged with."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("v", pa.list_(pa.float32(), 2)), ("old", pa.int8())]))
+    df = spark.sql("SELECT array(cast(1 AS float), cast(2 AS float)) AS v, 'a' AS new")
+    schema = replacement_schema(df.schema, table.schema())
+    table.overwrite(stage(df, table, schema=schema))
+    assert schema == table.schema()
+    assert [{"v": [1.0, 2.0], "new": "a"}] == table.read().to_pylist()
+
+
+def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -> None:
+    """The frame is checked against the branch it goes to, and `main` sees nothing of it."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    table.create_branch("run/1")
+    df = spark.sql("SELECT 1L AS id, 'a' AS name")
+    table.overwrite(stage(df, table, schema=target_schema(df.schema)), branch="run/1")
+    table.append(stage(df, table, branch="run/1"), branch="run/1")
+    assert [{"id": 1, "name": "a"}] * 2 == rows(read_table(spark, table, ref="run/1"))
+    with pytest.raises(SchemaMismatchError, match="the table has no 'name'"):
+        stage(df, table)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT 1L AS id, array(cast(1 AS float)) AS v", "column 'v' does not fit the table's fixed_size_list"),
+        ("SELECT cast(null AS long) AS id, cast(null AS array<float>) AS v", "column 'id' has nulls"),
+    ],
+)
+def test_values_that_do_not_fit_are_our_own_error_on_one_line(
+    spark: SparkSession, tmp_table_uri: str, query: str, said: str
+) -> None:
+    """What an executor finds out, the caller can catch."""
+    columns = [pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.float32(), 2))]
+    table = LanceTable.create(tmp_table_uri, pa.schema(columns))
+    with pytest.raises(SchemaMismatchError) as refused:
+        stage(spark.sql(query), table)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_user_s_own_errors_pass_through(spark: SparkSession, tmp_table_uri: str) -> None:
+    """A frame is computed while it is staged, and may fail for reasons that are not ours."""
+
+    def fail(_: object) -> None:
+        raise RuntimeError("division by cucumber")
+
+    df = spark.range(1).rdd.map(fail).toDF("id long")
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    with pytest.raises(Exception, match="division by cucumber"):
+        stage(df, table)
+
+
+def test_batch_settings_are_restored(spark: SparkSession, tmp_table_uri: str) -> None:
+    """After a success and after a failure the session is as it was; what the user set is kept throughout."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    before = [spark.conf.get(key) for key in BATCH_SETTINGS]
+    stage(spark.range(1), table)
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
+        stage(spark.range(1).selectExpr("cast(1 / id AS long) AS id"), table)
+    assert before == [spark.conf.get(key) for key in BATCH_SETTINGS]
+    assert not set(BATCH_SETTINGS) & set(spark.conf.getAll)

@@ -1,0 +1,121 @@
+"""Hold the project's own machinery together: dependencies, lock, Makefile, generated code."""
+
+import ast
+import filecmp
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
+from tests import architecture
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+
+# Required, and never imported by us.
+DEMANDED_BY_OTHERS = {NormalizedName("pandas"): "Spark's mapInArrow refuses to start without it"}
+
+
+def declared() -> dict[NormalizedName, Requirement]:
+    """Every requirement of the project, those of its extras included, by name."""
+    lines = [
+        *PROJECT["dependencies"],
+        *(line for extra in PROJECT["optional-dependencies"].values() for line in extra),
+    ]
+    found = [Requirement(line) for line in lines]
+    return {canonicalize_name(item.name): item for item in found if item.name != PROJECT["name"]}
+
+
+def imported() -> set[NormalizedName]:
+    """The distributions the package imports something from."""
+    owners = packages_distributions()
+    own = {architecture.PACKAGE, *sys.stdlib_module_names}
+    return {
+        canonicalize_name(owners[top][0]) if top != "google" else NormalizedName("protobuf")
+        for path in ROOT.glob(f"{architecture.PACKAGE}/**/*.py")
+        for item in architecture.imports(str(path.relative_to(ROOT)), path.read_text())
+        if (top := item.name.split(".")[0]) not in own
+    }
+
+
+def test_every_import_is_declared() -> None:
+    """What the package imports is in pyproject.toml."""
+    assert set() == imported() - set(declared())
+
+
+def test_every_requirement_is_used() -> None:
+    """What a user has to install is imported somewhere, or demanded by something that is."""
+    required = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert set() == required - imported() - DEMANDED_BY_OTHERS.keys()
+
+
+def test_the_lock_is_plain() -> None:
+    """A line of the lock is a name and a release, so it works with any package index."""
+    assert [] == [line for line in LOCK if not re.fullmatch(r"[\w.-]+==[\w.!+]+", line)]
+
+
+def test_the_lock_fits_the_project() -> None:
+    """The lock has a release that pyproject.toml allows for every requirement; `make lock` writes it."""
+    locked = {
+        canonicalize_name(name): release for name, _, release in (line.partition("==") for line in LOCK)
+    }
+    wanting = [
+        str(item)
+        for name, item in declared().items()
+        if name not in locked or not item.specifier.contains(locked[name], prereleases=True)
+    ]
+    assert [] == wanting
+
+
+def test_every_dependency_has_a_reason() -> None:
+    """The page of decisions names every requirement."""
+    page = (ROOT / "docs/decisions/0001-dependencies.md").read_text()
+    assert [] == [item.name for item in declared().values() if item.name not in page]
+
+
+@pytest.mark.parametrize(
+    "target", ["install", "demo", "ui", "test", "lint", "proto", "bench", "lock", "clean"]
+)
+def test_make_lists_its_targets(target: str) -> None:
+    """`make` without a target shows every target with what it does."""
+    shown = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE)
+
+
+def test_continuous_integration_can_start() -> None:
+    """The script is executable and stops at the first failure."""
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    assert "set -euo pipefail" in script.read_text()
+
+
+def test_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
+    """`make proto` writes what is committed."""
+    command = ["make", "-o", "install", "proto", f"VENV={sys.prefix}", f"PROTO_OUT={tmp_path}"]
+    shown = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert 0 == shown.returncode, f"{shown.stderr}\nThe compiler comes with `make install`."
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert ([], []) == filecmp.cmpfiles(tmp_path, ROOT / architecture.GENERATED, names, shallow=False)[1:]
+
+
+def test_generated_code_loads_on_the_oldest_runtime() -> None:
+    """The compiler was not newer than the oldest protobuf that pyproject.toml allows."""
+    floor = next(
+        item.version for item in declared()[NormalizedName("protobuf")].specifier if item.operator == ">="
+    )
+    for path in (ROOT / architecture.GENERATED).glob("*_pb2.py"):
+        check = next(
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("ValidateProtobufRuntimeVersion")
+        )
+        assert floor == ".".join(ast.unparse(argument) for argument in check.args[1:3])

@@ -1,0 +1,219 @@
+"""Hold the rules of the house by reading the source: layers, doors, budgets, words."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lance_dagster
+from tests import architecture
+
+ROOT = Path(__file__).parent.parent
+
+# Everything a user may import from `lance_dagster`, and nothing else.
+PUBLIC_NAMES = [
+    "AlreadyExistsError",
+    "Branch",
+    "CommitConflictError",
+    "CommitStateUnknownError",
+    "ConditionalPutUnsupportedError",
+    "ConflictError",
+    "CorruptFileError",
+    "FormatError",
+    "InvalidInputError",
+    "InvalidRefNameError",
+    "LanceDagsterError",
+    "LanceDataSource",
+    "LanceIOManager",
+    "LanceResource",
+    "LanceTable",
+    "MergeConflictError",
+    "NotFoundError",
+    "PublishRefusedError",
+    "RefMovedError",
+    "RefNotFoundError",
+    "RefSyntaxError",
+    "RunBranch",
+    "SchemaMismatchError",
+    "SparkResource",
+    "StagedFile",
+    "StagedFiles",
+    "StoreError",
+    "TableNotFoundError",
+    "Tag",
+    "UnsupportedFeatureError",
+    "Version",
+    "VersionNotFoundError",
+    "WriteTarget",
+    "__version__",
+    "build_publisher",
+    "build_ref_sensor",
+    "build_table_checks",
+    "ensure_java",
+    "local_session",
+    "read_table",
+    "ref_asset_specs",
+    "stage",
+    "target_schema",
+]
+
+# One source for each rule that has to break it: a path, and the text.
+BROKEN = {
+    "layers": ("lance_dagster/format/model.py", "def f():\n    from lance_dagster.history import refs\n"),
+    "doors": ("lance_dagster/table.py", "import fsspec\n"),
+    "purity": ("lance_dagster/changes/merge.py", "import time\n"),
+    "private_dagster": ("example_project/jobs.py", "from dagster._core import instance\n"),
+    "module_length": ("lance_dagster/table.py", "x = 1\n" * 401),
+    "body_length": ("lance_dagster/table.py", "def f():\n" + "    x = 1\n" * 51),
+    "parameters": ("lance_dagster/table.py", "def f(a, b, c): ...\n"),
+    "documented": ("lance_dagster/table.py", '"""Tables."""\nclass Table: ...\n'),
+    "homeless": ("lance_dagster/spark/utils.py", ""),
+    "broad_except": ("lance_dagster/table.py", "try: ...\nexcept (KeyError, Exception): ...\n"),
+    "assertions": ("lance_dagster/table.py", "assert True\n"),
+    "mocks": ("tests/test_table.py", "from unittest import mock\n"),
+}
+
+# More ways to break a rule, and the near misses that must pass.
+SUBTLE = [
+    ("layers", "lance_dagster/table.py", "from lance_dagster import LanceTable\n", 1),
+    ("layers", "lance_dagster/spark/reader.py", "from ..plugin import resource\n", 1),
+    ("layers", "lance_dagster/store/local.py", "from lance_dagster.changes import merge\n", 1),
+    ("layers", "lance_dagster/nouns.py", "", 1),
+    ("layers", "lance_dagster/table.py", "from .history import refs\nfrom lance_dagster import errors\n", 0),
+    ("doors", "lance_dagster/history/gc.py", "import pendulum\npendulum.parse('2026-01-31')\n", 1),
+    ("doors", "lance_dagster/history/gc.py", "import pendulum\npendulum.now('UTC')\n", 0),
+    ("doors", "lance_dagster/table.py", "from google.protobuf import message\n", 1),
+    ("doors", "lance_dagster/table.py", "import lance_namespace\n", 0),
+    ("doors", "lance_dagster/datafiles.py", "import lance.fragment\n", 0),
+    ("purity", "lance_dagster/format/model.py", "import datetime\ndatetime.datetime.now()\n", 1),
+    ("purity", "lance_dagster/format/model.py", "def f(p):\n    return open(p)\n", 1),
+    ("purity", "lance_dagster/store/local.py", "import os\n", 0),
+    ("private_dagster", "tests/test_x.py", "import dagster\nfrom dagster import __version__\n", 0),
+    ("body_length", "lance_dagster/table.py", 'def f():\n    """A.' + "\n" * 60 + '"""\n    x\n', 0),
+    ("parameters", "lance_dagster/table.py", "def f(a, b, *, c, d, e, f, g): ...\n", 1),
+    ("parameters", "lance_dagster/table.py", "class A:\n    def f(self, a, b, *, c): ...\n", 0),
+    ("parameters", "lance_dagster/errors.py", "class AError:\n    def __init__(self, a, b, c): ...\n", 0),
+    ("documented", "lance_dagster/table.py", '"""A."""\ndef _f(): ...\n', 0),
+    ("broad_except", "tests/test_table.py", "try: ...\nexcept: ...\n", 1),
+    ("broad_except", "lance_dagster/table.py", "try: ...\nexcept BaseException:\n    raise\n", 0),
+    ("mocks", "tests/test_table.py", "def test_a(monkeypatch):\n    monkeypatch.setattr('a', 'b')\n", 1),
+]
+
+# Put together from pieces, so that this file does not hold what it looks for.
+FORBIDDEN = {
+    "a machine path": r"(?<![\w.}])/(wo" + "rk|ro" + "ot|fa" + "rm|ho" + r"me/\w+)/",
+    "a temporary folder of a machine": r"/tm" + r"p/(w|bash_jobs|house)\b",
+    "a neighbouring folder": r"\.\./sha" + "red",
+    "a package index": r"(https?|file)://\S*(py" + "pi|simp" + r"le/)|--(extra-)?ind" + "ex-url",
+    "a banner": r"^\s*#\s*[-=*#~]{8,}",
+    "work without a home": r"\b(TO" + "DO|FIX" + r"ME|XX" + r"X)\b",
+}
+
+
+def sources() -> dict[str, str]:
+    """Every Python file of the project by its path, generated ones left out."""
+    written = (item for item in texts() if not item[0].startswith(architecture.GENERATED))
+    return {path: text for path, text in written if path.endswith(".py")}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text file git tracks or would track, by its path."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout.decode()
+    for path in sorted(filter(None, listing.split("\0"))):
+        file = ROOT / path
+        if file.is_file() and b"\0" not in (content := file.read_bytes()):
+            yield path, content.decode()
+
+
+def rule(name: str) -> architecture.Rule:
+    """The rule of this name."""
+    return next(item for item in architecture.RULES if item.__name__ == name)
+
+
+def named(item: object) -> str | None:
+    """Name a test case after its rule."""
+    return getattr(item, "__name__", None)
+
+
+@pytest.mark.parametrize("checked", architecture.RULES, ids=named)
+def test_the_source_keeps_the_rule(checked: architecture.Rule) -> None:
+    """No file of the project breaks the rule."""
+    found = [place for path, text in sources().items() for place in checked(path, text)]
+    assert [] == found, f"{checked.__doc__}\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("checked", architecture.RULES, ids=named)
+def test_the_rule_can_fail(checked: architecture.Rule) -> None:
+    """A source that breaks the rule is found, with its file and a line."""
+    path, text = BROKEN[checked.__name__]
+    found = checked(path, text)
+    assert 1 == len(found)
+    assert re.match(re.escape(path) + r":\d+: ", found[0])
+
+
+@pytest.mark.parametrize("name,path,text,expected", SUBTLE)
+def test_the_rule_knows_the_near_misses(name: str, path: str, text: str, expected: int) -> None:
+    """The rule finds the hidden form and lets the allowed one pass."""
+    assert expected == len(rule(name)(path, text))
+
+
+def test_there_is_no_import_cycle() -> None:
+    """No module of the package imports itself through others."""
+    package = {path: text for path, text in sources().items() if architecture.in_package(path)}
+    found = architecture.cycle(package)
+    assert [] == found, " -> ".join(found)
+
+
+def test_a_cycle_inside_functions_is_found() -> None:
+    """An import that waits for a call still closes a cycle."""
+    one = "def f():\n    from lance_dagster import b\n"
+    two = "from .a import f\n"
+    assert architecture.cycle({"lance_dagster/a.py": one, "lance_dagster/b.py": two})
+
+
+def test_the_public_names_are_these() -> None:
+    """`lance_dagster` offers exactly the names above, and each can be loaded."""
+    assert PUBLIC_NAMES == sorted(lance_dagster.__all__)
+    assert [] == [name for name in PUBLIC_NAMES if getattr(lance_dagster, name, None) is None]
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    """A Spark executor that imports the package pays for neither Dagster, Spark nor pylance."""
+    heavy = {"dagster", "pyspark", "lance", "pandas", "polars"}
+    code = f"import sys, lance_dagster; print({heavy} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "set()" == shown.stdout.strip()
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_holds(what: str) -> None:
+    """No committed text names a machine, a package index, or work without a home."""
+    pattern = re.compile(FORBIDDEN[what], re.MULTILINE)
+    found = [
+        f"{path}:{number}: {line.strip()[:100]}"
+        for path, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert [] == found, f"{what}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "what,line",
+    [
+        ("a machine path", "cd /wo" + "rk/main"),
+        ("a machine path", "see file:///ho" + "me/ann/tables"),
+        ("a temporary folder of a machine", "/tm" + "p/w/venv"),
+        ("a neighbouring folder", "../sha" + "red/design.md"),
+        ("a package index", "https://mirror.example/py" + "pi/web"),
+        ("a banner", "# " + "-" * 20),
+        ("work without a home", "# TO" + "DO: later"),
+    ],
+)
+def test_the_words_are_found(what: str, line: str) -> None:
+    """Each pattern finds what it is for."""
+    assert re.search(FORBIDDEN[what], line)
