@@ -42,7 +42,7 @@ demo: install ## Run the example project through the whole loop: write, audit, p
 	@$(BIN)/python -m example_project.demo
 
 ui: install ## Open the example project in Dagster's web UI
-	@mkdir -p .demo/dagster_home
+	@$(BIN)/python -m example_project.prepare
 	@DAGSTER_HOME="$(CURDIR)/.demo/dagster_home" $(BIN)/dagster dev -w workspace.yaml
 
 test: install ## Run the tests; ARGS='-k merge' passes options to pytest

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from example_project import assets, features, source
-from lance_dagster import (
+from lance_dagster.plugin import (
     InRange,
     KeysExist,
     LanceResource,

@@ -74,5 +74,11 @@ def start_empty() -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    top.mkdir(parents=True, exist_ok=True)
-    (top / _MARK).write_text("The lance_dagster example keeps its state here; `make demo` empties this folder.\n")
+    make()
+
+
+def make() -> None:
+    """Make the root with its mark, and Dagster's home with its settings; what is there already stays."""
+    dagster_home().mkdir(parents=True, exist_ok=True)
+    (root() / _MARK).write_text("The lance_dagster example keeps its state here; `make demo` empties this folder.\n")
+    shutil.copyfile(Path(__file__).with_name("dagster.yaml"), dagster_home() / "dagster.yaml")

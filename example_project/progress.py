@@ -7,6 +7,7 @@ else is in the event log and in the web UI.
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,7 @@ class StepLines(logging.Handler):
         super().__init__()
         self._console = console
         self._status = status
+        self._passed: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the line of the Dagster event a log record carries; other records have none."""
@@ -57,22 +59,35 @@ class StepLines(logging.Handler):
             case _:
                 pass
 
-    def _line(self, mark: str, name: str, text: str = "") -> None:
-        self._console.print(f"  {mark} {escape(name):<44} {text}")
+    def flush(self) -> None:
+        """Print the checks that passed since the last line, one line per table."""
+        for asset, count in self._passed.items():
+            self._line("[cyan]✓[/]", f"audit of {asset}", f"{count} checks passed")
+        self._passed.clear()
+
+    def _line(self, mark: str, name: str, text: str) -> None:
+        self._console.print(f"  {mark} {escape(name):<40} {text}")
 
     def _materialized(self, event: dg.DagsterEvent) -> None:
+        self.flush()
         made = event.step_materialization_data.materialization
         self._line("[green]✓[/]", made.asset_key.to_user_string(), _figures(made.metadata))
 
     def _audited(self, event: dg.DagsterEvent) -> None:
         seen = event.asset_check_evaluation_data
-        mark = "[cyan]✓[/]" if seen.passed else "[red]✗[/]"
-        self._line(mark, f"audit {seen.asset_key.to_user_string()}", f"{seen.check_name}")
+        asset = seen.asset_key.to_user_string()
+        if seen.passed:
+            self._passed[asset] += 1
+        else:
+            self._line("[red]✗[/]", f"audit of {asset}", f"[red]{seen.check_name}[/]: {escape(seen.description or '')}")
 
     def _failed(self, event: dg.DagsterEvent) -> None:
         error = event.step_failure_data.error
-        message = error.message.strip().splitlines()[-1] if error is not None else ""
-        self._line("[red]✗[/]", _name(event), escape(message[:160]))
+        while error is not None and error.cause is not None:
+            error = error.cause
+        # A failed check has said so itself, in words for people.
+        if error is not None and "AssetCheckFailed" not in str(error.cls_name):
+            self._line("[red]✗[/]", _name(event), escape(error.message.strip()))
 
 
 @dg.logger(description="One line per step, for a person watching a terminal.")
@@ -94,6 +109,7 @@ def watch(console: Console, waiting: str) -> Iterator[None]:
             yield
         finally:
             logger.removeHandler(handler)
+            handler.flush()
 
 
 @contextmanager

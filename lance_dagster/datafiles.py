@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -19,6 +20,7 @@ from lance_dagster.format.model import DataFile, Field, Fragment
 from lance_dagster.format.schema import stored_field_ids
 from lance_dagster.store import make_durable
 
+LanceDataset = lance.LanceDataset
 FILE_VERSION = "2.2"
 """Version of the data files of the tables this package creates."""
 _MAX_ROWS_PER_FILE = 1024 * 1024
@@ -175,7 +177,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
         raise SchemaMismatchError("; ".join(problems))
 
 
-def _same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
     if given == wanted or pa.types.is_null(given):
         return True
     if any(given in family and wanted in family for family in (_STRINGS, _BINARIES)):
@@ -199,16 +201,14 @@ def _same_struct(given: pa.StructType, wanted: pa.StructType) -> bool:
     names = [wanted.field(index).name for index in range(wanted.num_fields)]
     if names != [given.field(index).name for index in range(given.num_fields)]:
         return False
-    return all(
-        _same_kind(given.field(index).type, wanted.field(index).type) for index in range(wanted.num_fields)
-    )
+    return all(_same_kind(given.field(index).type, wanted.field(index).type) for index in range(wanted.num_fields))
 
 
 def _is_list(arrow: pa.DataType) -> bool:
     return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
 
 
-def _conform_column(values: pa.Array, column: pa.Field) -> pa.Array:
+def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":
     if not column.nullable and values.null_count:
         raise SchemaMismatchError(f"column {column.name!r} has nulls, the table holds {column.type} not null")
     if values.type == column.type:
@@ -257,7 +257,8 @@ def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, l
     with _query_errors(predicate):
         scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True)
         for batch in scanner.to_batches():
-            for address in batch.column("_rowaddr").to_pylist():
+            addresses: list[Any] = batch.column("_rowaddr").to_pylist()
+            for address in addresses:
                 found.setdefault(address >> 32, []).append(address & 0xFFFFFFFF)
     return found
 

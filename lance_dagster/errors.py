@@ -115,7 +115,7 @@ class ConflictError(LanceDagsterError):
 class CommitConflictError(ConflictError):
     """Report that a version committed meanwhile makes this commit meaningless."""
 
-    def __init__(self, message: str, theirs: str, retryable: bool) -> None:
+    def __init__(self, message: str, theirs: str, retryable: bool) -> None:  # noqa: FBT001  # pickled by position
         """Keep the message, the version that got in between, and whether redoing the work can help."""
         super().__init__(message, theirs, retryable)
         self.message = message

@@ -50,7 +50,7 @@ IMPURE_CALLS = re.compile(
     r"^(open|io\.(open|FileIO)|print|input|.*\b(datetime|date|DateTime|pendulum)\.(now|utcnow|today))$"
 )
 HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
-MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 400, 50, 6, 2
+MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 400, 50, 6, 4
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Rule = Callable[[str, str], list[str]]
@@ -119,7 +119,11 @@ def doors(path: str, source: str) -> list[str]:
     """A third party comes in through its one door."""
     if not in_package(path) or path == f"{PACKAGE}/__init__.py":
         return []
-    used = [*imports(path, source), *(Imported(name, line) for name, line in calls(path, source))]
+    imported = [*imports(path, source)]
+    roots = {item.name.split(".")[0] for item in imported}
+    # A variable may be called like a third party; only a module that was imported can be called into.
+    called = (Imported(name, line) for name, line in calls(path, source) if name.split(".")[0] in roots)
+    used = [*imported, *called]
     return [
         f"{path}:{item.line}: {item.name} may be used only in {' and '.join(allowed)}"
         for item in used
@@ -180,7 +184,7 @@ def body_length(path: str, source: str) -> list[str]:
 
 
 def parameters(path: str, source: str) -> list[str]:
-    """At most six parameters, and only the first two by position.
+    """At most six parameters, and at most four of them by position.
 
     An exception's constructor is exempt from the second half, because pickle calls it by position; so is
     what Python or Dagster calls: other dunder methods, and functions under a decorator that takes them over.

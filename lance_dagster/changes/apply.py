@@ -117,10 +117,8 @@ def _without(head: Manifest, removed: Iterable[int], updated: Iterable[Fragment]
     return tuple(changed.get(fragment.id, fragment) for fragment in head.fragments if fragment.id not in gone)
 
 
-def _with_added(
-    head: Manifest, kept: tuple[Fragment, ...], added: Sequence[Fragment], version: int
-) -> Manifest:
-    """Number the added fragments and, on a table with stable row ids, give their rows ids."""
+def _with_added(head: Manifest, kept: tuple[Fragment, ...], added: Sequence[Fragment], version: int) -> Manifest:
+    """Give the added fragments numbers and, on a table with stable row ids, their rows ids."""
     fragment_id = -1 if head.max_fragment_id is None else head.max_fragment_id
     row_id = head.next_row_id
     numbered: list[Fragment] = []

@@ -38,10 +38,7 @@ class Claim:
 def encode_claims(claims: Iterable[Claim]) -> str:
     """Write claims as they stand in transaction properties."""
     return json.dumps(
-        [
-            {"mode": claim.mode, "predicate": claim.predicate, "partitions": list(claim.partitions)}
-            for claim in claims
-        ]
+        [{"mode": claim.mode, "predicate": claim.predicate, "partitions": list(claim.partitions)} for claim in claims]
     )
 
 

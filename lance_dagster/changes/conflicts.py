@@ -82,7 +82,5 @@ def _judge_row_change(mine: Update | Delete, theirs: Transaction) -> Verdict:
 
 def touched_fragments(operation: Update | Delete) -> frozenset[int]:
     """Return the ids of the fragments an operation removes or changes."""
-    removed = (
-        operation.removed_fragment_ids if isinstance(operation, Update) else operation.deleted_fragment_ids
-    )
+    removed = operation.removed_fragment_ids if isinstance(operation, Update) else operation.deleted_fragment_ids
     return frozenset(removed).union(fragment.id for fragment in operation.updated_fragments)

@@ -44,9 +44,7 @@ def _base_for(bases: list[BasePath], uri: str, name: str) -> BasePath:
     for base in bases:
         if base.path == uri and base.is_dataset_root and base.id:
             return base
-    base = BasePath(
-        id=max((base.id for base in bases), default=0) + 1, path=uri, name=name, is_dataset_root=True
-    )
+    base = BasePath(id=max((base.id for base in bases), default=0) + 1, path=uri, name=name, is_dataset_root=True)
     bases.append(base)
     return base
 

@@ -6,6 +6,7 @@ threshold is pylance's.
 
 import io
 from collections.abc import Iterable
+from typing import Any
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -38,6 +39,7 @@ def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
         if kind == BITMAP:
             return BitMap.deserialize(data)
         with pa.ipc.open_file(io.BytesIO(data)) as reader:
-            return BitMap(reader.read_all().column("row_id").to_pylist())
+            offsets: list[Any] = reader.read_all().column("row_id").to_pylist()
+            return BitMap(offsets)
     except (ValueError, KeyError, pa.ArrowException) as error:
         raise CorruptFileError(path, f"it does not hold row offsets: {error}") from error

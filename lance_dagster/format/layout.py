@@ -127,22 +127,18 @@ def _branch_rule(name: str) -> str | None:
 
 
 def _common_rule(name: str) -> str | None:
-    if not name:
-        return "it cannot be empty"
-    if "\\" in name:
-        return "it cannot contain '\\'"
-    if ".." in name:
-        return "it cannot contain '..'"
-    if name.endswith(".lock"):
-        return "it cannot end with '.lock'"
-    if name.endswith("."):
-        return "it cannot end with '.'"
+    rules = {
+        "it cannot be empty": not name,
+        "it cannot contain '\\'": "\\" in name,
+        "it cannot contain '..'": ".." in name,
+        "it cannot end with '.lock'": name.endswith(".lock"),
+        "it cannot end with '.'": name.endswith("."),
+        "it cannot be only digits, which would read as a version number": name.replace("/", "").isdigit(),
+        f"it cannot be longer than {_MAX_NAME} characters": len(name) > _MAX_NAME,
+    }
+    broken = next((rule for rule, holds in rules.items() if holds), None)
+    if broken is not None:
+        return broken
     bad = next((segment for segment in name.split("/") if not _SEGMENT.fullmatch(segment)), None)
-    if bad is not None:
-        # Lance also takes other alphabets, and then cannot list the tags of the table any more.
-        return f"segments can contain only ASCII letters, digits, '.', '-' and '_', unlike {bad!r}"
-    if name.replace("/", "").isdigit():
-        return "it cannot be only digits, which would read as a version number"
-    if len(name) > _MAX_NAME:
-        return f"it cannot be longer than {_MAX_NAME} characters"
-    return None
+    # Lance also takes other alphabets, and then cannot list the tags of the table any more.
+    return bad and f"segments can contain only ASCII letters, digits, '.', '-' and '_', unlike {bad!r}"

@@ -7,12 +7,14 @@ field without children. Where the published list of logical types and pylance 14
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format.model import Field
 
+ArrowField: TypeAlias = "pa.Field[Any]"
 _EXTENSION_NAME = "ARROW:extension:name"
 _PRIMARY_KEY = "lance-schema:unenforced-primary-key"
 _PRIMARY_KEY_POSITION = "lance-schema:unenforced-primary-key:position"
@@ -41,13 +43,19 @@ _SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
     str(pa.string_view()): "string",
     str(pa.binary_view()): "binary",
 }
-_LISTS = {"list": pa.list_, "list.struct": pa.list_, "large_list": pa.large_list, "large_list.struct": pa.large_list}
+_LISTS: dict[str, Any] = {
+    "list": pa.list_,
+    "list.struct": pa.list_,
+    "large_list": pa.large_list,
+    "large_list.struct": pa.large_list,
+}
+_TIMES: dict[str, Any] = {"time32": pa.time32, "time64": pa.time64, "duration": pa.duration}
 # The codes are ignored by readers of current files; they are written because pylance writes them.
 _PLAIN, _VAR_BINARY, _DICTIONARY = 1, 2, 3
 
 
 def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
-    """Number the columns of an Arrow schema depth-first from 0.
+    """Give the columns of an Arrow schema ids, depth-first from 0.
 
     Raises:
         InvalidInputError: A column has a type the format cannot hold, or two columns have one name.
@@ -88,13 +96,14 @@ def stored_field_ids(fields: Sequence[Field]) -> tuple[int, ...]:
     return tuple(field.id for field in fields if field.id not in parents)
 
 
-def _number(column: pa.Field, parent: int, found: list[Field]) -> None:
+def _number(column: ArrowField, parent: int, found: list[Field]) -> None:
     own = len(found)
     metadata = {key.decode(): value for key, value in (column.metadata or {}).items()}
-    arrow = column.type
+    arrow: Any = column.type
     if isinstance(arrow, pa.BaseExtensionType):
-        metadata[_EXTENSION_NAME] = arrow.extension_name.encode()
-        metadata.setdefault("ARROW:extension:metadata", arrow.__arrow_ext_serialize__())
+        extension: Any = arrow
+        metadata[_EXTENSION_NAME] = extension.extension_name.encode()
+        metadata.setdefault("ARROW:extension:metadata", extension.__arrow_ext_serialize__())
         arrow = arrow.storage_type
     name, encoding = _logical_type(arrow, column.name)
     found.append(
@@ -115,15 +124,17 @@ def _number(column: pa.Field, parent: int, found: list[Field]) -> None:
         _number(child, own, found)
 
 
-def _children(arrow: pa.DataType) -> Iterator[pa.Field]:
+def _children(arrow: pa.DataType) -> Iterator[ArrowField]:
     if pa.types.is_struct(arrow):
         yield from (arrow.field(index) for index in range(arrow.num_fields))
     elif pa.types.is_map(arrow):
-        entries = pa.struct([arrow.key_field.with_nullable(False), arrow.item_field])
+        entries = pa.struct([pa.field(arrow.key_field.name, arrow.key_type, nullable=False), arrow.item_field])
         yield pa.field("entries", entries, nullable=False)
-    elif pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
-        yield arrow.value_field
-    elif pa.types.is_fixed_size_list(arrow) and pa.types.is_struct(arrow.value_type):
+    elif (
+        pa.types.is_list(arrow)
+        or pa.types.is_large_list(arrow)
+        or (pa.types.is_fixed_size_list(arrow) and pa.types.is_struct(arrow.value_type))
+    ):
         yield arrow.value_field
 
 
@@ -169,7 +180,7 @@ def _nested(arrow: pa.DataType) -> str | None:
     return None
 
 
-def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]]) -> pa.Field:
+def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]]) -> ArrowField:
     nested = [_arrow_field(child, children) for child in children.get(field.id, ())]
     metadata = {key.encode(): value for key, value in field.metadata.items()}
     if field.logical_type == "struct":
@@ -188,19 +199,18 @@ def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]]) -> pa.Fi
 
 def _arrow_type(logical_type: str, column: str) -> pa.DataType:
     simple = _SIMPLE.get(logical_type)
-    if simple is not None:
-        return simple
+    return simple if simple is not None else _parametrized_type(logical_type, column)
+
+
+def _parametrized_type(logical_type: str, column: str) -> Any:  # noqa: ANN401  # the stubs want literal units
     kind, *rest = logical_type.split(":")
+    unit: Any
     match kind, rest:
         case "timestamp", [unit, *zone]:
             name = ":".join(zone)
             return pa.timestamp(unit, None if name in ("", "-") else name)
-        case "time32", [unit]:
-            return pa.time32(unit)
-        case "time64", [unit]:
-            return pa.time64(unit)
-        case "duration", [unit]:
-            return pa.duration(unit)
+        case (("time32" | "time64" | "duration"), [unit]):
+            return _TIMES[kind](unit)
         case "decimal", [width, precision, scale]:
             make = pa.decimal256 if width == "256" else pa.decimal128
             return make(int(precision), int(scale))

@@ -37,16 +37,14 @@ def create_branch(
         _finish_deleting(found, refs)
         found = None
     if found is not None and found.state == READY:
-        return _existing(found, versions, exist_ok)
+        return _existing(found, versions, exist_ok=exist_ok)
     if found is None:
         _refuse_leftovers(name, versions)
         of = None if parent.branch == layout.MAIN else refs.branch(parent.branch)
-        wanted = new_branch(
-            name, of, version=parent.number, manifest_size=_size(parent, versions), metadata=metadata
-        )
+        wanted = new_branch(name, of, version=parent.number, manifest_size=_size(parent, versions), metadata=metadata)
         found = refs.add_branch(wanted)
         if found.id != wanted.id and found.state == READY:
-            return _existing(found, versions, exist_ok)
+            return _existing(found, versions, exist_ok=exist_ok)
     return _finish_creating(found, refs, versions)
 
 
@@ -100,7 +98,7 @@ def _finish_deleting(branch: Branch, refs: Refs) -> None:
     refs.remove_branch(branch.name)
 
 
-def _existing(branch: Branch, versions: Versions, exist_ok: bool) -> Branch:
+def _existing(branch: Branch, versions: Versions, *, exist_ok: bool) -> Branch:
     if not exist_ok:
         raise AlreadyExistsError(f"branch {branch.name!r} of {versions.store.uri} exists, forked from {branch.parent}")
     return branch

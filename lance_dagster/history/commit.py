@@ -104,8 +104,8 @@ def commit(versions: Versions, branch: str, propose: Propose) -> State:
         if landed is not None:
             return landed
         if time.monotonic() > deadline:
-            raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), True)
-        time.sleep(random.uniform(0, pause))
+            raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
+        time.sleep(random.uniform(0, pause))  # noqa: S311  # keeps writers apart, hides nothing
         pause = min(2 * pause, _LONGEST_PAUSE)
         head = versions.head(branch)
 

@@ -300,7 +300,7 @@ def _time(value: object) -> pendulum.DateTime | None:
     whole, dot, rest = text.partition(".")
     if dot:
         digits = rest[: next((at for at, c in enumerate(rest) if not c.isdigit()), len(rest))]
-        text = f"{whole}.{digits[:6]}{rest[len(digits):]}"
+        text = f"{whole}.{digits[:6]}{rest[len(digits) :]}"
     return pendulum.instance(pendulum.DateTime.fromisoformat(text))
 
 

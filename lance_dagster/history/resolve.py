@@ -37,7 +37,7 @@ def resolve(expression: str, refs: Refs, versions: Versions) -> tuple[str, int]:
     name, suffix = match[0], expression[match.end() :]
     branch, number = _named(name, refs, versions)
     if not suffix:
-        return branch, number if number is not None else _newest(branch, refs, versions)
+        return branch, number if number is not None else _newest(branch, versions)
     if number is not None:
         raise InvalidInputError(f"{name!r} is a tag and names {branch}@{number}; write it without {suffix!r}")
     if found := _NUMBER.fullmatch(suffix):
@@ -62,7 +62,7 @@ def _named(name: str, refs: Refs, versions: Versions) -> tuple[str, int | None]:
     return name, None
 
 
-def _newest(branch: str, refs: Refs, versions: Versions) -> int:
+def _newest(branch: str, versions: Versions) -> int:
     newest = versions.newest(branch)
     if newest is None:
         raise VersionNotFoundError(f"{versions.store.uri} has no version on branch {branch!r}")

@@ -1,6 +1,6 @@
-"""Dagster on Lance: a branch per run, checks on it, a publisher behind them, and sensors for everything else."""
+"""Dagster on Lance: a branch per run, checks on it, a publisher behind them, sensors for everything else."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
@@ -35,4 +35,8 @@ __all__ = [
     "ref_asset_specs",
 ]
 
-DagsterLibraryRegistry.register("lance-dagster", version("lance-dagster"), is_dagster_package=False)
+try:
+    _version = version("lance-dagster")
+except PackageNotFoundError:  # imported from a checkout that is not installed
+    _version = "0"
+DagsterLibraryRegistry.register("lance-dagster", _version, is_dagster_package=False)

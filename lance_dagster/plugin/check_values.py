@@ -154,7 +154,8 @@ class InRange:
             inside.append(f"{{0}} >= {_literal(self.minimum)}")
         if self.maximum is not None:
             inside.append(f"{{0}} <= {_literal(self.maximum)}")
-        # Not inside, and not below or above: NaN is larger than every maximum, and a minimum alone would let it pass.
+        # Not inside, and not below or above: NaN is larger than every maximum, and a minimum alone would let
+        # it pass.
         nan = " OR isnan({0})" if _is_float(audit.candidate, self.column) else ""
         outside = _count(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
         return Finding(

@@ -1,9 +1,9 @@
 """Blocking asset checks that read the candidate of their run.
 
-A check takes the table from the resource and not as an input: an input would go through the IO manager, which reads
-every column of every row before the check can say which one it wants. What a check is about is a small value, so that
-it can be compared and printed; what it found names the version it looked at, which the publisher compares with the
-version it is about to publish.
+A check takes the table from the resource and not as an input: an input would go through the IO manager, which
+reads every column of every row before the check can say which one it wants. What a check is about is a small
+value, so that it can be compared and printed; what it found names the version it looked at, which the
+publisher compares with the version it is about to publish.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,8 +25,8 @@ def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.
     A failing check stops everything downstream of the asset in its run, and its publication in every run.
 
     Args:
-        asset: The candidate: its definition, or its key. With the key, the asset's metadata about where its table is
-            is not known here.
+        asset: The candidate: its definition, or its key. With the key, the asset's metadata about where its
+            table lies is not known here.
         checks: `RowCount`, `NotNull`, `NullRate`, `InRange`, `Unique` and `KeysExist` values.
 
     Raises:

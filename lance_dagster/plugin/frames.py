@@ -1,8 +1,8 @@
 """The kinds of values assets return and take: one handler for each.
 
-Arrow is the way between all of them and a table. Only Spark goes around it: its executors write and read the data
-files themselves. A library is looked up among the loaded modules, never imported to find out whether a value is one
-of its frames: a value of a library that is not loaded cannot exist.
+Arrow is the way between all of them and a table. Only Spark goes around it: its executors write and read the
+data files themselves. A library is looked up among the loaded modules, never imported to find out whether a
+value is one of its frames: a value of a library that is not loaded cannot exist.
 """
 
 import sys
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import LanceDataset, StagedFiles, conform
+from lance_dagster.datafiles import StagedFiles, conform
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.plugin.pinned import PinnedTable
+from lance_dagster.plugin.pinned import LanceDataset, PinnedTable
 from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ class ArrowFrames:
         """Return whether the type is one of Arrow's three."""
         return issubclass(kind, (pa.Table, pa.RecordBatch, pa.RecordBatchReader))
 
-    def schema(
-        self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader, vectors: Mapping[str, int]
-    ) -> pa.Schema:
+    def schema(self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader, vectors: Mapping[str, int]) -> pa.Schema:
         """Return the value's schema, with vector columns of a fixed length."""
         return with_vectors(value.schema, vectors)
 

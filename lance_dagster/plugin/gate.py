@@ -1,9 +1,10 @@
 """Whether a version has passed its audit, asked of Dagster's event log and of nothing else.
 
-The graph already keeps the publisher behind the blocking checks, but only in runs that include them: checks can be
-deselected at launch, and a publisher started by hand has none before it. So the publisher asks again, and it asks
-about one exact version: the materialization of the candidate must be of that version, and every blocking check must
-have passed after it. A check that did not run counts as failed. So does one that looked at another version.
+The graph already keeps the publisher behind the blocking checks, but only in runs that include them: checks
+can be deselected at launch, and a publisher started by hand has none before it. So the publisher asks again,
+and it asks about one exact version: the materialization of the candidate must be of that version, and every
+blocking check must have passed after it. A check that did not run counts as failed. So does one that looked
+at another version.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_chain import family_of, run_of
-from lance_dagster.table import Version
 
 _PARENTS_OF_A_MERGE = 2
 
@@ -34,7 +36,7 @@ class Subject:
         For a version of `main` that is the version of the run branch it was merged from.
         """
         run_id = version.properties.get(md.RUN_ID)
-        if version.branch == "main":
+        if version.branch == MAIN:
             if run_id is None or len(version.parents) != _PARENTS_OF_A_MERGE:
                 made = f"{version.operation} by {version.committer}"
                 return f"{_name(asset)}: {version} was not made by a published run ({made}), so nothing audited it"
@@ -71,7 +73,8 @@ def blocking_checks(
     Args:
         context: The publisher's context.
         assets: The candidates.
-        named: Checks that count as blocking even if the definitions do not say so, or cannot be seen from here.
+        named: Checks that count as blocking even if the definitions do not say so, or cannot be seen from
+            here.
     """
     wanted = set(assets)
     found = {check for check in named if check.asset_key in wanted}
@@ -85,9 +88,7 @@ def blocking_checks(
     return tuple(sorted(found, key=lambda key: (key.asset_key.path, key.name)))
 
 
-def reasons_against(
-    subject: Subject, checks: Sequence[dg.AssetCheckKey], instance: dg.DagsterInstance
-) -> list[str]:
+def reasons_against(subject: Subject, checks: Sequence[dg.AssetCheckKey], instance: dg.DagsterInstance) -> list[str]:
     """Return every reason why a version may not be published; none when it passed its audit."""
     events = list(_events(subject, instance))
     materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
@@ -130,9 +131,9 @@ def _events(subject: Subject, instance: dg.DagsterInstance) -> Iterator[_Event]:
     for place, run_id in enumerate(family_of(subject.run_id, instance)):
         for record in instance.get_records_for_run(run_id, of_type=kinds).records:
             event = record.event_log_entry.dagster_event
-            if event is not None and (found := _event_of((place, record.storage_id), event)):
-                if found.asset == subject.asset:
-                    yield found
+            found = event and _event_of((place, record.storage_id), event)
+            if found and found.asset == subject.asset:
+                yield found
 
 
 def _event_of(order: tuple[int, int], event: dg.DagsterEvent) -> _Event | None:

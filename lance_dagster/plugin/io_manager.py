@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, assert_never, get_args
 
@@ -9,32 +10,34 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.datafiles import LanceDataset, StagedFiles
+from lance_dagster.datafiles import StagedFiles
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.frames import Destination, Rows, handler_for, handlers
 from lance_dagster.plugin.partitions import partition_predicate
-from lance_dagster.plugin.pinned import PinnedTable, all_of
+from lance_dagster.plugin.pinned import LanceDataset, PinnedTable, all_of
 from lance_dagster.plugin.resource import LanceResource, check_fields
 from lance_dagster.plugin.run_branch import RunBranch, create_table
 from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain
 from lance_dagster.plugin.spark_resource import SparkResource
-from lance_dagster.table import LanceTable, Version
+from lance_dagster.table import LanceTable
 
 WriteMode = Literal["append", "overwrite", "replace"]
 _MODES: tuple[WriteMode, ...] = get_args(WriteMode)
 
 
 class LanceIOManager(dg.ConfigurableIOManager):
-    """Keeps assets in Lance tables: outputs as one commit each on the branch of their run, inputs pinned to a version.
+    """Keeps assets in Lance tables: an output is one commit on its run's branch, an input is one version.
 
-    The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars, Arrow,
-    staged files; an input without an annotation is a lazy `lance.LanceDataset`. A partitioned asset replaces the rows
-    of its partitions, found by its metadata `partition_expr`; another one overwrites its table. Metadata `write_mode`
-    (`append`, `overwrite`, `replace`) of the asset, or of the output at run time, changes that.
+    The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars,
+    Arrow, staged files; an input without an annotation is a lazy `lance.LanceDataset`. A partitioned asset
+    replaces the rows of its partitions, found by its metadata `partition_expr`; another one overwrites its
+    table. Metadata `write_mode` (`append`, `overwrite`, `replace`) of the asset, or of the output at run
+    time, changes that.
 
-    An append is safe to retry: rows that an earlier attempt of the step left on the branch are taken out by the same
-    commit. Outside of a run, as in a test that calls this directly, writes go to `main`.
+    An append is safe to retry: rows that an earlier attempt of the step left on the branch are taken out by
+    the same commit. Outside of a run, as in a test that calls this directly, writes go to `main`.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -64,8 +67,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
         """Commit a value to the run's branch of the asset's table, as one version.
 
         Raises:
-            InvalidInputError: The value, the write mode or the partition column cannot work; nothing was written.
-            SchemaMismatchError: The rows do not fit the table.
+            InvalidInputError: The value, the write mode or the partition column cannot work; nothing was
+                written. SchemaMismatchError: The rows do not fit the table.
         """
         write = _Write.of(context, self.write_mode)
         handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
@@ -85,11 +88,11 @@ class LanceIOManager(dg.ConfigurableIOManager):
         self._report(context, table, _Committed(version, base, counted.count if write.keys else None))
 
     def load_input(self, context: dg.InputContext) -> object:
-        """Return the version of an upstream table that this run should see, as the type the input is annotated with.
+        """Return the upstream table as this run should see it, as the type the input is annotated with.
 
-        The first that applies: `lance/ref` in the input's metadata; the tag of a promoted node; the branch of the run
-        that produced the value or of a run this one continues; the resource's `read_ref`. Input metadata `columns`
-        and `filter`, and the partitions asked for, narrow what is read.
+        The first that applies: `lance/ref` in the input's metadata; the tag of a promoted node; the branch of
+        the run that produced the value or of a run this one continues; the resource's `read_ref`. Input
+        metadata `columns` and `filter`, and the partitions asked for, narrow what is read.
         """
         kind = _type_of_input(context)
         return handler_for(kind, handlers(self.spark)).load(self._view(context), kind)
@@ -100,14 +103,12 @@ class LanceIOManager(dg.ConfigurableIOManager):
         table = self.lance.table(context.asset_key, upstream)
         ref = md.text(wanted, md.REF) or md.text(upstream, md.REF)
         pinned = (
-            PinnedTable(table=table, version=table.at(ref))
-            if ref
-            else self.lance.pin(self._read_chain(context), table)
+            PinnedTable(table=table, version=table.at(ref)) if ref else self.lance.pin(self._read_chain(context), table)
         )
         columns = md.plain(wanted.get(md.COLUMNS))
         chosen = tuple(str(name) for name in columns) if isinstance(columns, (list, tuple)) else None
         narrowed = all_of(md.text(wanted, md.FILTER), _partition_filter(context, upstream, pinned))
-        context.log.debug(f"{context.asset_key.to_user_string()} is read at {pinned.ref}")
+        context.log.debug("%s is read at %s", context.asset_key.to_user_string(), pinned.ref)
         return PinnedTable(table=table, version=pinned.version, columns=chosen, filter=narrowed)
 
     def _chain_of(self, context: dg.OutputContext) -> RunChain:
@@ -170,9 +171,7 @@ class _Write:
             )
         asset = context.asset_key.to_user_string()
         keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
-        given = md.text(context.output_metadata, md.WRITE_MODE) or md.text(
-            context.definition_metadata, md.WRITE_MODE
-        )
+        given = md.text(context.output_metadata, md.WRITE_MODE) or md.text(context.definition_metadata, md.WRITE_MODE)
         mode = _mode(given or default_mode or ("replace" if keys else "overwrite"))
         if mode == "replace" and not keys:
             raise InvalidInputError(f"write_mode 'replace' of {asset} needs partitions; use overwrite or append")
@@ -249,9 +248,7 @@ def partitions_definition(
         return None
 
 
-def _partition_filter(
-    context: dg.InputContext, upstream: Mapping[str, object], pinned: PinnedTable
-) -> str | None:
+def _partition_filter(context: dg.InputContext, upstream: Mapping[str, object], pinned: PinnedTable) -> str | None:
     if not context.has_asset_partitions:
         return None
     return partition_predicate(
@@ -267,10 +264,8 @@ def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) ->
     properties = {md.ASSET_KEY: asset}
     if context.run_id not in (None, EPHEMERAL_RUN_ID):
         properties[md.RUN_ID] = context.run_id
-    try:
+    with suppress(dg.DagsterInvariantViolationError):  # called directly
         properties[md.STEP_KEY] = context.step_key
-    except dg.DagsterInvariantViolationError:  # called directly
-        pass
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
     return properties

@@ -1,8 +1,8 @@
 """The names and values this plugin writes on Dagster's definitions and events, and on the commits it makes.
 
-Keys that start with `dagster/` on events are Dagster's own vocabulary, which its pages draw; the ones that start
-with `lance/` say which version of which branch an event speaks of. The publisher reads them back, so a key here is
-a format and not a decoration.
+Keys that start with `dagster/` on events are Dagster's own vocabulary, which its pages draw; the ones that
+start with `lance/` say which version of which branch an event speaks of. The publisher reads them back, so a
+key here is a format and not a decoration.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.table import Version
+from lance_dagster.history.versions import Version
 
 # On definitions and events, for Dagster's pages.
 TABLE_NAME = "dagster/table_name"
@@ -46,7 +46,6 @@ STEP_KEY = "dagster/step_key"
 ASSET_KEY = "dagster/asset_key"
 PARTITION_KEYS = "dagster/partition_keys"
 PUBLISHED_BY = "dagster/published_by"
-MERGE = "lance_dagster.merge"
 
 MetadataMap = Mapping[str, object]
 

@@ -1,9 +1,10 @@
 """Dagster partitions as a filter over the rows of one table.
 
-A partition is not a thing of its own in a table: it is the rows that a predicate over one column per dimension
-selects. Everything starts from the list of partition keys, because that is the only form Dagster gives for every kind
-of partition and every set of them: ranges and time windows fail for sets with gaps and for dynamic partitions.
-Neighbouring time windows are joined, so that a year of days is one comparison and not 365.
+A partition is not a thing of its own in a table: it is the rows that a predicate over one column per
+dimension selects. Everything starts from the list of partition keys, because that is the only form Dagster
+gives for every kind of partition and every set of them: ranges and time windows fail for sets with gaps and
+for dynamic partitions. Neighbouring time windows are joined, so that a year of days is one comparison and not
+365.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -147,7 +148,8 @@ def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]
 def _moment(moment: datetime, column: pa.Field) -> str:
     """Return the boundary of a window as a literal of the column's type.
 
-    A column with a time zone holds instants. One without holds what a clock in the time zone of the partitions shows.
+    A column with a time zone holds instants. One without holds what a clock in the time zone of the
+    partitions shows.
     """
     if pa.types.is_date(column.type):
         if moment.time() != time():

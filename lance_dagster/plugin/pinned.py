@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from lance import LanceDataset  # TEMP
 
-from lance_dagster.datafiles import LanceDataset
-from lance_dagster.table import LanceTable, Version
+from lance_dagster.history.versions import Version
+from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,8 +26,8 @@ def all_of(*filters: str | None) -> str | None:
 class PinnedTable:
     """A table at the version its ref had when it was opened, whatever is committed meanwhile.
 
-    Nothing is read before a method asks for it. `columns` and `filter`, where set, narrow everything read from here;
-    the arguments of the methods narrow it further.
+    Nothing is read before a method asks for it. `columns` and `filter`, where set, narrow everything read
+    from here; the arguments of the methods narrow it further.
     """
 
     table: LanceTable

@@ -5,9 +5,9 @@
 3. move:   the tag in every table. Tags move last: whoever sees one must find every table behind it merged.
 4. retire: delete the branches. Nothing needs them any more, so failing here fails nothing.
 
-A process may be killed between any two steps, and between any two tables within a step. Whoever comes next starts
-at the first step again, finds what is done and does the rest. After the branches are gone, `main`'s own log tells
-which run was merged where.
+A process may be killed between any two steps, and between any two tables within a step. Whoever comes next
+starts at the first step again, finds what is done and does the rest. After the branches are gone, `main`'s
+own log tells which run was merged where.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +16,13 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from lance_dagster.errors import AlreadyExistsError, RefMovedError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs import Tag
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import MAIN, RunBranch, is_written
+from lance_dagster.plugin.run_branch import RunBranch, is_written
 from lance_dagster.plugin.run_chain import RunChain, run_of
-from lance_dagster.table import LanceTable, Tag, Version
+from lance_dagster.table import LanceTable
 
 # A publication that was interrupted is resumed long before this many others land.
 _SEARCHED = 200
@@ -30,7 +33,8 @@ _TRIES = 5
 class Publication:
     """One table on its way to its readers.
 
-    `sources` are the audited versions to merge. `landed` is the version of `main` that holds them, once one does.
+    `sources` are the audited versions to merge. `landed` is the version of `main` that holds them, once one
+    does.
     """
 
     candidate: dg.AssetKey
@@ -64,8 +68,8 @@ def find_by_run(publication: Publication, chain: RunChain, *, with_backfill: boo
     Args:
         publication: The table.
         chain: The run that publishes and the runs it continues.
-        with_backfill: Whether to publish what the other runs of the same backfill wrote, when this chain wrote
-            nothing: for a publisher that runs once, after all of them.
+        with_backfill: Whether to publish what the other runs of the same backfill wrote, when this chain
+            wrote nothing: for a publisher that runs once, after all of them.
     """
     table = publication.table
     head = RunBranch(table=table, chain=chain).written()
@@ -82,7 +86,7 @@ def find_by_run(publication: Publication, chain: RunChain, *, with_backfill: boo
 
 
 def find_by_ref(publication: Publication, ref: str) -> Publication:
-    """Return a publication of what a ref expression names: a branch to merge, or a version of `main` to promote.
+    """Return a publication of what a ref expression names: a branch to merge, or a version to promote.
 
     Raises:
         RefNotFoundError: There is no such ref, and no run of that name was published.
@@ -103,7 +107,8 @@ def merge_all(publications: Iterable[Publication], chain: RunChain) -> list[Publ
     """Merge every source into `main`, and return the publications with the versions that hold them.
 
     Raises:
-        MergeConflictError: The first table that cannot be merged; tables before it are merged, no tag has moved.
+        MergeConflictError: The first table that cannot be merged; tables before it are merged, no tag has
+            moved.
     """
     return [_merged(publication, chain) for publication in publications]
 
@@ -122,17 +127,16 @@ def _merged(publication: Publication, chain: RunChain) -> Publication:
     return replace(publication, landed=landed)
 
 
-def move_tags(
-    publications: Sequence[Publication], tag: str, metadata: Mapping[str, str], *, backwards: bool
-) -> None:
+def move_tags(publications: Sequence[Publication], tag: str, metadata: Mapping[str, str], *, backwards: bool) -> None:
     """Move the tag of every table to the version that was merged.
 
     Args:
         publications: The tables, all merged.
         tag: The tag.
         metadata: What the tag remembers about the move.
-        backwards: Whether this is a person's choice of a version, which may be older than the current one. A run
-            only ever moves the tag forward: when a later run got there first, its version holds this one's rows.
+        backwards: Whether this is a person's choice of a version, which may be older than the current one. A
+            run only ever moves the tag forward: when a later run got there first, its version holds this
+            one's rows.
 
     Raises:
         RefMovedError: The tag moved since the person's choice was looked at.
@@ -179,7 +183,9 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
         runs = [run_of(source.branch) for source in publication.sources]
         run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
         retired = replace(chain, run_ids=tuple(run_ids))
-        kept += [f"{publication.name}: {reason}" for reason in RunBranch(table=publication.table, chain=retired).retire()]
+        kept += [
+            f"{publication.name}: {reason}" for reason in RunBranch(table=publication.table, chain=retired).retire()
+        ]
     return kept
 
 

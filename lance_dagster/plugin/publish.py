@@ -1,9 +1,10 @@
 """The publisher: one asset that stands for what readers may see, and the button that moves it.
 
-Every table has two nodes. The candidate, `shop/orders`, is materialized when a run writes its branch; nobody outside
-of the run can see those rows yet. The promoted node, `production/shop/orders`, is materialized when the tag moves, so
-whatever waits for it finds the rows. The publisher is the asset of all promoted nodes: the last step of a job, and
-by hand from its *Materialize* button the way to promote, roll back and publish what was left behind.
+Every table has two nodes. The candidate, `shop/orders`, is materialized when a run writes its branch; nobody
+outside of the run can see those rows yet. The promoted node, `production/shop/orders`, is materialized when
+the tag moves, so whatever waits for it finds the rows. The publisher is the asset of all promoted nodes: the
+last step of a job, and by hand from its *Materialize* button the way to promote, roll back and publish what
+was left behind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,21 +72,23 @@ def build_publisher(
 ) -> dg.AssetsDefinition:
     """Return the asset that merges audited run branches into `main` and moves a tag to the result.
 
-    Nothing moves unless every blocking check of every table selected passed on exactly the version to be published,
-    or its config says otherwise and why. All tables are merged before the first tag moves; tables are not one
-    transaction, so a reader may see one tag moved and not yet the next. Doing it again after a crash finishes what
-    was begun. It expects the `LanceResource` under the resource key `lance`.
+    Nothing moves unless every blocking check of every table selected passed on exactly the version to be
+    published, or its config says otherwise and why. All tables are merged before the first tag moves; tables
+    are not one transaction, so a reader may see one tag moved and not yet the next. Doing it again after a
+    crash finishes what was begun. It expects the `LanceResource` under the resource key `lance`.
 
-    A table that no run of the chain wrote is left out and its promoted node is not materialized, with a warning:
-    assets downstream of that node are skipped in this run. When that is so for all tables, the step fails.
+    A table that no run of the chain wrote is left out and its promoted node is not materialized, with a
+    warning: assets downstream of that node are skipped in this run. When that is so for all tables, the step
+    fails.
 
     Args:
         tables: The candidates: definitions, or keys.
         tag: The name readers use, and the first part of the promoted nodes' keys.
         name: Name of the op; `publish_<tag>` if None.
-        pool: Dagster pool that keeps two publishers apart; limit it to 1 in the instance's settings. None: no pool.
-        partitions_def: The partitions of the candidates, to publish within each run of a backfill. None publishes
-            once, after all of them.
+        pool: Dagster pool that keeps two publishers apart; limit it to 1 in the instance's settings. None: no
+            pool.
+        partitions_def: The partitions of the candidates, to publish within each run of a backfill. None
+            publishes once, after all of them.
         checks: Blocking checks that the definitions do not show, or do not mark as blocking.
 
     Raises:
@@ -105,9 +108,7 @@ def build_publisher(
         partitions_def=partitions_def,
         required_resource_keys={RESOURCE_KEY},
     )
-    def publisher(
-        context: dg.AssetExecutionContext, config: PublishConfig
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def publisher(context: dg.AssetExecutionContext, config: PublishConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         selected = [node for node in nodes if node.promoted in context.selected_asset_keys]
         step = _Publisher(context, config, tag, blocking_checks(context, keys, named))
         try:
@@ -168,14 +169,14 @@ class _Publisher:
         ignored = self._gate(found)
         if self.config.dry_run:
             for one in found:
-                self.context.log.info(f"dry run: {one.name}: would publish {', '.join(map(str, one.audited))}")
+                self.context.log.info("dry run: would publish %s", ", ".join(map(str, one.audited)))
             return
         merged = merge_all(found, chain)
         move_tags(merged, self.tag, self._about_move(chain), backwards=bool(self.config.ref))
         for one in merged:
             yield self._result(one, ignored)
         for reason in retire_all(merged, chain):
-            self.context.log.warning(f"branch kept: {reason}")
+            self.context.log.warning("branch kept: %s", reason)
 
     def _find(self, nodes: Sequence[_Node], chain: RunChain, *, with_backfill: bool) -> list[Publication]:
         """Return what there is to publish in each table, and leave out tables with nothing."""
@@ -198,7 +199,7 @@ class _Publisher:
             hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
             raise PublishRefusedError(f"nothing to publish{hint}", [*wrong, *missing])
         for reason in missing:
-            self.context.log.warning(f"nothing to publish, so its readers are not run: {reason}")
+            self.context.log.warning("nothing to publish, so its readers are not run: %s", reason)
         return found
 
     def _look(self, node: _Node, chain: RunChain, *, with_backfill: bool) -> Publication:
@@ -221,14 +222,12 @@ class _Publisher:
             for version in one.audited:
                 subject = Subject.of(one.candidate, version)
                 reasons += (
-                    [subject]
-                    if isinstance(subject, str)
-                    else reasons_against(subject, self.checks, self.instance)
+                    [subject] if isinstance(subject, str) else reasons_against(subject, self.checks, self.instance)
                 )
         if reasons and not self.config.ignore_failed_checks:
             raise PublishRefusedError(f"refused to publish {', '.join(one.name for one in found)}", reasons)
         for reason in reasons:
-            self.context.log.warning(f"ignored, because {self.config.reason!r}: {reason}")
+            self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)
         return reasons
 
     def _about_move(self, chain: RunChain) -> dict[str, str]:

@@ -40,8 +40,9 @@ class TableAddress:
 class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """The folder of Lance tables that assets, checks, the publisher and sensors work on.
 
-    An asset's table is `{root}/{schema}/{table}.lance`. The table is the last part of the asset key. The schema is,
-    in this order: the asset's metadata `schema`, `schema_name` here, the part of the key before the last, `public`.
+    An asset's table is `{root}/{schema}/{table}.lance`. The table is the last part of the asset key. The
+    schema is, in this order: the asset's metadata `schema`, `schema_name` here, the part of the key before
+    the last, `public`.
 
     Example:
         >>> LanceResource(root="/data/lake").uri_of(dg.AssetKey(["shop", "orders"]))
@@ -78,8 +79,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             asset_key: An asset key, or its path written `schema/table`.
-            metadata: The asset's definition metadata. `schema` overrides the schema; a promoted node names its
-                candidate in `lance/table`.
+            metadata: The asset's definition metadata. `schema` overrides the schema; a promoted node names
+                its candidate in `lance/table`.
         """
         return table_address(asset_key, metadata or {}, self.schema_name)
 
@@ -101,13 +102,11 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             name = self.address_of(key, metadata)
             raise TableNotFoundError(f"no table {name} at {uri}: no run has written it yet") from None
 
-    def open(
-        self, context: object, asset_key: TableKey, metadata: Mapping[str, object] | None = None
-    ) -> PinnedTable:
+    def open(self, context: object, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> PinnedTable:
         """Return what the current run sees of a table, pinned to one version.
 
-        Inside a run that wrote the table, or that continues one that did, this is the candidate on the run branch;
-        else it is the table at `read_ref`.
+        Inside a run that wrote the table, or that continues one that did, this is the candidate on the run
+        branch; else it is the table at `read_ref`.
 
         Args:
             context: The context of the asset, check or op that reads.
@@ -121,9 +120,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         branch = RunBranch(table=table, chain=chain).find()
         return PinnedTable(table=table, version=table.at(branch.name if branch else self.read_ref))
 
-    def definition_metadata(
-        self, asset_key: TableKey, metadata: Mapping[str, object] | None = None
-    ) -> dict[str, str]:
+    def definition_metadata(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> dict[str, str]:
         """Return metadata for an asset's definition, so that its page names the table and where it is stored."""
         # Definitions load without the environment of a run, so a root from there is not known yet.
         uri = None if isinstance(self.root, dg.EnvVar) else self.uri_of(asset_key, metadata)

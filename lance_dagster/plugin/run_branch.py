@@ -1,8 +1,8 @@
 """The branch of one Dagster run in one table.
 
-A run writes each table on a branch of its own, `run/<run id>`, forked when it first writes that table: from the
-newest branch of the runs it continues, else from `main`. Reading follows the same chain. No state is kept between
-calls, because under the multiprocess executor every step is a process of its own.
+A run writes each table on a branch of its own, `run/<run id>`, forked when it first writes that table: from
+the newest branch of the runs it continues, else from `main`. Reading follows the same chain. No state is kept
+between calls, because under the multiprocess executor every step is a process of its own.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from lance_dagster.errors import LanceDagsterError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs import Branch
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_chain import RunChain, branch_of, run_of
-from lance_dagster.table import Branch, LanceTable, Version
-
-MAIN = "main"
+from lance_dagster.table import LanceTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +73,10 @@ class RunBranch:
         return None
 
     def retire(self) -> tuple[str, ...]:
-        """Delete the run branches of the chain, child before parent, and return what could not be deleted and why.
+        """Delete the run branches of the chain, child before parent, and return what was kept and why.
 
-        A branch that others were forked from or that a tag names is kept; so is one the run was told to use by its
-        `lance/branch` tag, which belongs to whoever made it.
+        A branch that others were forked from or that a tag names is kept; so is one the run was told to use
+        by its `lance/branch` tag, which belongs to whoever made it.
         """
         kept = []
         branches = self.table.branches()

@@ -1,11 +1,12 @@
 """Which runs count as one: a run and the runs it continues.
 
-A partial re-execution (from failure, from asset failure, chosen steps) goes on with what its parent wrote, so it
-reads the parent's branches and publishes them with its own. A full re-execution starts clean.
+A partial re-execution (from failure, from asset failure, chosen steps) goes on with what its parent wrote, so
+it reads the parent's branches and publishes them with its own. A full re-execution starts clean.
 
-Dagster has no single field for that difference. The tags below tell it for runs launched from the UI, the daemon and
-GraphQL; `step_keys_to_execute` alone cannot, as an ordinary launch lists every step. Runs re-executed from Python
-carry no tag: those are partial when they execute fewer steps than the run they all descend from.
+Dagster has no single field for that difference. The tags below tell it for runs launched from the UI, the
+daemon and GraphQL; `step_keys_to_execute` alone cannot, as an ordinary launch lists every step. Runs
+re-executed from Python carry no tag: those are partial when they execute fewer steps than the run they all
+descend from.
 """
 
 from collections.abc import Iterator

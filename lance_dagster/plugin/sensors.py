@@ -1,11 +1,12 @@
 """Tells Dagster about versions and tag moves that happened outside of it, and about its own on `main`.
 
-Dagster saves what a tick returns and then its cursor, so a crash in between announces a version twice and never not
-at all. A tick lists the names of manifests after its cursor and opens only those. It works against a time budget and
-goes on with the next table where the last tick stopped, so that hundreds of tables do not run into the daemon's limit.
+Dagster saves what a tick returns and then its cursor, so a crash in between announces a version twice and
+never not at all. A tick lists the names of manifests after its cursor and opens only those. It works against
+a time budget and goes on with the next table where the last tick stopped, so that hundreds of tables do not
+run into the daemon's limit.
 
-Tables outside of Dagster's own runs are external assets here, and their versions materializations of these: an
-observation of an external asset would start nothing that waits for it.
+Tables outside of Dagster's own runs are external assets here, and their versions materializations of these:
+an observation of an external asset would start nothing that waits for it.
 """
 
 import json
@@ -17,11 +18,14 @@ from typing import TypedDict, Unpack
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError, VersionNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MERGE
+from lance_dagster.history.refs import Tag
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
 from lance_dagster.plugin.resource import LanceResource, table_address
-from lance_dagster.plugin.run_branch import MAIN
-from lance_dagster.table import LanceTable, Tag, Version
+from lance_dagster.table import LanceTable
 
 BUDGET_SECONDS = 20.0
 _DATA_VERSION = "dagster/data_version"
@@ -29,9 +33,9 @@ _USER_PROVIDED = "dagster/data_version_is_user_provided"
 
 
 class SensorOptions(TypedDict, total=False):
-    """What `dg.sensor` takes besides."""
+    """What `dg.sensor` takes besides. `job` is a job or what `dg.define_asset_job` returns."""
 
-    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition
+    job: object  # Dagster does not export the type of an asset job
     minimum_interval_seconds: int
     default_status: dg.DefaultSensorStatus
     description: str
@@ -49,15 +53,17 @@ def build_ref_sensor(
     """Return a sensor that announces what happens to some tables, whoever did it.
 
     Every new manifest of `main` becomes a materialization of the external asset `main/<candidate's key>`; see
-    `ref_asset_specs`. A tag in `refs` that somebody other than a Dagster run moved becomes a materialization of the
-    promoted node `<tag>/<candidate's key>`. With `job`, each table that changed also asks for one run, keyed by the
-    version, so that announcing twice runs once. It expects the `LanceResource` under the resource key `lance`.
+    `ref_asset_specs`. A tag in `refs` that somebody other than a Dagster run moved becomes a materialization
+    of the promoted node `<tag>/<candidate's key>`. With `job`, each table that changed also asks for one run,
+    keyed by the version, so that announcing twice runs once. It expects the `LanceResource` under the
+    resource key `lance`.
 
     Args:
         name: The sensor's name.
         tables: The candidates: definitions, or keys.
         refs: `main`, tags, or both.
-        from_start: Whether the first tick announces the versions that exist already; else it only remembers them.
+        from_start: Whether the first tick announces the versions that exist already; else it only remembers
+            them.
         budget_seconds: How long a tick may take before it leaves the other tables to the next.
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
 
@@ -69,7 +75,7 @@ def build_ref_sensor(
         raise InvalidInputError("build_ref_sensor needs at least one table and one ref")
     with_runs = "job" in options
 
-    @dg.sensor(name=name, required_resource_keys={RESOURCE_KEY}, **options)
+    @dg.sensor(name=name, required_resource_keys={RESOURCE_KEY}, **options)  # type: ignore[arg-type]
     def ref_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         lance: LanceResource = context.resources.lance
         cursor = _Cursor.of(context.cursor, from_start=from_start)
@@ -86,9 +92,7 @@ def build_ref_sensor(
     return ref_sensor
 
 
-def ref_asset_specs(
-    tables: Sequence[CheckedAsset], *, lance: LanceResource | None = None
-) -> list[dg.AssetSpec]:
+def ref_asset_specs(tables: Sequence[CheckedAsset], *, lance: LanceResource | None = None) -> list[dg.AssetSpec]:
     """Return the external assets that stand for the `main` branch of some tables.
 
     Args:
@@ -222,7 +226,7 @@ class _Tick:
 
 def is_foreign(version: Version) -> bool:
     """Return whether a version was committed by something else than a Dagster run or a merge of ours."""
-    return md.RUN_ID not in version.properties and md.MERGE not in version.properties
+    return md.RUN_ID not in version.properties and MERGE not in version.properties
 
 
 def _where(table: LanceTable, refs: Sequence[str]) -> Iterator[tuple[str, int | str]]:
@@ -239,9 +243,7 @@ def _moved(tag: Tag) -> str:
     return f"{tag.ref} {tag.updated_at.isoformat()}" if tag.updated_at else tag.ref
 
 
-def _materialization(
-    one: _Watched, ref: str, version: Version, extra: dict[str, str]
-) -> dg.AssetMaterialization:
+def _materialization(one: _Watched, ref: str, version: Version, extra: dict[str, str]) -> dg.AssetMaterialization:
     foreign = is_foreign(version)
     return dg.AssetMaterialization(
         asset_key=dg.AssetKey([ref, *one.key.path]),

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Starts Spark when it is first asked for.
 
-    Every step process has a session of its own, so with the multiprocess executor each step pays for the start. Jobs
-    made of Spark assets run best with `dg.in_process_executor`.
+    Every step process has a session of its own, so with the multiprocess executor each step pays for the
+    start. Jobs made of Spark assets run best with `dg.in_process_executor`.
     """
 
     master: str = Field(default="local[*]", description="Spark master URL.")

@@ -81,7 +81,9 @@ class Scan:
 
 def _check_filter(table: LanceTable, scan: Scan) -> None:
     try:
-        table.to_lance(scan.version).scanner(columns=scan.schema.names, filter=scan.filter)
+        scanner = table.to_lance(scan.version).scanner(columns=scan.schema.names, filter=scan.filter)
+        # Asking for the schema is what makes Lance look at the filter.
+        _ = scanner.projected_schema
     except (ValueError, OSError) as error:
         # Lance appends the place in its own source, which is noise to whoever made the call.
         problem = str(error).partition("\n")[0].partition(", /")[0]

@@ -13,13 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import (
+    from_arrow_type,
+    is_geography,
+    is_geometry,
+    is_variant,
+    to_arrow_schema,
+    to_arrow_type,
+)
 from pyspark.sql.types import StructField, StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
-# Spark's own key for column comments and the like, which are no part of a type.
-_SPARK_METADATA = b"SPARK::metadata::json"
 _MAX_DECIMAL = 38
 # What a string or binary value is taken to need, and how many elements a list or map is taken to have.
 _GUESSED_WIDTH = 512
@@ -201,15 +206,10 @@ def _relaxed_parts(arrow: pa.DataType) -> pa.DataType:
         return pa.list_(_relaxed(arrow.value_type))
     if isinstance(arrow, pa.MapType):
         return pa.map_(_relaxed(arrow.key_type), _relaxed(arrow.item_type))
-    if isinstance(arrow, pa.StructType):
-        return pa.struct([_relaxed_field(field) for field in arrow])
+    # Spark tells a variant, a geometry or a geography from a struct by metadata, and insists on its fields.
+    if isinstance(arrow, pa.StructType) and not (is_variant(arrow) or is_geometry(arrow) or is_geography(arrow)):
+        return pa.struct([pa.field(field.name, _relaxed(field.type)) for field in arrow])
     return arrow
-
-
-def _relaxed_field(field: "pa.Field[Any]") -> "pa.Field[Any]":
-    # What is left marks a variant, which is a struct but for the metadata of its fields.
-    metadata = {key: value for key, value in (field.metadata or {}).items() if key != _SPARK_METADATA}
-    return pa.field(field.name, _relaxed(field.type), metadata=metadata or None)
 
 
 def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
@@ -224,12 +224,19 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     for name, values in zip(batch.schema.names, batch.columns, strict=True):
         wanted = target.field(name).type
         try:
-            columns.append(values if values.type == wanted else values.cast(wanted))
+            columns.append(values if values.type == wanted else _with_elements(values).cast(wanted))
         except pa.ArrowInvalid as error:
             raise SchemaMismatchError(
                 f"column {name!r} does not fit the table's {wanted}: {error}"
             ) from error
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _with_elements(values: "pa.Array[Any]") -> "pa.Array[Any]":
+    """Copy what pyarrow would crash on when it makes vectors: lists from Java that have no element at all."""
+    if isinstance(values, pa.ListArray) and len(values.values):
+        return values
+    return pa.concat_arrays([values.slice(0, 0), values])
 
 
 def row_bytes(schema: pa.Schema) -> int:

@@ -79,11 +79,11 @@ class LocalStore:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
         return names[:limit]
 
-    def copy_in(self, source_uri: str, key: str) -> None:
-        """Copy a file to `key`; a folder is copied with everything in it. An existing copy is left as it is."""
+    def copy_in(self, source_uri: str, key: str) -> bool:
+        """Copy a file, or a folder with everything in it, to `key`. An existing copy is left as it is."""
         source, target = Path(source_uri), self._root / key
-        if target.exists():
-            return
+        if target.exists() or not source.exists():
+            return target.exists()
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.parent / f".tmp{uuid.uuid4().hex}"
         try:
@@ -95,6 +95,7 @@ class LocalStore:
             os.replace(temporary, target)
         except OSError as error:
             raise StoreError(f"cannot copy {source} to {target}: {error}") from error
+        return True
 
     def delete(self, key: str) -> None:
         """Delete a file; nothing happens when there is none."""

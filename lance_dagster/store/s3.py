@@ -16,7 +16,7 @@ import fsspec
 from lance_dagster.errors import ConditionalPutUnsupportedError, StoreError
 from lance_dagster.store.options import s3fs_options
 
-_PRECONDITION_FAILED, _CONFLICT = 412, 409
+_PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _CONFLICT_RETRIES = 5
 
 
@@ -91,13 +91,15 @@ class S3Store:
                     return [name for name in names if name][:limit]
                 extra["ContinuationToken"] = answer["NextContinuationToken"]
 
-    def copy_in(self, source_uri: str, key: str) -> None:
-        """Copy an object, or everything below a prefix, on the server's side."""
+    def copy_in(self, source_uri: str, key: str) -> bool:
+        """Copy an object, or everything below a prefix, on the server's side; False when there is nothing."""
         source = source_uri.removeprefix("s3://")
         target = f"{self._bucket}/{self._key(key)}"
         with _translated(f"copy {source_uri} to {self._uri}/{key}"):
-            for found in self._fs.find(source):
+            names = self._fs.find(source)
+            for found in names:
                 self._fs.cp_file(found, target + found.removeprefix(source))
+        return bool(names)
 
     def delete(self, key: str) -> None:
         """Delete an object; nothing happens when there is none."""
@@ -116,7 +118,7 @@ class S3Store:
         """Do nothing: an acknowledged object is durable."""
 
     @property
-    def _fs(self) -> Any:
+    def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
         # A client is not usable in a forked child, so each process makes its own.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
             self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
@@ -125,7 +127,7 @@ class S3Store:
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
 
-    def _call(self, method: str, **arguments: Any) -> Any:
+    def _call(self, method: str, **arguments: Any) -> Any:  # noqa: ANN401  # same
         return self._fs.call_s3(method, Bucket=self._bucket, **arguments)
 
     def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> bool:
@@ -170,7 +172,7 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
             return False
         if status == _CONFLICT:
             return _CONFLICT
-        if status == 501:  # noqa: PLR2004
+        if status == _NOT_IMPLEMENTED:
             raise ConditionalPutUnsupportedError(
                 f"cannot {what}: the server does not support conditional writes"
             ) from error

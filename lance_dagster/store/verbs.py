@@ -44,8 +44,8 @@ class Store(Protocol):
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         ...
 
-    def copy_in(self, source_uri: str, key: str) -> None:
-        """Copy an object of the same storage to `key`, on the server's side where it can."""
+    def copy_in(self, source_uri: str, key: str) -> bool:
+        """Copy an object, or a folder, of the same storage to `key`; False when there is none to copy."""
         ...
 
     def delete(self, key: str) -> None:

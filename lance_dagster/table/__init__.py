@@ -1,5 +1,6 @@
 """One table and everything that can be done with it."""
 
+from lance_dagster.table.join import MergePreview
 from lance_dagster.table.table import LanceTable
 
-__all__ = ["LanceTable"]
+__all__ = ["LanceTable", "MergePreview"]

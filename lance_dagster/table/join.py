@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from lance_dagster.changes.apply import with_flags
 from lance_dagster.changes.claims import Claim, claims_of, encode_claims
-from lance_dagster.changes.merge import Change, Conflict, MergePlan, Side, plan_merge
+from lance_dagster.changes.merge import MergePlan, plan_merge
 from lance_dagster.changes.places import data_uri, placed_under_root
+from lance_dagster.changes.sides import Change, Conflict, Side
 from lance_dagster.datafiles import count_in_fragments
-from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import DATA, MAIN
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import (
@@ -49,9 +50,18 @@ class _Base:
     dest_number: int
 
 
-def merge(
-    parts: Parts, source: State, into: str, *, message: str | None, properties: Mapping[str, str]
-) -> State:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePreview:
+    """What a merge would do, without doing it. With conflicts it would do nothing."""
+
+    source: str
+    dest: str
+    conflicts: tuple[Conflict, ...]
+    rows_added: int = 0
+    rows_removed: int = 0
+
+
+def merge(parts: Parts, source: State, into: str, *, message: str | None, properties: Mapping[str, str]) -> State:
     """Merge a version into a branch; returns the version that has it, which is not new when it was merged before.
 
     Raises:
@@ -60,13 +70,12 @@ def merge(
     merged = find_merged(parts, source, into)
     if merged is not None:
         return merged
-    own_id = _lines(parts, source)[0].id
     transaction_id = str(uuid.uuid4())
 
     def propose(head: State) -> Proposal:
-        base = _merge_base(parts, source, head)
-        ours = _changes(parts, source, base.state)
-        plan = _plan(parts, base, source, head, ours)
+        plan, claims = _plan(parts, source, head)
+        if not isinstance(plan, MergePlan):
+            raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
@@ -75,17 +84,32 @@ def merge(
                 **properties,
                 MESSAGE: message or f"merge {source} into {into}",
                 MERGE: str(source),
-                CLAIMS: encode_claims(_all_claims(ours)),
+                CLAIMS: encode_claims(claims),
             },
         )
-        record = {f"{MERGED_PREFIX}{own_id}": f"{source.number}@{head.number + 1}"}
         manifest = next_manifest(parts.versions, head, transaction)
-        metadata = {**_live_records(parts, plan.table_metadata), **record}
-        return Proposal(
-            transaction, with_flags(replace(manifest, table_metadata=metadata, config=dict(plan.config)))
-        )
+        metadata = {**_live_records(parts, plan.table_metadata), **_records(parts, source, head)}
+        return Proposal(transaction, with_flags(replace(manifest, table_metadata=metadata, config=dict(plan.config))))
 
     return commit(parts.versions, into, propose)
+
+
+def preview(parts: Parts, source: State, into: str) -> MergePreview:
+    """Say what merging a version into a branch would do now."""
+    head = parts.head(into)
+    if find_merged(parts, source, into) is not None:
+        return MergePreview(source=str(source), dest=str(head), conflicts=())
+    plan, _ = _plan(parts, source, head)
+    if not isinstance(plan, MergePlan):
+        return MergePreview(source=str(source), dest=str(head), conflicts=plan)
+    operation = plan.operation
+    gone = head.manifest.rows if isinstance(operation, Overwrite) else 0
+    if isinstance(operation, Update):
+        own = head.manifest.fragment_map()
+        gone = sum(own[number].rows for number in operation.removed_fragment_ids)
+        gone += sum(own[fragment.id].rows - fragment.rows for fragment in operation.updated_fragments)
+    added = sum(fragment.rows for fragment in _added(operation))
+    return MergePreview(source=str(source), dest=str(head), conflicts=(), rows_added=added, rows_removed=gone)
 
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
@@ -99,15 +123,13 @@ def find_merged(parts: Parts, source: State, into: str) -> State | None:
     return head if not _changes(parts, source, base.state) else None
 
 
-def _plan(parts: Parts, base: _Base, source: State, head: State, ours: Sequence[Change]) -> MergePlan:
-    found = plan_merge(
-        base.state.manifest,
-        _side(parts, source, ours),
-        _side(parts, head, _changes_after(parts, head, base.dest_number)),
-    )
-    if isinstance(found, MergePlan):
-        return found
-    raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", found)
+def _plan(parts: Parts, source: State, head: State) -> tuple[MergePlan | tuple[Conflict, ...], list[Claim]]:
+    """Plan a merge into one particular head; returns what the source claims beside it."""
+    base = _merge_base(parts, source, head)
+    ours = _changes(parts, source, base.state)
+    theirs = _changes_after(parts, head, base.dest_number)
+    plan = plan_merge(base.state.manifest, _side(parts, source, ours), _side(parts, head, theirs))
+    return plan, _all_claims(ours)
 
 
 def _side(parts: Parts, state: State, changes: Sequence[Change]) -> Side:
@@ -199,6 +221,13 @@ def _all_claims(changes: Iterable[Change]) -> list[Claim]:
     )
 
 
+def _records(parts: Parts, source: State, head: State) -> dict[str, str]:
+    """Record what a merge brings in: the source, and every branch between it and the dest that it contains."""
+    own = {line.id for line in _lines(parts, head)}
+    lines = (line for line in _lines(parts, source) if line.id not in own)
+    return {f"{MERGED_PREFIX}{line.id}": f"{line.number}@{head.number + 1}" for line in lines}
+
+
 def _live_records(parts: Parts, metadata: Mapping[str, str]) -> dict[str, str]:
     """Drop the records of merges whose branch is gone: nobody can merge it again."""
     live = {f"{MERGED_PREFIX}{branch.id}" for branch in parts.refs.branches().values()}
@@ -207,29 +236,28 @@ def _live_records(parts: Parts, metadata: Mapping[str, str]) -> dict[str, str]:
 
 def _realised(parts: Parts, plan: MergePlan, source: State, head: State) -> Append | Update | Overwrite:
     """Put every file the plan needs under the dest's root, and return the operation that names them there."""
-    line_uri = parts.versions.line_uri(source.branch)
     for carried in plan.deletions:
-        data = read_deletion(parts, source.manifest, carried.source_fragment, line_uri)
-        store_deletion(parts, head.branch, carried.fragment_id, carried.deletion, data)
+        store_deletion(parts, head.branch, carried.dest, read_deletion(parts, source, carried.source))
     operation = plan.operation
-    added = operation.new_fragments if isinstance(operation, Update) else operation.fragments
-    for fragment in added:
-        _bring_files(parts, fragment, source, line_uri)
-    placed = placed_under_root(added, head.manifest, parts.uri)
+    for fragment in _added(operation):
+        _bring_files(parts, fragment, source)
+    placed = placed_under_root(_added(operation), head.manifest, parts.uri)
     if isinstance(operation, Update):
         return replace(operation, new_fragments=placed)
     return replace(operation, fragments=placed)
 
 
-def _bring_files(parts: Parts, fragment: Fragment, source: State, line_uri: str) -> None:
+def _added(operation: Append | Update | Overwrite) -> tuple[Fragment, ...]:
+    return operation.new_fragments if isinstance(operation, Update) else operation.fragments
+
+
+def _bring_files(parts: Parts, fragment: Fragment, source: State) -> None:
     """Copy data files that another program put into the branch's own folder, with their blobs."""
     for file in fragment.files:
-        uri = data_uri(source.manifest, file, line_uri)
+        uri = data_uri(source.manifest, file, parts.versions.line_uri(source.branch))
         if uri == f"{parts.uri}/{DATA}/{file.path}":
             continue
-        parts.store.copy_in(uri, f"{DATA}/{file.path}")
-        blobs = uri.removesuffix(".lance")
-        parts.store.copy_in(blobs, f"{DATA}/{file.path.removesuffix('.lance')}")
-
-
-__all__ = ["Conflict", "find_merged", "merge"]
+        if not parts.store.copy_in(uri, f"{DATA}/{file.path}"):
+            raise CorruptFileError(uri, "it is missing")
+        # Blobs lie in a folder called like the file; most files have none.
+        parts.store.copy_in(uri.removesuffix(".lance"), f"{DATA}/{file.path.removesuffix('.lance')}")

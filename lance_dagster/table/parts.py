@@ -1,19 +1,19 @@
 """What every operation on a table needs: its store, its names, its versions."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import lance
 import pyarrow as pa
 
-from lance_dagster.datafiles import open_dataset
+from lance_dagster.datafiles import LanceDataset, open_dataset
 from lance_dagster.errors import RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.refs import READY, Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.store import Store
+from lance_dagster.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Parts:
                 raise RefNotFoundError(branch, [MAIN, *known], self.uri)
         return self.versions.head(branch)
 
-    def dataset(self, state: State) -> lance.LanceDataset:
+    def dataset(self, state: State) -> LanceDataset:
         """Open a version with pylance."""
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
 
@@ -55,3 +55,9 @@ class Parts:
 def schema_of(state: State) -> pa.Schema:
     """Return the Arrow schema of a version."""
     return arrow_from_fields(state.manifest.fields, state.manifest.schema_metadata)
+
+
+def open_parts(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Parts:
+    """Put together the parts of the table at a URI; nothing is read yet."""
+    store = open_store(uri, storage_options)
+    return Parts(store, Refs(store), Versions(store), dict(storage_options or {}))

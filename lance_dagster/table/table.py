@@ -5,28 +5,24 @@ version, atomically: it is there whole or not at all, and readers of other versi
 """
 
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 
-import lance
 import pyarrow as pa
 
 from lance_dagster import datafiles
-from lance_dagster.changes.apply import apply, empty_manifest
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError, RefNotFoundError, TableNotFoundError
-from lance_dagster.format.layout import MAIN, check_tag_name, manifest_name
-from lance_dagster.format.layout import VERSIONS, join, line_root
-from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
-from lance_dagster.format.transaction import Clone, Overwrite, Transaction
+from lance_dagster.errors import AlreadyExistsError, RefNotFoundError, TableNotFoundError
+from lance_dagster.format.layout import MAIN, VERSIONS, check_tag_name, join, line_root, manifest_name
+from lance_dagster.format.transaction import Transaction
 from lance_dagster.history import branches as branching
-from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
-from lance_dagster.history.refs import READY, Branch, Refs, Tag
-from lance_dagster.history.versions import State, Version, Versions
-from lance_dagster.store import open_store
+from lance_dagster.history.commit import commit_transaction
+from lance_dagster.history.log import first_parents
+from lance_dagster.history.refs import READY, Branch, Tag
+from lance_dagster.history.versions import State, Version
 from lance_dagster.table import join as joining
 from lance_dagster.table import write
-from lance_dagster.table.parts import Parts, schema_of
-from lance_dagster.table.write import Note, Rows
+from lance_dagster.table.join import MergePreview
+from lance_dagster.table.parts import Parts, open_parts, schema_of
+from lance_dagster.table.write import Note, Rows, create_empty
 
 
 class LanceTable:
@@ -40,9 +36,7 @@ class LanceTable:
         self._parts = parts
 
     @classmethod
-    def open(
-        cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
-    ) -> "LanceTable":
+    def open(cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> "LanceTable":
         """Open an existing table.
 
         Args:
@@ -53,7 +47,7 @@ class LanceTable:
             TableNotFoundError: There is no Lance table at `uri`.
             InvalidInputError: The URI's scheme or a storage option is not known.
         """
-        table = cls(_parts(uri, storage_options))
+        table = cls(open_parts(uri, storage_options))
         if table._parts.versions.newest(MAIN) is None:
             raise TableNotFoundError(
                 f"no Lance table at {table.uri}; create one with LanceTable.create, or check the path"
@@ -80,8 +74,8 @@ class LanceTable:
         Raises:
             AlreadyExistsError: There is a table already.
         """
-        parts = _parts(uri, storage_options)
-        if parts.versions.newest(MAIN) is None and _create(parts, schema) is not None:
+        parts = open_parts(uri, storage_options)
+        if parts.versions.newest(MAIN) is None and create_empty(parts, schema) is not None:
             return cls(parts)
         if not exist_ok:
             raise AlreadyExistsError(f"there is a Lance table at {parts.uri} already")
@@ -90,7 +84,7 @@ class LanceTable:
     @staticmethod
     def exists(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> bool:
         """Tell whether there is a Lance table."""
-        return _parts(uri, storage_options).versions.newest(MAIN) is not None
+        return open_parts(uri, storage_options).versions.newest(MAIN) is not None
 
     @property
     def uri(self) -> str:
@@ -129,13 +123,7 @@ class LanceTable:
 
         Versions that a clean-up removed are left out.
         """
-        found: list[Version] = []
-        state: State | None = self._parts.at(ref)
-        while state is not None and (limit is None or len(found) < limit):
-            numbers = self._parts.versions.numbers(state.branch)
-            line, state = self._line(state, numbers, limit and limit - len(found))
-            found += line
-        return found
+        return first_parents(self._parts.versions, self._parts.at(ref), limit)
 
     def branches(self) -> dict[str, Branch]:
         """Return the branches by name, without `main` and without those being created or deleted."""
@@ -161,7 +149,7 @@ class LanceTable:
 
     # Read
 
-    def to_lance(self, ref: str = MAIN) -> lance.LanceDataset:
+    def to_lance(self, ref: str = MAIN) -> datafiles.LanceDataset:
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
         return self._parts.dataset(self._parts.at(ref))
 
@@ -180,9 +168,7 @@ class LanceTable:
         """
         return datafiles.scan(self.to_lance(ref), columns, filter)
 
-    def read(
-        self, ref: str = MAIN, columns: Sequence[str] | None = None, filter: str | None = None
-    ) -> pa.Table:
+    def read(self, ref: str = MAIN, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
         """Read rows into memory; the arguments are those of `scan`."""
         return self.scan(ref, columns, filter).read_all()
 
@@ -391,32 +377,14 @@ class LanceTable:
             MergeConflictError: With every reason why not; nothing was written.
         """
         state = self._parts.at(source)
-        if not self._has_branch(into):
-            raise InvalidInputError(f"can merge only into a branch, and {into!r} is none of {self.uri}")
-        return self._described(
-            joining.merge(self._parts, state, into, message=message, properties=properties or {})
-        )
+        return self._described(joining.merge(self._parts, state, into, message=message, properties=properties or {}))
 
-    def _has_branch(self, name: str) -> bool:
-        return name == MAIN or name in self.branches()
+    def preview_merge(self, source: str, into: str = MAIN) -> MergePreview:
+        """Say what a merge would do now, every conflict included; nothing is written."""
+        return joining.preview(self._parts, self._parts.at(source), into)
 
     def _described(self, state: State) -> Version:
         return self._parts.versions.describe(state)
-
-    def _line(
-        self, state: State, numbers: Sequence[int], limit: int | None
-    ) -> tuple[list[Version], State | None]:
-        """Describe a version and the older ones of its branch, and return where the branch was forked."""
-        versions = self._parts.versions
-        found: list[Version] = []
-        older = [number for number in numbers if number <= state.number]
-        for number in reversed(older[-limit:] if limit else older):
-            state = versions.load(state.branch, number)
-            found.append(versions.describe(state, numbers))
-        operation = state.transaction.operation if state.transaction else None
-        if isinstance(operation, Clone) and state.branch != MAIN:
-            return found, versions.load(operation.ref_name or MAIN, operation.ref_version)
-        return found, None
 
     def _tag(self, name: str, at: str, metadata: Mapping[str, str] | None) -> Tag:
         check_tag_name(name)
@@ -433,24 +401,5 @@ class LanceTable:
         )
 
 
-def _parts(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Parts:
-    store = open_store(uri, storage_options)
-    return Parts(store, Refs(store), Versions(store), dict(storage_options or {}))
-
-
 def _reopen(uri: str, storage_options: Mapping[str, str]) -> LanceTable:
-    return LanceTable(_parts(uri, storage_options))
-
-
-def _create(parts: Parts, schema: pa.Schema) -> State | None:
-    fields = fields_from_arrow(schema)
-    transaction = Transaction(
-        read_version=0,
-        uuid=str(uuid.uuid4()),
-        operation=Overwrite(
-            fragments=(), fields=fields, schema_metadata=schema_metadata_from_arrow(schema)
-        ),
-    )
-    before = empty_manifest(fields, datafiles.FILE_VERSION)
-    manifest = apply(before, transaction, timestamp=now_ns(), writer=WRITER)
-    return create_first(parts.versions, Proposal(transaction, manifest))
+    return LanceTable(open_parts(uri, storage_options))

@@ -1,4 +1,4 @@
-"""Put rows into a table and take rows out: append, overwrite, replace."""
+"""Create a table, put rows into it and take rows out: append, overwrite, replace."""
 
 import secrets
 import uuid
@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from lance_dagster.changes.apply import apply, empty_manifest
 from lance_dagster.changes.claims import APPEND, OVERWRITE, REPLACE, Claim, encode_claims
 from lance_dagster.changes.places import folder_of, placed_under_root
 from lance_dagster.datafiles import (
+    FILE_VERSION,
     StagedFiles,
     WriteTarget,
     check_schema,
@@ -20,10 +22,10 @@ from lance_dagster.datafiles import (
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format import layout
 from lance_dagster.format.deletions import decode_offsets, encode_offsets
-from lance_dagster.format.model import DeletionFile, Field, Fragment, Manifest
+from lance_dagster.format.model import DeletionFile, Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
 from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Operation, Overwrite, Transaction, Update
-from lance_dagster.history.commit import commit_transaction
+from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
 from lance_dagster.history.versions import State, Version
 from lance_dagster.store import open_store
 from lance_dagster.table.parts import Parts, schema_of
@@ -50,6 +52,19 @@ class Note:
         return found
 
 
+def create_empty(parts: Parts, schema: pa.Schema) -> State | None:
+    """Write the first version of a table, without rows; None when there is one already."""
+    fields = fields_from_arrow(schema)
+    transaction = Transaction(
+        read_version=0,
+        uuid=str(uuid.uuid4()),
+        operation=Overwrite(fragments=(), fields=fields, schema_metadata=schema_metadata_from_arrow(schema)),
+    )
+    before = empty_manifest(fields, FILE_VERSION)
+    manifest = apply(before, transaction, timestamp=now_ns(), writer=WRITER)
+    return create_first(parts.versions, Proposal(transaction, manifest))
+
+
 def target(parts: Parts, schema: pa.Schema, file_version: str) -> WriteTarget:
     """Say where data files of a table go, whatever branch they will be committed to."""
     return WriteTarget(
@@ -69,7 +84,7 @@ def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> St
     if replaces is not None:
         stale = _added_by(parts, replaces) & head.manifest.fragment_map().keys()
         operation = Update(removed_fragment_ids=tuple(sorted(stale)), new_fragments=added)
-    return _commit(parts, head, operation, note.branch, note.as_properties(APPEND))
+    return _commit(parts, head, operation, note.as_properties(APPEND))
 
 
 def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
@@ -80,10 +95,8 @@ def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
     if not _fits(given, own):
         fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
     staged = _staged(parts, rows, schema, head)
-    operation = Overwrite(
-        fragments=_placed(parts, staged, fields, head), fields=fields, schema_metadata=metadata
-    )
-    return _commit(parts, head, operation, note.branch, note.as_properties(OVERWRITE))
+    operation = Overwrite(fragments=_placed(parts, staged, fields, head), fields=fields, schema_metadata=metadata)
+    return _commit(parts, head, operation, note.as_properties(OVERWRITE))
 
 
 def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State:
@@ -103,20 +116,18 @@ def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State
             new_fragments=_placed(parts, staged, head.manifest.fields, head),
         )
         try:
-            return _commit(parts, head, operation, note.branch, note.as_properties(REPLACE, predicate))
+            return _commit(parts, head, operation, note.as_properties(REPLACE, predicate))
         except CommitConflictError as error:
             if not error.retryable or attempt == _REPLACE_ATTEMPTS - 1:
                 raise
     raise InvalidInputError("unreachable: the last attempt returns or raises")
 
 
-def _commit(
-    parts: Parts, head: State, operation: Operation, branch: str, properties: Mapping[str, str]
-) -> State:
+def _commit(parts: Parts, head: State, operation: Operation, properties: Mapping[str, str]) -> State:
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(parts.versions, branch, transaction)
+    return commit_transaction(parts.versions, head.branch, transaction)
 
 
 def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State) -> StagedFiles:
@@ -136,9 +147,7 @@ def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable
     return rows.to_batches() if isinstance(rows, pa.Table) else rows
 
 
-def _placed(
-    parts: Parts, staged: StagedFiles, fields: Sequence[Field], head: State
-) -> tuple[Fragment, ...]:
+def _placed(parts: Parts, staged: StagedFiles, fields: Sequence[Field], head: State) -> tuple[Fragment, ...]:
     fragments = fragments_of(staged, fields, head.manifest.file_version)
     return placed_under_root(fragments, head.manifest, parts.uri)
 
@@ -159,9 +168,7 @@ def _added_by(parts: Parts, version: Version) -> frozenset[int]:
     return frozenset(state.manifest.fragment_map().keys() - known)
 
 
-def _taken_out(
-    parts: Parts, head: State, predicate: str
-) -> tuple[tuple[int, ...], tuple[Fragment, ...]]:
+def _taken_out(parts: Parts, head: State, predicate: str) -> tuple[tuple[int, ...], tuple[Fragment, ...]]:
     """Return the fragments that lose all their rows, and those that lose some with their new deletion vector."""
     removed: list[int] = []
     updated: list[Fragment] = []
@@ -176,7 +183,7 @@ def _taken_out(
 
 
 def _with_deleted(parts: Parts, head: State, fragment: Fragment, offsets: Iterable[int]) -> Fragment:
-    deleted = deleted_offsets(parts, head.manifest, fragment, parts.versions.line_uri(head.branch))
+    deleted = deleted_offsets(parts, head, fragment)
     kind, data = encode_offsets(deleted | set(offsets))
     deletion = DeletionFile(
         kind=kind,
@@ -184,23 +191,24 @@ def _with_deleted(parts: Parts, head: State, fragment: Fragment, offsets: Iterab
         id=secrets.randbits(64),
         deleted_rows=len(deleted | set(offsets)),
     )
-    store_deletion(parts, head.branch, fragment.id, deletion, data)
-    return replace(fragment, deletion=deletion)
+    changed = replace(fragment, deletion=deletion)
+    store_deletion(parts, head.branch, changed, data)
+    return changed
 
 
-def deleted_offsets(parts: Parts, manifest: Manifest, fragment: Fragment, line_uri: str) -> frozenset[int]:
+def deleted_offsets(parts: Parts, state: State, fragment: Fragment) -> frozenset[int]:
     """Read the deletion vector of a fragment."""
     if fragment.deletion is None:
         return frozenset()
-    data = read_deletion(parts, manifest, fragment, line_uri)
+    data = read_deletion(parts, state, fragment)
     return frozenset(decode_offsets(fragment.deletion.kind, data, f"deletion file of fragment {fragment.id}"))
 
 
-def read_deletion(parts: Parts, manifest: Manifest, fragment: Fragment, line_uri: str) -> bytes:
+def read_deletion(parts: Parts, state: State, fragment: Fragment) -> bytes:
     """Read the bytes of a fragment's deletion file, under whatever base it lies."""
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    base = folder_of(manifest, fragment.deletion.base_id, line_uri)
+    base = folder_of(state.manifest, fragment.deletion.base_id, parts.versions.line_uri(state.branch))
     path = layout.deletion_path(fragment.id, fragment.deletion)
     data = open_store(base.path, parts.storage_options).get(path)
     if data is None:
@@ -208,7 +216,9 @@ def read_deletion(parts: Parts, manifest: Manifest, fragment: Fragment, line_uri
     return data
 
 
-def store_deletion(parts: Parts, branch: str, fragment_id: int, deletion: DeletionFile, data: bytes) -> None:
-    """Write a deletion file into a branch's own folder."""
-    path = layout.join(layout.line_root(branch), layout.deletion_path(fragment_id, deletion))
+def store_deletion(parts: Parts, branch: str, fragment: Fragment, data: bytes) -> None:
+    """Write a fragment's deletion file into a branch's own folder."""
+    if fragment.deletion is None:
+        raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
+    path = layout.join(layout.line_root(branch), layout.deletion_path(fragment.id, fragment.deletion))
     parts.store.put(path, data)

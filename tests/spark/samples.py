@@ -1,7 +1,6 @@
 """Frames that hold one column of each type a Lance table can take from Spark."""
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 EVERY_TYPE = {
     "a_byte": "cast(-7 AS byte)",
@@ -32,12 +31,8 @@ EVERY_TYPE = {
 
 def every_type(spark: SparkSession, *, nulls: bool) -> DataFrame:
     """A frame with one row of values, and one of nulls when they are asked for."""
-    columns = ", ".join(f"{value} AS {name}" for name, value in EVERY_TYPE.items())
-    values = spark.sql(f"SELECT 1 AS id, {columns}")  # noqa: S608 - nobody's input
-    if not nulls:
-        return values
-    empty = [F.lit(None).cast(values.schema[name].dataType).alias(name) for name in EVERY_TYPE]
-    return values.union(values.select(F.lit(2).alias("id"), *empty))
+    columns = [f"if(id = 1, {value}, null) AS {name}" for name, value in EVERY_TYPE.items()]
+    return spark.range(1, 3 if nulls else 2).selectExpr("id", *columns)
 
 
 def rows(df: DataFrame) -> list[dict[str, object]]:

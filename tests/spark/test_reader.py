@@ -104,7 +104,7 @@ def test_small_fragments_share_a_task(numbers: LanceTable) -> None:
 
 def test_a_large_fragment_is_cut_by_its_columns_bytes(tmp_table_uri: str) -> None:
     """Every row is read once, by several tasks, with a filter or without; a narrow column is one task."""
-    count = 20_000
+    count = 30_000
     values = pa.array(np.random.default_rng(0).random(count * 512, dtype=np.float32))
     table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 512))]))
     table.append(pa.table({"id": range(count), "v": pa.FixedSizeListArray.from_arrays(values, 512)}))

@@ -10,6 +10,7 @@ from tests.spark.samples import every_type, rows
 FORMAT = "lance_dagster"
 
 
+@pytest.mark.usefixtures("time_type")
 def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str) -> None:
     """The first save makes the table; the second adds to it."""
     df = every_type(spark, nulls=True)

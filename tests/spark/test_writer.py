@@ -15,6 +15,7 @@ from tests.spark.samples import every_type, rows
 BATCH_SETTINGS = [f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Bytes", "Records")]
 
 
+@pytest.mark.usefixtures("time_type")
 @pytest.mark.parametrize("nulls", [False, True])
 def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str, *, nulls: bool) -> None:
     """What Spark wrote Spark reads, value by value, the vectors from a fixed-size list."""
@@ -22,7 +23,7 @@ def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str
     table = LanceTable.create(tmp_table_uri, target_schema(df.schema, {"a_vector": 3}))
     table.append(stage(df, table))
     back = read_table(spark, table)
-    assert [(field.name, field.dataType) for field in df.schema] == [(f.name, f.dataType) for f in back.schema]
+    assert df.dtypes == back.dtypes
     assert rows(df) == rows(back)
 
 

@@ -12,7 +12,8 @@ from lance_dagster.format.model import BasePath, DataFile, DeletionFile, Field, 
 def unknown_numbers(message: Message) -> list[str]:
     """Return the field numbers of a message that this package has no name for."""
     name = message.DESCRIPTOR.name
-    return [f"{name} field {unknown.field_number}" for unknown in UnknownFieldSet(message)]
+    unknown: Any = UnknownFieldSet(message)
+    return [f"{name} field {unknown[index].field_number}" for index in range(len(unknown))]
 
 
 def field_from_wire(message: wire.Field) -> Field:
@@ -27,9 +28,7 @@ def field_from_wire(message: wire.Field) -> Field:
         extension_name=message.extension_name,
         encoding=message.encoding,
         kind=message.type,
-        dictionary=(message.dictionary.offset, message.dictionary.length)
-        if message.HasField("dictionary")
-        else None,
+        dictionary=(message.dictionary.offset, message.dictionary.length) if message.HasField("dictionary") else None,
         primary_key=message.unenforced_primary_key,
         primary_key_position=message.unenforced_primary_key_position,
         clustering_key=message.unenforced_clustering_key,
@@ -122,8 +121,9 @@ def fragment_from_wire(message: wire.DataFragment) -> Fragment:
     )
 
 
-def _inline(message: wire.DataFragment, name: Any) -> bytes | None:
-    return getattr(message, name) if message.HasField(name) else None
+def _inline(message: wire.DataFragment, name: Any) -> bytes | None:  # noqa: ANN401  # a literal in the stubs
+    found: bytes | None = getattr(message, name) if message.HasField(name) else None
+    return found
 
 
 def fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
@@ -136,7 +136,7 @@ def fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
     if fragment.deletion is not None:
         message.deletion_file.CopyFrom(
             wire.DeletionFile(
-                file_type=wire.DeletionFile.FileType.ValueType(fragment.deletion.kind),
+                file_type=wire.DeletionFile.FileType.Name(fragment.deletion.kind),
                 read_version=fragment.deletion.read_version,
                 id=fragment.deletion.id,
                 num_deleted_rows=fragment.deletion.deleted_rows,

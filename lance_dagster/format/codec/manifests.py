@@ -138,9 +138,7 @@ def _from_wire(message: wire.Manifest, index: bytes | None) -> Manifest:
         base_paths=tuple(base_from_wire(base) for base in message.base_paths),
         branch=message.branch if message.HasField("branch") else None,
         index_section=index,
-        max_allocated_field_id=message.max_allocated_field_id
-        if message.HasField("max_allocated_field_id")
-        else None,
+        max_allocated_field_id=message.max_allocated_field_id if message.HasField("max_allocated_field_id") else None,
         version_aux_data=message.version_aux_data,
         tag=message.tag,
     )
@@ -159,9 +157,7 @@ def _to_wire(manifest: Manifest) -> wire.Manifest:
         max_fragment_id=manifest.max_fragment_id,
         transaction_file=manifest.transaction_file,
         next_row_id=manifest.next_row_id,
-        data_format=wire.Manifest.DataStorageFormat(
-            file_format=manifest.file_format, version=manifest.file_version
-        ),
+        data_format=wire.Manifest.DataStorageFormat(file_format=manifest.file_format, version=manifest.file_version),
         config=dict(manifest.config),
         base_paths=[base_to_wire(base) for base in manifest.base_paths],
         table_metadata=dict(manifest.table_metadata),

@@ -1,5 +1,6 @@
 """Transactions: bytes to values and back."""
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from lance_dagster.format.codec.fragments import (
     fragment_to_wire,
     unknown_numbers,
 )
+from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import (
     Append,
     Clone,
@@ -155,7 +157,7 @@ def _operation_to_wire(operation: Operation, message: _T) -> None:
                     updated_fragments=map(fragment_to_wire, operation.updated_fragments),
                     new_fragments=map(fragment_to_wire, operation.new_fragments),
                     fields_modified=operation.fields_modified,
-                    update_mode=_T.Update.Mode.ValueType(operation.mode),
+                    update_mode=_T.Update.Mode.Name(operation.mode),
                 )
             )
         case Merge() | Project() | Restore() | Clone() | OtherOperation():
@@ -164,9 +166,7 @@ def _operation_to_wire(operation: Operation, message: _T) -> None:
             assert_never(unreachable)
 
 
-def _schema_or_other_to_wire(
-    operation: Merge | Project | Restore | Clone | OtherOperation, message: _T
-) -> None:
+def _schema_or_other_to_wire(operation: Merge | Project | Restore | Clone | OtherOperation, message: _T) -> None:
     match operation:
         case Merge():
             message.merge.CopyFrom(
@@ -205,5 +205,5 @@ def _schema_or_other_to_wire(
             assert_never(unreachable)
 
 
-def _fragments(messages: object) -> tuple:  # type: ignore[type-arg]
-    return tuple(fragment_from_wire(message) for message in messages)  # type: ignore[attr-defined]
+def _fragments(messages: Iterable[wire.DataFragment]) -> tuple[Fragment, ...]:
+    return tuple(fragment_from_wire(message) for message in messages)

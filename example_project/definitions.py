@@ -1,0 +1,35 @@
+"""What Dagster loads: `dagster dev -w workspace.yaml`."""
+
+import dagster as dg
+
+from example_project import assets, checks, places, publishing, reports
+from lance_dagster import LanceIOManager, LanceResource, SparkResource
+
+_SPARK = {
+    # A month is small: more partitions would only make more files.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "2g",
+}
+
+
+def build_definitions(executor: dg.ExecutorDefinition = dg.in_process_executor) -> dg.Definitions:
+    """Return the definitions of the example.
+
+    Args:
+        executor: In one process all steps share a Spark session. With `dg.multiprocess_executor` every step that
+            needs Spark starts its own.
+    """
+    lance = LanceResource(root=str(places.tables()))
+    spark = SparkResource(app_name="example_project", config=_SPARK)
+    return dg.Definitions(
+        assets=[*assets.ASSETS, publishing.publisher, *publishing.main_nodes, reports.delay_by_carrier],
+        asset_checks=checks.CHECKS,
+        jobs=[publishing.load_month],
+        schedules=[publishing.monthly],
+        sensors=[publishing.main_sensor],
+        resources={"lance": lance, "spark": spark, "io_manager": LanceIOManager(lance=lance, spark=spark)},
+        executor=executor,
+    )
+
+
+defs = build_definitions()

@@ -1,0 +1,142 @@
+"""Do from Python what a person does in the web UI: launch a run, go on with a failed one, press *Materialize*.
+
+Everything runs through Dagster's own machinery and is recorded on its instance, so the web UI shows these runs like
+any others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+from rich.console import Console
+
+from example_project import progress, publishing
+from example_project.defects import Defect
+from example_project.definitions import defs
+
+Config = Mapping[str, object]
+_PARTITION = "dagster/partition"
+_STEP_SELECTION = "dagster/step_selection"
+
+
+def load_month_job() -> dg.JobDefinition:
+    """Return the job that loads a month."""
+    return _with_lines().resolve_job_def(publishing.load_month.name)
+
+
+def asset_job() -> dg.JobDefinition:
+    """Return the job behind the *Materialize* button: every asset, to select from."""
+    return _with_lines().resolve_implicit_global_asset_job_def()
+
+
+def _with_lines() -> dg.Definitions:
+    return dg.Definitions.merge(defs, dg.Definitions(loggers={"console": progress.step_lines}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished run."""
+
+    run_id: str
+    success: bool
+    steps: frozenset[str]
+    failed_checks: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Launches runs on an instance and shows their steps on a console."""
+
+    instance: dg.DagsterInstance
+    console: Console
+
+    def load(self, month: str, defect: Defect = Defect.none) -> Run:
+        """Load a month, with a defect in its flights when one is asked for."""
+        tags = {_PARTITION: month}
+        return self._execute(load_month_job, f"loading {month}", config=_defect(defect), tags=tags)
+
+    def go_on(self, failed: Run, month: str, *, first_step: str) -> Run:
+        """Re-execute a failed run from one of its steps on, with a sound delivery; earlier steps are not repeated."""
+        selection = [f"{first_step}*"]
+        return self._execute(
+            load_month_job,
+            f"going on with {month}",
+            config=_defect(Defect.none),
+            tags={_PARTITION: month, _STEP_SELECTION: ",".join(selection)},
+            options=dg.ReexecutionOptions(failed.run_id, selection),
+        )
+
+    def promote(self, table: str, ref: str, *, reason: str) -> Run:
+        """Materialize a promoted node with a version to move its tag to, newer or older than the present one."""
+        publish = {"config": {"ref": ref, "reason": reason}}
+        return self.materialize(
+            dg.AssetKey([publishing.TAG, *table.split("/")]),
+            waiting=f"moving {publishing.TAG} of {table} to {ref}",
+            config={publishing.publisher.op.name: publish},
+        )
+
+    def materialize(self, asset: dg.AssetKey, *, waiting: str, config: Config | None = None) -> Run:
+        """Materialize one asset."""
+        return self._execute(asset_job, waiting, config=config or {}, selection=[asset])
+
+    def tick(self, cursor: str | None) -> tuple[str | None, list[dg.AssetMaterialization]]:
+        """Let the sensor look once and record what it announces.
+
+        Args:
+            cursor: What the last tick returned; None for the first.
+
+        Returns:
+            The cursor for the next tick, and the announcements.
+        """
+        context = dg.build_sensor_context(instance=self.instance, cursor=cursor, definitions=defs)
+        ticked = publishing.main_sensor.evaluate_tick(context)
+        events = [event for event in ticked.asset_events if isinstance(event, dg.AssetMaterialization)]
+        for event in events:
+            self.instance.report_runless_asset_event(event)
+        return ticked.cursor, events
+
+    def wanted(self) -> set[dg.AssetKey]:
+        """Return the assets Dagster's automation would materialize now."""
+        found = dg.evaluate_automation_conditions(defs, self.instance)
+        return {result.key for result in found.results if isinstance(result.key, dg.AssetKey) and result.true_subset.size}
+
+    def _execute(
+        self,
+        job: Callable[[], dg.JobDefinition],
+        waiting: str,
+        *,
+        config: Config,
+        tags: Mapping[str, str] | None = None,
+        options: dg.ReexecutionOptions | None = None,
+        selection: Sequence[dg.AssetKey] | None = None,
+    ) -> Run:
+        with progress.watch(self.console, waiting):
+            done = dg.execute_job(
+                dg.reconstructable(job),
+                self.instance,
+                run_config={"ops": config, "loggers": {"console": {}}},
+                tags=tags,
+                reexecution_options=options,
+                asset_selection=selection,
+            )
+        return _finished(done)
+
+
+def _defect(defect: Defect) -> Config:
+    return {"nyc__flights": {"config": {"defect": defect.name}}}
+
+
+def _finished(done: dg.JobExecutionResult) -> Run:
+    checks = [
+        event.asset_check_evaluation_data
+        for event in done.all_events
+        if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    ]
+    return Run(
+        run_id=done.run_id,
+        success=done.success,
+        steps=frozenset(event.step_key for event in done.all_events if event.is_step_success and event.step_key),
+        failed_checks=frozenset(
+            f"{check.asset_key.to_user_string()}:{check.check_name}" for check in checks if not check.passed
+        ),
+    )

@@ -1,0 +1,9 @@
+"""Make the folder of the example's state, so that Dagster finds its settings there: `python -m example_project.prepare`.
+
+Nothing is deleted; `example_project.demo` is what starts with an empty folder.
+"""
+
+from example_project import places
+
+if __name__ == "__main__":
+    places.make()

@@ -1,0 +1,30 @@
+"""Walk the history of a version."""
+
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import Clone
+from lance_dagster.history.versions import State, Version, Versions
+
+
+def first_parents(versions: Versions, state: State, limit: int | None = None) -> list[Version]:
+    """Return a version and those it was made from, newest first, along first parents and across forks.
+
+    Versions that a clean-up removed are left out.
+    """
+    found: list[Version] = []
+    at: State | None = state
+    while at is not None and (limit is None or len(found) < limit):
+        numbers = [number for number in versions.numbers(at.branch) if number <= at.number]
+        room = None if limit is None else limit - len(found)
+        oldest = at
+        for number in list(reversed(numbers))[:room]:
+            oldest = versions.load(at.branch, number)
+            found.append(versions.describe(oldest, numbers))
+        at = _forked_from(versions, oldest)
+    return found
+
+
+def _forked_from(versions: Versions, state: State) -> State | None:
+    operation = state.transaction.operation if state.transaction else None
+    if isinstance(operation, Clone) and state.branch != MAIN:
+        return versions.load(operation.ref_name or MAIN, operation.ref_version)
+    return None
