@@ -41,7 +41,8 @@ def create_branch(
     if found is None:
         _refuse_leftovers(name, versions)
         of = None if parent.branch == layout.MAIN else refs.branch(parent.branch)
-        wanted = new_branch(name, of, version=parent.number, manifest_size=_size(parent, versions), metadata=metadata)
+        size = versions.manifest_size(parent)
+        wanted = new_branch(name, of, version=parent.number, manifest_size=size, metadata=metadata)
         found = refs.add_branch(wanted)
         if found.id != wanted.id and found.state == READY:
             return _existing(found, versions, exist_ok=exist_ok)
@@ -110,8 +111,3 @@ def _refuse_leftovers(name: str, versions: Versions) -> None:
             f"{versions.line_uri(name)} holds versions of a branch without metadata, left by another program; "
             "remove that folder or choose another name"
         )
-
-
-def _size(parent: State, versions: Versions) -> int:
-    folder = layout.join(layout.line_root(parent.branch), layout.VERSIONS)
-    return len(versions.store.get(f"{folder}/{layout.manifest_name(parent.number)}") or b"")

@@ -124,29 +124,35 @@ def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
     # Other writers look for the file when they rebase, so it has to be there before the version is.
     store.put(layout.join(line, layout.TRANSACTIONS, transaction.file_name), encode_transaction(transaction))
     store.sync_folder(layout.DATA)
-    problem: StoreError | None = None
-    for _ in range(_UNKNOWN_ATTEMPTS):
-        try:
-            if store.put_if_absent(path, data) or store.get(path) == data:
-                break
-            if _taken(versions, branch, number):
-                return None
-        except StoreError as error:
-            problem = error
-            time.sleep(_FIRST_PAUSE)
-    else:
-        raise CommitStateUnknownError(
-            f"cannot tell whether version {number} of {branch} of {store.uri} was committed: {problem}",
-            transaction.uuid,
-        ) from problem
+    if not _put_manifest(versions, path, data, transaction):
+        return None
     if not store.ordered_listing:
         # Where listings are unordered, other writers find the newest version from this hint upwards.
         store.put(layout.join(line, layout.HINT), b'{"version":%d}' % number)
     return State(branch, proposal.manifest, transaction)
 
 
-def _taken(versions: Versions, branch: str, number: int) -> bool:
-    return number in versions.numbers(branch)
+def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Transaction) -> bool:
+    """Write a manifest, or find out whose the one is that is there; False when it is not ours."""
+    store = versions.store
+    problem: StoreError | None = None
+    for _ in range(_UNKNOWN_ATTEMPTS):
+        try:
+            if store.put_if_absent(path, data):
+                return True
+        except StoreError as error:
+            problem = error
+        try:
+            found = store.get(path)
+        except StoreError as error:
+            problem = error
+            found = None
+        if found is not None:
+            return found == data
+        time.sleep(_FIRST_PAUSE)
+    raise CommitStateUnknownError(
+        f"cannot tell whether {store.uri}/{path} was committed: {problem}", transaction.uuid
+    ) from problem
 
 
 def _find(versions: Versions, branch: str, transaction: Transaction) -> State | None:

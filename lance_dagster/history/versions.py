@@ -114,6 +114,11 @@ class Versions:
                 self._states.pop(next(iter(self._states)))
         return state
 
+    def manifest_size(self, state: State) -> int:
+        """Return the size of a version's manifest in bytes; 0 when it is gone."""
+        path = f"{self._folder(state.branch)}/{layout.manifest_name(state.number)}"
+        return len(self.store.get(path) or b"")
+
     def head(self, branch: str) -> State:
         """Read the newest version of a branch.
 

@@ -63,9 +63,7 @@ class Scan:
                 f"it has {', '.join(whole.names)}"
             )
         if not chosen or len(set(chosen)) < len(chosen):
-            raise InvalidInputError(
-                f"name at least one column, and each once; given: {', '.join(chosen) or 'none'}"
-            )
+            raise InvalidInputError(f"name at least one column, and each once; given: {', '.join(chosen) or 'none'}")
         scan = cls(
             uri=table.uri,
             version=version,

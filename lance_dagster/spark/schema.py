@@ -81,9 +81,7 @@ def replacement_schema(
     return pa.schema([k if _fits(m.type, k.type) else m for k, m in zip(kept, made, strict=True)])
 
 
-def check_fits(
-    spark_schema: StructType, target: pa.Schema, *, vectors: Mapping[str, int] | None = None
-) -> None:
+def check_fits(spark_schema: StructType, target: pa.Schema, *, vectors: Mapping[str, int] | None = None) -> None:
     """Refuse a Spark frame whose columns are not those of a table, before any work is done for it.
 
     Columns are matched by name, in any order. Values can still be refused later: a vector of the wrong
@@ -136,7 +134,9 @@ def to_spark_batch(batch: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch
     """Convert a batch of a table's rows to what Spark expects; columns that need no change are not copied."""
     # Spark keeps microseconds; every other change widens, so nothing else may be lost.
     columns = [
-        pc.call_function("cast", [column], pc.CastOptions(field.type, allow_time_truncate=True))
+        column
+        if column.type == field.type
+        else pc.call_function("cast", [column], pc.CastOptions(field.type, allow_time_truncate=True))
         for column, field in zip(batch.columns, expected, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=expected)
@@ -171,8 +171,7 @@ def _spark_field(column: "pa.Field[Any]") -> StructField:
         return StructField(column.name, from_arrow_type(_relaxed(column.type)), nullable=True)
     except PySparkTypeError as error:
         raise InvalidInputError(
-            f"column {column.name!r} is {column.type}, for which Spark has no type; "
-            f"name the other columns to read them"
+            f"column {column.name!r} is {column.type}, for which Spark has no type; name the other columns to read them"
         ) from error
 
 
@@ -226,9 +225,7 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         try:
             columns.append(values if values.type == wanted else _with_elements(values).cast(wanted))
         except pa.ArrowInvalid as error:
-            raise SchemaMismatchError(
-                f"column {name!r} does not fit the table's {wanted}: {error}"
-            ) from error
+            raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {error}") from error
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 

@@ -95,9 +95,7 @@ class LanceDataSource(DataSource):
         wrong = [field.name for field in schema if field.dataType != own[field.name].dataType]
         if wrong:
             found = ", ".join(f"{name} {own[name].dataType.simpleString()}" for name in wrong)
-            raise SchemaMismatchError(
-                f"the schema given for the read is not the table's, where it is {found}"
-            )
+            raise SchemaMismatchError(f"the schema given for the read is not the table's, where it is {found}")
         return LanceReader(scan, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LanceWriter:  # noqa: FBT001 - Spark's signature
@@ -130,8 +128,7 @@ class LanceDataSource(DataSource):
         unknown = [key for key in self.options if key not in known and not key.startswith(_STORAGE)]
         if unknown:
             raise InvalidInputError(
-                f"unknown option {', '.join(map(repr, unknown))}; "
-                f"known here: {', '.join(known)} and storage.<key>"
+                f"unknown option {', '.join(map(repr, unknown))}; known here: {', '.join(known)} and storage.<key>"
             )
         # Spark makes option names lower case, which is how Lance spells the storage options.
         keys = [key for key in self.options if key.startswith(_STORAGE)]

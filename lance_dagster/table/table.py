@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lance_dagster import datafiles
 from lance_dagster.errors import AlreadyExistsError, RefNotFoundError, TableNotFoundError
-from lance_dagster.format.layout import MAIN, VERSIONS, check_tag_name, join, line_root, manifest_name
+from lance_dagster.format.layout import MAIN, check_tag_name
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history import branches as branching
 from lance_dagster.history.commit import commit_transaction
@@ -104,8 +104,6 @@ class LanceTable:
         """Pickle as URI and options, for processes of the same job."""
         return _reopen, (self.uri, dict(self.storage_options))
 
-    # Look
-
     def at(self, ref: str) -> Version:
         """Return the version a ref expression names."""
         return self._described(self._parts.at(ref))
@@ -147,8 +145,6 @@ class LanceTable:
         found = joining.find_merged(self._parts, self._parts.at(source), into)
         return None if found is None else self._described(found)
 
-    # Read
-
     def to_lance(self, ref: str = MAIN) -> datafiles.LanceDataset:
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
         return self._parts.dataset(self._parts.at(ref))
@@ -171,8 +167,6 @@ class LanceTable:
     def read(self, ref: str = MAIN, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
         """Read rows into memory; the arguments are those of `scan`."""
         return self.scan(ref, columns, filter).read_all()
-
-    # Write
 
     def target(self, schema: pa.Schema | None = None, branch: str = MAIN) -> datafiles.WriteTarget:
         """Return what another process needs to write data files: `datafiles.write_files(target, batches)`.
@@ -260,8 +254,6 @@ class LanceTable:
         """
         self._parts.head(branch)
         return self._described(commit_transaction(self._parts.versions, branch, transaction))
-
-    # Name
 
     def create_branch(
         self,
@@ -352,8 +344,6 @@ class LanceTable:
             raise RefNotFoundError(name, list(self._parts.refs.tags()), self.uri)
         self._parts.refs.remove_tag(name)
 
-    # Join
-
     def merge(
         self,
         source: str,
@@ -391,13 +381,12 @@ class LanceTable:
         if self._parts.refs.branch(name) is not None or name == MAIN:
             raise AlreadyExistsError(f"{name!r} is a branch of {self.uri}; a tag of that name would be ambiguous")
         state = self._parts.at(at)
-        path = join(line_root(state.branch), VERSIONS, manifest_name(state.number))
         return Tag(
             name=name,
             branch=state.branch,
             version=state.number,
             metadata=metadata or {},
-            manifest_size=len(self._parts.store.get(path) or b""),
+            manifest_size=self._parts.versions.manifest_size(state),
         )
 
 

@@ -1,13 +1,11 @@
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
-from lance_dagster.spark import read_table, reader
+from lance_dagster.spark import read_table
 from lance_dagster.spark.reader import LancePartition, LanceReader, Scan
 from lance_dagster.spark.schema import readable_schema
 from lance_dagster.table import LanceTable
@@ -17,7 +15,9 @@ from tests.spark.samples import rows
 @pytest.fixture
 def numbers(tmp_table_uri: str) -> LanceTable:
     """A table of ten rows in two fragments."""
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64()), ("text", pa.string()), ("Odd One", pa.bool_())]))
+    table = LanceTable.create(
+        tmp_table_uri, pa.schema([("id", pa.int64()), ("text", pa.string()), ("Odd One", pa.bool_())])
+    )
     for start in (0, 5):
         ids = range(start, start + 5)
         made = {"id": list(ids), "text": [f"n{number}" for number in ids], "Odd One": [n % 2 == 1 for n in ids]}
@@ -47,7 +47,9 @@ def test_a_frame_stays_on_its_version(spark: SparkSession, numbers: LanceTable) 
     tagged = numbers.create_tag("production", "main")
     numbers.append(pa.table({"id": [10], "text": ["n10"], "Odd One": [False]}))
     assert 10 == df.count()
-    assert 10 == read_table(spark, numbers, ref="production").count() == read_table(spark, numbers, ref=tagged.ref).count()
+    assert (
+        10 == read_table(spark, numbers, ref="production").count() == read_table(spark, numbers, ref=tagged.ref).count()
+    )
     assert 11 == read_table(spark, numbers).count()
 
 
@@ -119,5 +121,12 @@ def test_a_large_fragment_is_cut_by_its_columns_bytes(tmp_table_uri: str) -> Non
 
 def test_storage_options_do_not_show() -> None:
     """What travels to executors may be printed on the way."""
-    scan = Scan(uri="s3://b/t", version="main@1", schema=pa.schema([]), table_row_bytes=1, filter=None, storage_options={"aws_secret_access_key": "hush"})
+    scan = Scan(
+        uri="s3://b/t",
+        version="main@1",
+        schema=pa.schema([]),
+        table_row_bytes=1,
+        filter=None,
+        storage_options={"aws_secret_access_key": "hush"},
+    )
     assert "hush" not in repr(scan)

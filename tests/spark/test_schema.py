@@ -16,7 +16,6 @@ from lance_dagster.spark.schema import (
     to_table_batch,
 )
 
-
 # Only a session can read a schema from text.
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -93,9 +92,7 @@ WIDENED = [
 
 
 @pytest.mark.parametrize(("arrow", "spark_type", "value"), WIDENED, ids=[str(arrow) for arrow, _, _ in WIDENED])
-def test_types_spark_lacks_are_widened_and_narrowed_back(
-    arrow: pa.DataType, spark_type: str, value: object
-) -> None:
+def test_types_spark_lacks_are_widened_and_narrowed_back(arrow: pa.DataType, spark_type: str, value: object) -> None:
     """What Spark reads from a table it can write to the table again, value by value."""
     stored = pa.RecordBatch.from_arrays([pa.array([value, None], arrow)], schema=column("c", arrow))
     schema = readable_schema(stored.schema)
@@ -132,7 +129,10 @@ def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
         ("id INT", "it lacks 'v'; the table's columns are id, v"),
         ("id INT, v ARRAY<FLOAT>, w INT", "the table has no 'w'; the table's columns are id, v"),
         ("ID INT, v ARRAY<FLOAT>", "it lacks 'id' and the table has no 'ID'"),
-        ("id BIGINT, v ARRAY<FLOAT>", "column 'id' is bigint in the Spark frame and int32 in the table, which takes int"),
+        (
+            "id BIGINT, v ARRAY<FLOAT>",
+            "column 'id' is bigint in the Spark frame and int32 in the table, which takes int",
+        ),
         ("id INT, v ARRAY<DOUBLE>", "column 'v' is array<double> in the Spark frame and fixed_size_list"),
     ],
 )

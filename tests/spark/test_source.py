@@ -1,6 +1,5 @@
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from lance_dagster.spark.writer import WRITE_PROPERTY

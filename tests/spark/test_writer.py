@@ -1,7 +1,3 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
