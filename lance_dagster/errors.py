@@ -11,7 +11,7 @@
     |- PublishRefusedError                   .reasons
     |- FormatError                           the bytes cannot be understood
     |    CorruptFileError (.path), UnsupportedFeatureError (.flags)
-    |- CommitStateUnknownError               it may or may not have landed; never retry blindly, never delete
+    |- CommitStateUnknownError               .uuid .transaction: it may or may not have landed; resume, never delete
     `- StoreError                            the storage failed, or cannot promise what is asked
          ConditionalPutUnsupportedError
 
@@ -213,13 +213,15 @@ class UnsupportedFeatureError(FormatError):
 class CommitStateUnknownError(LanceDagsterError):
     """Report a commit that may or may not have landed.
 
-    Commit the same transaction again to resume: it is recognised by its uuid and lands exactly once.
+    `LanceTable.commit(error.transaction, branch=...)` resumes: a transaction is recognised by its uuid and lands
+    exactly once, however often it is committed.
     """
 
-    def __init__(self, message: str, transaction: str) -> None:
-        """Keep the message and the uuid of the transaction."""
-        super().__init__(message, transaction)
+    def __init__(self, message: str, uuid: str, transaction: object) -> None:
+        """Keep the message, the uuid of the transaction, and the transaction itself to resume with."""
+        super().__init__(message, uuid, transaction)
         self.message = message
+        self.uuid = uuid
         self.transaction = transaction
 
     @property
@@ -229,7 +231,7 @@ class CommitStateUnknownError(LanceDagsterError):
 
     def __str__(self) -> str:
         """Name the transaction and how to resume."""
-        return f"{self.message} (transaction {self.transaction}); {self.hint}"
+        return f"{self.message} (transaction {self.uuid}); {self.hint}"
 
 
 class StoreError(LanceDagsterError):

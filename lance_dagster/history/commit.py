@@ -19,6 +19,7 @@ again.
 """
 
 import importlib.metadata
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 
 from lance_dagster.changes.apply import apply
 from lance_dagster.changes.conflicts import Verdict, judge
-from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
+from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.model import Manifest, WriterVersion
@@ -34,6 +35,7 @@ from lance_dagster.format.transaction import Restore, Transaction
 from lance_dagster.history.versions import State, Versions
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
+_log = logging.getLogger(__name__)
 _DEADLINE_SECONDS = 300.0
 _UNKNOWN_ATTEMPTS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
@@ -127,9 +129,17 @@ def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
     if not _put_manifest(versions, path, data, transaction):
         return None
     if not store.ordered_listing:
-        # Where listings are unordered, other writers find the newest version from this hint upwards.
-        store.put(layout.join(line, layout.HINT), b'{"version":%d}' % number)
+        _hint(versions, line, number)
     return State(branch, proposal.manifest, transaction)
+
+
+def _hint(versions: Versions, line: str, number: int) -> None:
+    """Write down the newest version, from which other writers look upwards where listings are unordered."""
+    try:
+        versions.store.put(layout.join(line, layout.HINT), b'{"version":%d}' % number)
+    except StoreError as error:
+        # The version is committed; reporting a failure now would make the caller commit it again.
+        _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)
 
 
 def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Transaction) -> bool:
@@ -151,7 +161,7 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
             return found == data
         time.sleep(_FIRST_PAUSE)
     raise CommitStateUnknownError(
-        f"cannot tell whether {store.uri}/{path} was committed: {problem}", transaction.uuid
+        f"cannot tell whether {store.uri}/{path} was committed: {problem}", transaction.uuid, transaction
     ) from problem
 
 
@@ -167,15 +177,20 @@ def _find(versions: Versions, branch: str, transaction: Transaction) -> State | 
 
 
 def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> None:
-    state = versions.load(branch, number)
-    theirs = state.transaction
+    try:
+        state = versions.load(branch, number)
+    except VersionNotFoundError:
+        # Committed and cleaned up since we read the table: what it did cannot be looked up any more.
+        theirs, who = None, "somebody"
+    else:
+        theirs, who = state.transaction, state.writer
     verdict = Verdict.RETRYABLE if theirs is None else judge(mine, theirs)
     if verdict is Verdict.COMPATIBLE:
         return
-    did = theirs.operation_name if theirs else "change of unknown kind"
+    did = theirs.operation_name if theirs else "a change of unknown kind"
     raise CommitConflictError(
         f"cannot commit {mine.operation_name} to {branch} of {versions.store.uri}: "
-        f"{state.writer} committed {did} as {state} meanwhile",
-        str(state),
+        f"{who} committed {did} as {branch}@{number} meanwhile",
+        f"{branch}@{number}",
         verdict is Verdict.RETRYABLE,
     )

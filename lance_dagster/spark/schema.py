@@ -253,7 +253,8 @@ def _width(arrow: pa.DataType) -> int:
         several = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
         return several * sum(_width(arrow.field(index).type) for index in range(arrow.num_fields))
     try:
-        return (int(arrow.bit_width) + 7) // 8
+        width: int = arrow.bit_width
+        return (width + 7) // 8
     except ValueError:
         return _GUESSED_WIDTH
 

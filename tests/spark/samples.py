@@ -1,5 +1,6 @@
 """Frames that hold one column of each type a Lance table can take from Spark."""
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 EVERY_TYPE = {
@@ -27,6 +28,11 @@ EVERY_TYPE = {
     "a_variant": """parse_json('{"a": [1, "b"]}')""",
     "a_void": "null",
 }
+
+
+def columns(**types: pa.DataType) -> pa.Schema:
+    """The schema of a table whose columns take nulls."""
+    return pa.schema([pa.field(name, arrow) for name, arrow in types.items()])
 
 
 def every_type(spark: SparkSession, *, nulls: bool) -> DataFrame:

@@ -105,7 +105,7 @@ def test_a_java_without_the_vector_module_is_wrapped(tmp_path: Path, no_java: di
     assert "[-Da=b c]\n[]\n[-version]\n" == done.stdout
 
 
-def test_processes_that_start_together_share_one_wrapper(tmp_path: Path, no_java: dict[str, str]) -> None:
+def test_processes_that_start_together_share_one_wrapper(no_java: dict[str, str]) -> None:
     """Nobody sees an unfinished script, and no unfinished file stays."""
     with ThreadPoolExecutor(4) as pool:
         homes = {done.stdout for done in pool.map(lambda _: run(ENSURE, no_java), range(4))}

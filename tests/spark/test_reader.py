@@ -62,12 +62,11 @@ def test_deleted_rows_stay_away(spark: SparkSession, numbers: LanceTable) -> Non
 
 def test_an_empty_table_is_an_empty_frame(spark: SparkSession, tmp_table_uri: str) -> None:
     """It has no fragment to read, and still has columns."""
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
     assert [] == read_table(spark, table).collect()
 
 
-@pytest.mark.parametrize(
-    ("columns", "filter", "said"),
+@pytest.mark.parametrize("columns,filter,said",
     [
         (["idd"], None, "no column 'idd' in .*; it has id, text, Odd One"),
         ([], None, "at least one"),
@@ -108,7 +107,7 @@ def test_a_large_fragment_is_cut_by_its_columns_bytes(tmp_table_uri: str) -> Non
     """Every row is read once, by several tasks, with a filter or without; a narrow column is one task."""
     count = 30_000
     values = pa.array(np.random.default_rng(0).random(count * 512, dtype=np.float32))
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 512))]))
+    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64(), v=pa.list_(pa.float32(), 512)))
     table.append(pa.table({"id": range(count), "v": pa.FixedSizeListArray.from_arrays(values, 512)}))
     for filter, expected in [(None, list(range(count))), ("id % 3 = 0", list(range(0, count, 3)))]:
         made, partitions = planned(table, filter=filter) if filter else planned(table)

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 def ddl(text: str) -> StructType:
     """A Spark schema."""
-    return StructType.fromDDL(text)
+    schema = StructType.fromDDL(text)
+    assert isinstance(schema, StructType)
+    return schema
 
 
 def column(name: str, arrow: pa.DataType) -> pa.Schema:
@@ -43,8 +46,7 @@ def test_vectors_become_fixed_size_lists() -> None:
     assert pa.list_(pa.float32(), 4) == made.field("v").type
 
 
-@pytest.mark.parametrize(
-    ("vectors", "said"),
+@pytest.mark.parametrize("vectors,said",
     [
         ({"w": 4}, "vectors names 'w', and the Spark frame has no such column"),
         ({"id": 4}, "vectors names 'id', which is int32 and not an array of numbers"),
@@ -91,7 +93,7 @@ WIDENED = [
 ]
 
 
-@pytest.mark.parametrize(("arrow", "spark_type", "value"), WIDENED, ids=[str(arrow) for arrow, _, _ in WIDENED])
+@pytest.mark.parametrize("arrow,spark_type,value", WIDENED, ids=[str(arrow) for arrow, _, _ in WIDENED])
 def test_types_spark_lacks_are_widened_and_narrowed_back(arrow: pa.DataType, spark_type: str, value: object) -> None:
     """What Spark reads from a table it can write to the table again, value by value."""
     stored = pa.RecordBatch.from_arrays([pa.array([value, None], arrow)], schema=column("c", arrow))
@@ -119,12 +121,11 @@ def test_a_time_beyond_spark_is_refused() -> None:
 
 def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
     """And the way around it is named."""
-    with pytest.raises(InvalidInputError, match="column 'd' is .*, for which Spark has no type; name the other"):
+    with pytest.raises(InvalidInputError, match=r"column 'd' is .*, for which Spark has no type; name the other"):
         readable_schema(column("d", pa.month_day_nano_interval()))
 
 
-@pytest.mark.parametrize(
-    ("frame", "said"),
+@pytest.mark.parametrize("frame,said",
     [
         ("id INT", "it lacks 'v'; the table's columns are id, v"),
         ("id INT, v ARRAY<FLOAT>, w INT", "the table has no 'w'; the table's columns are id, v"),
@@ -138,7 +139,7 @@ def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
 )
 def test_a_frame_that_does_not_fit_is_refused_before_any_work(frame: str, said: str) -> None:
     """The message names the column and both types."""
-    table = pa.schema([("id", pa.int32()), ("v", pa.list_(pa.float32(), 2))])
+    table = columns(id=pa.int32(), v=pa.list_(pa.float32(), 2))
     with pytest.raises(SchemaMismatchError) as refused:
         check_fits(ddl(frame), table)
     assert said in str(refused.value)
@@ -146,7 +147,7 @@ def test_a_frame_that_does_not_fit_is_refused_before_any_work(frame: str, said: 
 
 def test_columns_in_another_order_and_voids_fit() -> None:
     """Columns are matched by name, and a column of nothing fits any type."""
-    check_fits(ddl("b VOID, a INT"), pa.schema([("a", pa.int32()), ("b", pa.float64())]))
+    check_fits(ddl("b VOID, a INT"), pa.schema({"a": pa.int32(), "b": pa.float64()}))
 
 
 def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
@@ -156,8 +157,7 @@ def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
         check_fits(ddl("v ARRAY<FLOAT>"), table, vectors={"v": 3})
 
 
-@pytest.mark.parametrize(
-    ("spark_values", "table_type"),
+@pytest.mark.parametrize("spark_values,table_type",
     [
         (pa.array([300], pa.int16()), pa.uint8()),
         (pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32())), pa.list_(pa.float32(), 2)),
@@ -165,7 +165,7 @@ def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_column(
-    spark_values: "pa.Array[pa.Scalar]", table_type: pa.DataType
+    spark_values: "pa.Array[Any]", table_type: pa.DataType
 ) -> None:
     """No value is cut or wrapped."""
     batch = pa.record_batch({"c": spark_values})
@@ -175,14 +175,14 @@ def test_a_value_that_does_not_fit_is_refused_by_column(
 
 def test_a_replacement_keeps_the_types_a_frame_still_fits() -> None:
     """Spark forgot that a column was a vector, the table did not."""
-    current = pa.schema([("v", pa.list_(pa.float32(), 2)), ("u", pa.uint8()), ("gone", pa.int8())])
+    current = columns(v=pa.list_(pa.float32(), 2), u=pa.uint8(), gone=pa.int8())
     made = replacement_schema(ddl("new INT, v ARRAY<FLOAT>, u STRING"), current)
-    assert pa.schema([("new", pa.int32()), ("v", pa.list_(pa.float32(), 2)), ("u", pa.string())]) == made
+    assert columns(new=pa.int32(), v=pa.list_(pa.float32(), 2), u=pa.string()) == made
 
 
 def test_the_size_of_a_row_is_estimated() -> None:
     """Numbers count exactly, a vector by its length, text by a guess."""
-    schema = pa.schema([("a", pa.int64()), ("b", pa.bool_()), ("v", pa.list_(pa.float32(), 256)), ("s", pa.string())])
+    schema = columns(a=pa.int64(), b=pa.bool_(), v=pa.list_(pa.float32(), 256), s=pa.string())
     assert 8 + 1 + 1024 + 512 == row_bytes(schema)
 
 

@@ -42,7 +42,7 @@ def test_rows_come_back_from_every_partition_and_nothing_from_empty_ones(
 ) -> None:
     """Files are counted by the non-empty partitions; columns are matched by name."""
     df = spark.range(1000).repartition(8).filter("id < 4 OR id > 990").selectExpr("id * 2 AS twice", "id")
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64()), ("twice", pa.int64())]))
+    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64(), twice=pa.int64()))
     staged = stage(df, table)
     assert 13 == staged.rows
     assert 0 == table.count_rows()
@@ -53,7 +53,7 @@ def test_rows_come_back_from_every_partition_and_nothing_from_empty_ones(
 
 def test_no_rows_are_no_files(spark: SparkSession, tmp_table_uri: str) -> None:
     """An empty frame is a good result, and can be committed."""
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
     staged = stage(spark.range(0), table)
     assert () == staged.files
     table.append(staged)
@@ -62,7 +62,7 @@ def test_no_rows_are_no_files(spark: SparkSession, tmp_table_uri: str) -> None:
 
 def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str) -> None:
     """An overwrite takes the columns it is staged with."""
-    table = LanceTable.create(tmp_table_uri, pa.schema([("v", pa.list_(pa.float32(), 2)), ("old", pa.int8())]))
+    table = LanceTable.create(tmp_table_uri, columns(v=pa.list_(pa.float32(), 2), old=pa.int8()))
     df = spark.sql("SELECT array(cast(1 AS float), cast(2 AS float)) AS v, 'a' AS new")
     schema = replacement_schema(df.schema, table.schema())
     table.overwrite(stage(df, table, schema=schema))
@@ -72,7 +72,7 @@ def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str)
 
 def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -> None:
     """The frame is checked against the branch it goes to, and `main` sees nothing of it."""
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
     table.create_branch("run/1")
     df = spark.sql("SELECT 1L AS id, 'a' AS name")
     table.overwrite(stage(df, table, schema=target_schema(df.schema)), branch="run/1")
@@ -82,8 +82,7 @@ def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -
         stage(df, table)
 
 
-@pytest.mark.parametrize(
-    ("query", "said"),
+@pytest.mark.parametrize("query,said",
     [
         ("SELECT 1L AS id, array(cast(1 AS float)) AS v", "column 'v' does not fit the table's fixed_size_list"),
         ("SELECT cast(null AS long) AS id, cast(null AS array<float>) AS v", "column 'id' has nulls"),
@@ -108,14 +107,14 @@ def test_the_user_s_own_errors_pass_through(spark: SparkSession, tmp_table_uri: 
         raise RuntimeError("division by cucumber")
 
     df = spark.range(1).rdd.map(fail).toDF("id long")
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
     with pytest.raises(Exception, match="division by cucumber"):
         stage(df, table)
 
 
 def test_batch_settings_are_restored(spark: SparkSession, tmp_table_uri: str) -> None:
     """After a success and after a failure the session is as it was; what the user set is kept throughout."""
-    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
     before = [spark.conf.get(key) for key in BATCH_SETTINGS]
     stage(spark.range(1), table)
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
