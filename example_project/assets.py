@@ -9,7 +9,7 @@ compare exactly with `time_hour`, which is UTC: an evening flight of 31 January 
 
 import dagster as dg
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from example_project import features, source
 from example_project.defects import Defect, damaged
@@ -34,37 +34,37 @@ class FlightsConfig(dg.Config):
 
 @dg.asset(key_prefix=GROUP, group_name=GROUP, partitions_def=MONTHS, metadata=_MONTHLY, kinds={"spark", "lance"})
 def flights(context: dg.AssetExecutionContext, config: FlightsConfig, spark: SparkResource) -> DataFrame:
-    """Every flight that left one of New York's three airports in a month."""
+    """Load every flight that left one of New York's three airports in a month."""
     return damaged(source.read(spark.session, "flights", month=month_of(context.partition_key)), config.defect)
 
 
 @dg.asset(key_prefix=GROUP, group_name=GROUP, partitions_def=MONTHS, metadata=_MONTHLY, kinds={"spark", "lance"})
 def weather(context: dg.AssetExecutionContext, spark: SparkResource) -> DataFrame:
-    """The weather at the three airports, hour by hour.
+    """Load the weather at the three airports, hour by hour.
 
     The source has a reading of 1,048 mph of wind at Newark on 12 February: readings beyond the world record are
     taken out, the hour stays.
     """
     hours = source.read(spark.session, "weather", month=month_of(context.partition_key))
-    believable = F.when(F.col("wind_speed") <= _RECORD_WIND_MPH, F.col("wind_speed"))
+    believable = sf.when(sf.col("wind_speed") <= _RECORD_WIND_MPH, sf.col("wind_speed"))
     return hours.withColumn("wind_speed", believable)
 
 
 @dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
 def airlines(spark: SparkResource) -> DataFrame:
-    """The airlines, by carrier code."""
+    """Load the airlines, by carrier code."""
     return source.read(spark.session, "airlines")
 
 
 @dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
 def airports(spark: SparkResource) -> DataFrame:
-    """The airports, by FAA code."""
+    """Load the airports, by FAA code."""
     return source.read(spark.session, "airports")
 
 
 @dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
 def planes(spark: SparkResource) -> DataFrame:
-    """The planes, by tail number."""
+    """Load the planes, by tail number."""
     return source.read(spark.session, "planes")
 
 
@@ -76,7 +76,7 @@ def planes(spark: SparkResource) -> DataFrame:
     kinds={"spark", "lance"},
 )
 def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -> DataFrame:
-    """One row per flight with what was known about it before it left, as a vector."""
+    """Put what was known about each flight before it left into a vector, one row per flight."""
     return features.flight_features(flights, weather, planes)
 
 
@@ -88,7 +88,7 @@ def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -
     kinds={"spark", "lance"},
 )
 def training_set(flight_features: DataFrame) -> DataFrame:
-    """The flights that arrived, labelled: did this one arrive more than a quarter of an hour late?"""
+    """Label the flights that arrived: was this one more than a quarter of an hour late?"""
     return features.training_set(flight_features)
 
 

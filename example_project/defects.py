@@ -4,7 +4,7 @@ from enum import Enum
 from typing import assert_never
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 
 class Defect(Enum):
@@ -22,12 +22,12 @@ def damaged(flights: DataFrame, defect: Defect) -> DataFrame:
         case Defect.none:
             return flights
         case Defect.negative_distance:
-            mirrored = F.when(F.col("origin") == "JFK", -F.col("distance")).otherwise(F.col("distance"))
+            mirrored = sf.when(sf.col("origin") == "JFK", -sf.col("distance")).otherwise(sf.col("distance"))
             return flights.withColumn("distance", mirrored)
         case Defect.unknown_carrier:
-            renamed = F.when(F.col("carrier") == "UA", "??").otherwise(F.col("carrier"))
+            renamed = sf.when(sf.col("carrier") == "UA", "??").otherwise(sf.col("carrier"))
             return flights.withColumn("carrier", renamed)
         case Defect.duplicated_rows:
-            return flights.union(flights.where(F.col("flight") % 2 == 0))
+            return flights.union(flights.where(sf.col("flight") % 2 == 0))
         case _:
             assert_never(defect)

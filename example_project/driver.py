@@ -88,7 +88,8 @@ class Driver:
         Returns:
             The cursor for the next tick, and the announcements.
         """
-        context = dg.build_sensor_context(instance=self.instance, cursor=cursor, definitions=defs)
+        resources = {"lance": (defs.resources or {})["lance"]}
+        context = dg.build_sensor_context(instance=self.instance, cursor=cursor, resources=resources)
         ticked = publishing.main_sensor.evaluate_tick(context)
         events = [event for event in ticked.asset_events if isinstance(event, dg.AssetMaterialization)]
         for event in events:
@@ -98,7 +99,9 @@ class Driver:
     def wanted(self) -> set[dg.AssetKey]:
         """Return the assets Dagster's automation would materialize now."""
         found = dg.evaluate_automation_conditions(defs, self.instance)
-        return {result.key for result in found.results if isinstance(result.key, dg.AssetKey) and result.true_subset.size}
+        return {
+            result.key for result in found.results if isinstance(result.key, dg.AssetKey) and result.true_subset.size
+        }
 
     def _execute(
         self,

@@ -39,6 +39,7 @@ def reports() -> Path:
     """Return the folder the consumer writes its reports into."""
     return root() / "reports"
 
+
 def log_file() -> Path:
     """Return the file that keeps what Spark, Dagster and Python say while the demo runs."""
     return root() / "demo.log"

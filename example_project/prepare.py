@@ -1,4 +1,4 @@
-"""Make the folder of the example's state, so that Dagster finds its settings there: `python -m example_project.prepare`.
+"""Make the folder of the example's state, with Dagster's settings in it: `python -m example_project.prepare`.
 
 Nothing is deleted; `example_project.demo` is what starts with an empty folder.
 """

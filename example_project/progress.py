@@ -66,7 +66,7 @@ class StepLines(logging.Handler):
         self._passed.clear()
 
     def _line(self, mark: str, name: str, text: str) -> None:
-        self._console.print(f"  {mark} {escape(name):<40} {text}")
+        self._console.print(f"  {mark} {escape(name):<40} {text}", soft_wrap=True)
 
     def _materialized(self, event: dg.DagsterEvent) -> None:
         self.flush()
@@ -90,7 +90,7 @@ class StepLines(logging.Handler):
             self._line("[red]✗[/]", _name(event), escape(error.message.strip()))
 
 
-@dg.logger(description="One line per step, for a person watching a terminal.")
+@dg.logger(config_schema=None, description="One line per step, for a person watching a terminal.")
 def step_lines(_: dg.InitLoggerContext) -> logging.Logger:
     """Hand Dagster the logger that `watch` put its handler on."""
     return logging.getLogger(_NAME)

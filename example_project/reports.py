@@ -23,7 +23,7 @@ from example_project import places
     kinds={"pandas"},
 )
 def delay_by_carrier(training_set: pd.DataFrame, airlines: pd.DataFrame) -> dg.MaterializeResult[None]:
-    """Which airline is late how often, over everything in production."""
+    """Count which airline is late how often, over everything in production."""
     by_carrier = training_set.groupby("carrier")["late"]
     figures = pd.DataFrame({"flights": by_carrier.size(), "late_percent": (by_carrier.mean() * 100).round(1)})
     report = airlines.set_index("carrier").join(figures, how="inner").sort_values("late_percent", ascending=False)

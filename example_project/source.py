@@ -6,15 +6,16 @@ that a mistake in the one is not repeated in the other.
 """
 
 import functools
-import os
 import shutil
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-import pyarrow.csv as csv
+import pyarrow as pa
+from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 
 from example_project import places
@@ -24,9 +25,7 @@ YEAR = 2013
 
 SCHEMAS: Mapping[str, str] = {
     "airlines": "carrier STRING, name STRING",
-    "airports": (
-        "faa STRING, name STRING, lat DOUBLE, lon DOUBLE, alt INT, tz INT, dst STRING, tzone STRING"
-    ),
+    "airports": ("faa STRING, name STRING, lat DOUBLE, lon DOUBLE, alt INT, tz INT, dst STRING, tzone STRING"),
     "planes": (
         "tailnum STRING, year INT, type STRING, manufacturer STRING, model STRING, engines INT, seats INT,"
         " speed INT, engine STRING"
@@ -71,32 +70,35 @@ def _unpack(archive: Path, member: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Steps run in processes of their own and may unpack at the same time: each writes a file of its own, and the
     # rename makes one of them the file, whole.
-    with zipfile.ZipFile(archive) as opened, opened.open(member) as packed:
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as unpacked:
-            shutil.copyfileobj(packed, unpacked)
-    os.replace(unpacked.name, target)
+    with (
+        zipfile.ZipFile(archive) as opened,
+        opened.open(member) as packed,
+        tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as unpacked,
+    ):
+        shutil.copyfileobj(packed, unpacked)
+    Path(unpacked.name).replace(target)
     return target
 
 
 def read(spark: SparkSession, table: str, *, month: int | None = None) -> DataFrame:
     """Read a source table, or the rows of one month of it, as a Spark DataFrame with the types of `SCHEMAS`."""
-    frame = spark.read.csv(
-        str(csv_file(table)), schema=SCHEMAS[table], header=True, nullValue="NA", mode="FAILFAST"
-    )
+    frame = spark.read.csv(str(csv_file(table)), schema=SCHEMAS[table], header=True, nullValue="NA", mode="FAILFAST")
     return frame if month is None else frame.where(frame["month"] == month)
 
 
 @functools.cache
 def rows_by_month(table: str) -> Mapping[int, int]:
     """Count the rows of a monthly source table by the month the file says they belong to."""
-    months = csv.read_csv(
-        csv_file(table), convert_options=csv.ConvertOptions(include_columns=["month"])
-    ).column("month")
-    counted: list[dict[str, int]] = months.value_counts().to_pylist()
-    return {entry["values"]: entry["counts"] for entry in counted}
+    wanted = csv.ConvertOptions(include_columns=["month"])
+    return months_in(csv.read_csv(csv_file(table), convert_options=wanted))
 
 
 @functools.cache
 def rows(table: str) -> int:
     """Count the rows of a source table."""
     return csv.read_csv(csv_file(table)).num_rows
+
+
+def months_in(rows: pa.Table) -> dict[int, int]:
+    """Count rows by their column `month`."""
+    return dict(Counter(rows["month"].to_numpy().tolist()))

@@ -78,13 +78,11 @@ def blocking_checks(
     """
     wanted = set(assets)
     found = {check for check in named if check.asset_key in wanted}
-    graph: object = context.job_def.asset_layer.asset_graph
+    graph = context.job_def.asset_layer.asset_graph
     # The graph of a job knows the graph it was cut out of, and only that one still has the deselected checks.
-    while graph is not None:
-        keys: Iterable[dg.AssetCheckKey] = getattr(graph, "asset_check_keys", ())
-        spec_of = getattr(graph, "get_check_spec", None)
-        found |= {key for key in keys if key.asset_key in wanted and spec_of and spec_of(key).blocking}
-        graph = getattr(graph, "source_asset_graph", None)
+    for known in (graph, graph.source_asset_graph):
+        keys = (key for key in known.asset_check_keys if key.asset_key in wanted)
+        found |= {key for key in keys if known.get_check_spec(key).blocking}
     return tuple(sorted(found, key=lambda key: (key.asset_key.path, key.name)))
 
 

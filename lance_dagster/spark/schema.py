@@ -65,7 +65,7 @@ def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = 
 
 
 def replacement_schema(
-    spark_schema: StructType, current: pa.Schema, *, vectors: Mapping[str, int] | None = None
+    spark_schema: StructType, current: pa.Schema, vectors: Mapping[str, int] | None = None
 ) -> pa.Schema:
     """Return the schema of a table after a Spark frame replaced all its rows.
 
@@ -248,13 +248,13 @@ def holds_binary(schema: pa.Schema) -> bool:
 
 def _width(arrow: pa.DataType) -> int:
     if isinstance(arrow, pa.FixedSizeListType):
-        return arrow.list_size * _width(arrow.value_type)
+        length: int = arrow.list_size
+        return length * _width(arrow.value_type)
     if arrow.num_fields:
         several = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
         return several * sum(_width(arrow.field(index).type) for index in range(arrow.num_fields))
     try:
-        width: int = arrow.bit_width
-        return (width + 7) // 8
+        return (arrow.bit_width + 7) // 8
     except ValueError:
         return _GUESSED_WIDTH
 

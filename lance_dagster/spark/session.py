@@ -19,7 +19,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def local_session(
-    app_name: str = "lance_dagster", master: str = "local[*]", *, config: Mapping[str, str] | None = None
+    app_name: str = "lance_dagster", master: str = "local[*]", config: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Start Spark, or return the session that runs already, with the `lance_dagster` data source registered.
 

@@ -25,9 +25,9 @@ _WRITE_OPTIONS = ("path", "branch", "vectors")
 def read_table(
     spark: SparkSession,
     table: LanceTable,
-    *,
     ref: str = "main",
     columns: Sequence[str] | None = None,
+    *,
     filter: str | None = None,
 ) -> DataFrame:
     """Return a lazy Spark frame of exactly the version a ref names now.

@@ -41,8 +41,8 @@ _FEWEST_RECORDS, _MOST_RECORDS = 1024, 65536
 def stage(
     df: DataFrame,
     table: LanceTable,
-    *,
     branch: str = "main",
+    *,
     vectors: Mapping[str, int] | None = None,
     schema: pa.Schema | None = None,
 ) -> StagedFiles:

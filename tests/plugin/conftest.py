@@ -1,11 +1,13 @@
 """A folder of tables, and the shop on it, for each test."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from lance_dagster import LanceResource
-from tests.plugin.shop import Shop, build_shop
+from tests.plugin.shop import ROOT_VARIABLE, Shop, shop_at
 
 
 @pytest.fixture
@@ -15,6 +17,15 @@ def lake(tmp_path: Path) -> LanceResource:
 
 
 @pytest.fixture
-def shop(lake: LanceResource) -> Shop:
-    """The shop, with nothing made yet."""
-    return build_shop(lake)
+def shop(lake: LanceResource, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """The shop, with nothing made yet; other processes find it through the environment."""
+    monkeypatch.setenv(ROOT_VARIABLE, lake.root)
+    return shop_at(lake.root)
+
+
+@pytest.fixture
+def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """A Dagster instance on disk, which re-execution and other processes need."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as stored:
+        yield stored

@@ -1,11 +1,15 @@
 """A small shop for the tests: two candidates, their checks, a publisher and a reader.
 
-What the assets return and how the checks behave is read from a `Script`, so that one test can make a run fail and
-the next run of the same definitions succeed.
+What the assets return and how the checks behave stands in a file beside the tables, so that one test can make a run
+fail and the next run of the same definitions succeed, in this process or in others.
 """
 
+import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -19,21 +23,23 @@ from lance_dagster import (
     build_table_checks,
 )
 
+ROOT_VARIABLE = "LANCE_DAGSTER_TEST_ROOT"
 ORDERS, CUSTOMERS = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "customers"])
 PRODUCTION_ORDERS = dg.AssetKey(["production", "shop", "orders"])
 PRODUCTION_CUSTOMERS = dg.AssetKey(["production", "shop", "customers"])
+MART = dg.AssetKey("mart")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Script:
     """What happens in the next run."""
 
-    orders: list[int] = field(default_factory=lambda: [1, 2, 3])
-    customers: list[int] = field(default_factory=lambda: [10, 20])
+    orders: Sequence[int] = (1, 2, 3)
+    customers: Sequence[int] = (10, 20)
     customers_fail: bool = False
     check_raises: bool = False
+    mart_fails: bool = False
     mode: str = "overwrite"
-    seen: list[object] = field(default_factory=list)
 
 
 @dataclass
@@ -41,66 +47,130 @@ class Shop:
     """Definitions over one folder of tables, and ways to look at these."""
 
     lance: LanceResource
-    script: Script
-    assets: Sequence[dg.AssetsDefinition | dg.AssetChecksDefinition]
-
-    @property
-    def resources(self) -> dict[str, object]:
-        return {"lance": self.lance, "io_manager": LanceIOManager(lance=self.lance)}
+    assets: Sequence[Any]
 
     @property
     def definitions(self) -> dg.Definitions:
+        """Everything, with a job for one process and one for many."""
+        short = dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)
         return dg.Definitions(
             assets=[one for one in self.assets if not isinstance(one, dg.AssetChecksDefinition)],
             asset_checks=[one for one in self.assets if isinstance(one, dg.AssetChecksDefinition)],
             resources=self.resources,
-            jobs=[dg.define_asset_job("everything", selection="*", executor_def=dg.in_process_executor)],
+            jobs=[
+                dg.define_asset_job("everything", selection="*", executor_def=dg.in_process_executor),
+                dg.define_asset_job("in_processes", selection=short, executor_def=dg.multiprocess_executor),
+            ],
         )
 
-    def run(self, instance: dg.DagsterInstance, **options: object) -> dg.ExecuteInProcessResult:
+    @property
+    def resources(self) -> dict[str, Any]:
+        """The resource and the IO manager over it."""
+        return {"lance": self.lance, "io_manager": LanceIOManager(lance=self.lance)}
+
+    def play(self, **changes: Any) -> None:
+        """Write the script for the next run."""
+        _script_file(self.lance.root).write_text(json.dumps(asdict(Script(**changes))))
+
+    def run(self, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
+        """Materialize everything, or what the options select."""
         return dg.materialize(
-            self.assets,
-            instance=instance,
-            resources=self.resources,
-            raise_on_error=False,
-            **options,  # type: ignore[arg-type]
+            self.assets, instance=instance, resources=self.resources, raise_on_error=False, **options
+        )
+
+    def publish(self, instance: dg.DagsterInstance, *keys: dg.AssetKey, **config: Any) -> dg.ExecuteInProcessResult:
+        """Press the publisher's button, for the orders if not told otherwise."""
+        return self.run(
+            instance,
+            selection=list(keys or (PRODUCTION_ORDERS,)),
+            run_config={"ops": {"publish_production": {"config": config}}},
         )
 
     def table(self, key: dg.AssetKey = ORDERS) -> LanceTable:
+        """A candidate's table."""
         return self.lance.table(key)
 
     def ids(self, ref: str = "main", key: dg.AssetKey = ORDERS) -> list[int]:
+        """The ids in a table, sorted."""
         return sorted(self.table(key).read(ref)["id"].to_pylist())
 
+    def tag(self, key: dg.AssetKey = ORDERS) -> str | None:
+        """Where production is."""
+        tag = self.table(key).tags().get("production")
+        return tag and tag.ref
 
-def build_shop(lance: LanceResource, *, checks: Sequence[dg.AssetCheckKey] = ()) -> Shop:
-    """Build the shop; `checks` are named to the publisher."""
-    script = Script()
+    @property
+    def read_by_mart(self) -> list[list[int]]:
+        """What the reader of production saw, run by run."""
+        file = _reads_file(self.lance.root)
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def failure(result: dg.ExecuteInProcessResult, step: str = "publish_production") -> str:
+    """The text of a step's failure, with its causes."""
+    (event,) = [event for event in result.get_step_failure_events() if event.step_key == step]
+    error = event.step_failure_data.error
+    texts = [event.step_failure_data.user_failure_data.description or ""] if event.step_failure_data.user_failure_data else []
+    while error is not None:
+        texts.append(error.message)
+        error = error.cause
+    return "\n".join(texts)
+
+
+def everything() -> dg.JobDefinition:
+    """The whole shop as a job, for processes that have to build it again."""
+    return shop_at(os.environ[ROOT_VARIABLE]).definitions.resolve_job_def("everything")
+
+
+def in_processes() -> dg.JobDefinition:
+    """Orders and their publication, every step a process of its own."""
+    return shop_at(os.environ[ROOT_VARIABLE]).definitions.resolve_job_def("in_processes")
+
+
+def shop_at(root: str, *, checks: Sequence[dg.AssetCheckKey] = ()) -> Shop:
+    """Build the shop over a folder; `checks` are named to the publisher."""
+    lance = LanceResource(root=root)
 
     @dg.asset(key=ORDERS)
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        script = _script(root)
         context.add_output_metadata({"write_mode": script.mode})
-        return pa.table({"id": script.orders})
+        return pa.table({"id": list(script.orders)})
 
     @dg.asset(key=CUSTOMERS)
     def customers() -> pa.Table:
-        if script.customers_fail:
+        if _script(root).customers_fail:
             raise ValueError("customers are not at home")
-        return pa.table({"id": script.customers})
+        return pa.table({"id": list(_script(root).customers)})
 
     @dg.asset_check(asset=ORDERS, blocking=True)
     def ids_are_positive(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        if script.check_raises:
+        if _script(root).check_raises:
             raise ValueError("the check broke")
-        table = lance.open(context, ORDERS)
-        bad = table.count_rows("id <= 0")
+        bad = lance.open(context, ORDERS).count_rows("id <= 0")
         return dg.AssetCheckResult(passed=bad == 0, description=f"{bad} ids are not positive")
 
     publisher = build_publisher([ORDERS, CUSTOMERS], checks=checks)
 
-    @dg.asset(ins={"orders": dg.AssetIn(PRODUCTION_ORDERS)})
+    @dg.asset(key=MART, ins={"orders": dg.AssetIn(PRODUCTION_ORDERS)})
     def mart(orders: pa.Table) -> None:
-        script.seen.append(sorted(orders["id"].to_pylist()))
+        if _script(root).mart_fails:
+            raise ValueError("the mart is closed")
+        with _reads_file(root).open("a") as file:
+            file.write(json.dumps(sorted(orders["id"].to_pylist())) + "\n")
 
     rows = build_table_checks(ORDERS, [RowCount(minimum=1, maximum=10)])
-    return Shop(lance, script, [orders, customers, ids_are_positive, *rows, publisher, mart])
+    return Shop(lance, [orders, customers, ids_are_positive, *rows, publisher, mart])
+
+
+def _script(root: str) -> Script:
+    file = _script_file(root)
+    return Script(**json.loads(file.read_text())) if file.exists() else Script()
+
+
+def _script_file(root: str) -> Path:
+    return Path(root).with_name("script.json")
+
+
+def _reads_file(root: str) -> Path:
+    return Path(root).with_name("reads.jsonl")

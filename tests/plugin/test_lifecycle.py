@@ -1,20 +1,163 @@
 import dagster as dg
+import pytest
 
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop
+from tests.plugin.shop import (
+    CUSTOMERS,
+    MART,
+    ORDERS,
+    PRODUCTION_CUSTOMERS,
+    PRODUCTION_ORDERS,
+    Shop,
+    everything,
+    failure,
+    in_processes,
+    shop_at,
+)
 
 
-def test_a_good_run_publishes_every_table_and_its_reader_sees_it(
-    shop: Shop, instance: dg.DagsterInstance
-) -> None:
-    """Branch, audit, merge, tag, retire; the reader of the promoted node gets the new rows."""
-    result = shop.run(instance)
-    assert result.success
+def reexecute(
+    instance: dg.DagsterInstance, options: dg.ReexecutionOptions | None = None
+) -> dg.JobExecutionResult:
+    job = dg.reconstructable(everything)
+    return dg.execute_job(job, instance=instance, reexecution_options=options)
+
+
+def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Written, audited, merged, promoted, retired; the reader of the promoted node gets the new rows."""
+    assert shop.run(instance).success
     assert shop.ids("production") == [1, 2, 3]
-    assert shop.ids("main", CUSTOMERS) == [10, 20]
+    assert shop.ids("production", CUSTOMERS) == [10, 20]
     assert shop.table().branches() == {}
-    assert shop.script.seen == [[1, 2, 3]]
-    event = instance.get_latest_materialization_event(PRODUCTION_ORDERS)
-    print(event.asset_materialization.metadata)
-    event = instance.get_latest_materialization_event(ORDERS)
-    print(event.asset_materialization.metadata, event.asset_materialization.tags)
-    print(shop.table().log())
+    assert shop.read_by_mart == [[1, 2, 3]]
+
+
+def test_events_name_the_versions(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """The candidate's event speaks of the run branch, the promoted node's of main; both carry Dagster's own keys."""
+    run_id = shop.run(instance).run_id
+    candidate = instance.get_latest_materialization_event(ORDERS).asset_materialization
+    assert candidate.metadata["lance/branch"].value == f"run/{run_id}"
+    assert candidate.metadata["dagster/row_count"].value == 3
+    assert candidate.metadata["dagster/table_name"].value == "shop.orders"
+    assert candidate.metadata["dagster/uri"].value == shop.table().uri
+    assert [column.name for column in candidate.metadata["dagster/column_schema"].value.columns] == ["id"]
+    assert candidate.tags["dagster/data_version"] == candidate.metadata["lance/transaction"].value
+    promoted = instance.get_latest_materialization_event(PRODUCTION_ORDERS).asset_materialization
+    merge = shop.table().head()
+    assert promoted.metadata["lance/version"].value == merge.number
+    assert promoted.metadata["lance/to"].value == str(merge) == shop.tag()
+    assert promoted.tags["dagster/data_version"] == merge.transaction
+    assert merge.properties["dagster/run_id"] == run_id
+
+
+@pytest.mark.parametrize("what", [{"orders": [1, -2]}, {"check_raises": True}, {"orders": []}])
+def test_failed_audit_publishes_nothing(shop: Shop, instance: dg.DagsterInstance, what: dict[str, object]) -> None:
+    """A blocking check that fails or raises leaves main and the tag alone; the branch stays to be looked at."""
+    shop.run(instance)
+    shop.play(**what)
+    result = shop.run(instance)
+    assert not result.success
+    assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
+    assert shop.ids("main", CUSTOMERS) == [10, 20]
+    assert list(shop.table().branches()) == [f"run/{result.run_id}"]
+    assert len(shop.read_by_mart) == 1
+
+
+def test_deselected_checks_block_publishing(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Without the checks in the run nothing holds the publisher back but the publisher itself; it lists them all."""
+    result = shop.run(instance, selection=dg.AssetSelection.all().without_checks())
+    assert not result.success
+    text = failure(result)
+    assert "blocking check 'ids_are_positive' was not run" in text
+    assert "blocking check 'row_count' was not run" in text
+    assert shop.table().tags() == {}
+    assert shop.table(CUSTOMERS).head().number == 1
+
+
+def test_named_checks_count_as_blocking(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A check the publisher is told about has to pass, even if no definition has it."""
+    named = shop_at(shop.lance.root, checks=[dg.AssetCheckKey(ORDERS, "seen_by_hand")])
+    assert "blocking check 'seen_by_hand' was not run" in failure(named.run(instance))
+
+
+def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """From failure: what the parent wrote and audited is published together with what the child wrote."""
+    shop.play(customers_fail=True, mode="append")
+    failed = reexecute(stored_instance)
+    assert not failed.success
+    assert shop.table().tags() == {}
+    shop.play(mode="append")
+    options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
+    resumed = reexecute(stored_instance, options)
+    assert resumed.success
+    assert shop.ids("production") == [1, 2, 3]
+    assert shop.ids("production", CUSTOMERS) == [10, 20]
+    assert shop.table().branches() == shop.table(CUSTOMERS).branches() == {}
+
+
+def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A check that broke is run again on what the parent run wrote, and that is published."""
+    shop.play(check_raises=True)
+    failed = reexecute(stored_instance)
+    shop.play()
+    options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
+    assert reexecute(stored_instance, options).success
+    assert shop.ids("production") == [1, 2, 3]
+    assert shop.table().branches() == {}
+
+
+def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """All steps again: the rows the parent appended on its branch are not taken over."""
+    shop.play(customers_fail=True, mode="append")
+    failed = reexecute(stored_instance)
+    shop.play(mode="append", orders=[7])
+    again = reexecute(stored_instance, dg.ReexecutionOptions(failed.run_id))
+    assert again.success
+    assert shop.ids("production") == [7]
+    assert list(shop.table().branches()) == [f"run/{failed.run_id}"]
+
+
+def test_repeated_step_of_a_resumed_run_replaces_its_rows(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """Chosen steps: an append that the parent did already is taken out by the one that repeats it."""
+    shop.play(customers_fail=True, mode="append")
+    failed = reexecute(stored_instance)
+    shop.play(mode="append", orders=[4, 5])
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=["shop__orders*", "shop__customers*"])
+    assert reexecute(stored_instance, options).success
+    assert shop.ids("production") == [4, 5]
+
+
+def test_reader_that_failed_after_publication_is_resumed(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """The branches are gone by then; the reader goes by the tag."""
+    shop.play(mart_fails=True)
+    failed = reexecute(stored_instance)
+    assert shop.ids("production") == [1, 2, 3]
+    shop.play()
+    options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
+    assert reexecute(stored_instance, options).success
+    assert shop.read_by_mart == [[1, 2, 3]]
+    assert stored_instance.get_latest_materialization_event(MART) is not None
+
+
+def test_second_run_builds_on_the_first(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A new run forks from main, and its append adds to what was published."""
+    shop.play(mode="append")
+    shop.run(instance)
+    shop.play(mode="append", orders=[4])
+    shop.run(instance)
+    assert shop.ids("production") == [1, 2, 3, 4]
+    log = shop.table().log("production")
+    assert [version.parents[-1].split("@")[0][:4] for version in log[:-1]] == ["run/", "run/"]
+
+
+@pytest.mark.slow
+def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """With the multiprocess executor nothing is shared but the tables and the event log."""
+    with dg.execute_job(dg.reconstructable(in_processes), instance=stored_instance) as result:
+        assert result.success
+    assert shop.ids("production") == [1, 2, 3]
+    assert shop.table().branches() == {}
+    assert stored_instance.get_latest_materialization_event(PRODUCTION_CUSTOMERS) is None

@@ -30,7 +30,7 @@ EVERY_TYPE = {
 }
 
 
-def columns(**types: pa.DataType) -> pa.Schema:
+def schema_of(**types: pa.DataType) -> pa.Schema:
     """The schema of a table whose columns take nulls."""
     return pa.schema([pa.field(name, arrow) for name, arrow in types.items()])
 

@@ -16,6 +16,7 @@ from lance_dagster.spark.schema import (
     to_spark_batch,
     to_table_batch,
 )
+from tests.spark.samples import schema_of
 
 # Only a session can read a schema from text.
 pytestmark = pytest.mark.usefixtures("spark")
@@ -36,8 +37,8 @@ def column(name: str, arrow: pa.DataType) -> pa.Schema:
 def test_a_table_made_for_a_frame_takes_nulls_and_utc() -> None:
     """Spark's NOT NULL is about the query, its session's time zone about the screen."""
     made = target_schema(ddl("id BIGINT NOT NULL, at TIMESTAMP, s STRUCT<x: INT NOT NULL>"))
-    wanted = [("id", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("s", pa.struct([("x", pa.int32())]))]
-    assert pa.schema(wanted) == made
+    utc = pa.timestamp("us", "UTC")
+    assert schema_of(id=pa.int64(), at=utc, s=pa.struct([pa.field("x", pa.int32())])) == made
 
 
 def test_vectors_become_fixed_size_lists() -> None:
@@ -46,7 +47,8 @@ def test_vectors_become_fixed_size_lists() -> None:
     assert pa.list_(pa.float32(), 4) == made.field("v").type
 
 
-@pytest.mark.parametrize("vectors,said",
+@pytest.mark.parametrize(
+    "vectors,said",
     [
         ({"w": 4}, "vectors names 'w', and the Spark frame has no such column"),
         ({"id": 4}, "vectors names 'id', which is int32 and not an array of numbers"),
@@ -125,7 +127,8 @@ def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
         readable_schema(column("d", pa.month_day_nano_interval()))
 
 
-@pytest.mark.parametrize("frame,said",
+@pytest.mark.parametrize(
+    "frame,said",
     [
         ("id INT", "it lacks 'v'; the table's columns are id, v"),
         ("id INT, v ARRAY<FLOAT>, w INT", "the table has no 'w'; the table's columns are id, v"),
@@ -139,7 +142,7 @@ def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
 )
 def test_a_frame_that_does_not_fit_is_refused_before_any_work(frame: str, said: str) -> None:
     """The message names the column and both types."""
-    table = columns(id=pa.int32(), v=pa.list_(pa.float32(), 2))
+    table = schema_of(id=pa.int32(), v=pa.list_(pa.float32(), 2))
     with pytest.raises(SchemaMismatchError) as refused:
         check_fits(ddl(frame), table)
     assert said in str(refused.value)
@@ -147,7 +150,7 @@ def test_a_frame_that_does_not_fit_is_refused_before_any_work(frame: str, said: 
 
 def test_columns_in_another_order_and_voids_fit() -> None:
     """Columns are matched by name, and a column of nothing fits any type."""
-    check_fits(ddl("b VOID, a INT"), pa.schema({"a": pa.int32(), "b": pa.float64()}))
+    check_fits(ddl("b VOID, a INT"), schema_of(a=pa.int32(), b=pa.float64()))
 
 
 def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
@@ -157,16 +160,15 @@ def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
         check_fits(ddl("v ARRAY<FLOAT>"), table, vectors={"v": 3})
 
 
-@pytest.mark.parametrize("spark_values,table_type",
+@pytest.mark.parametrize(
+    "spark_values,table_type",
     [
         (pa.array([300], pa.int16()), pa.uint8()),
         (pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32())), pa.list_(pa.float32(), 2)),
         (pa.array([b"abc"]), pa.binary(2)),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_column(
-    spark_values: "pa.Array[Any]", table_type: pa.DataType
-) -> None:
+def test_a_value_that_does_not_fit_is_refused_by_column(spark_values: "pa.Array[Any]", table_type: pa.DataType) -> None:
     """No value is cut or wrapped."""
     batch = pa.record_batch({"c": spark_values})
     with pytest.raises(SchemaMismatchError, match="column 'c' does not fit the table's"):
@@ -175,14 +177,14 @@ def test_a_value_that_does_not_fit_is_refused_by_column(
 
 def test_a_replacement_keeps_the_types_a_frame_still_fits() -> None:
     """Spark forgot that a column was a vector, the table did not."""
-    current = columns(v=pa.list_(pa.float32(), 2), u=pa.uint8(), gone=pa.int8())
+    current = schema_of(v=pa.list_(pa.float32(), 2), u=pa.uint8(), gone=pa.int8())
     made = replacement_schema(ddl("new INT, v ARRAY<FLOAT>, u STRING"), current)
-    assert columns(new=pa.int32(), v=pa.list_(pa.float32(), 2), u=pa.string()) == made
+    assert schema_of(new=pa.int32(), v=pa.list_(pa.float32(), 2), u=pa.string()) == made
 
 
 def test_the_size_of_a_row_is_estimated() -> None:
     """Numbers count exactly, a vector by its length, text by a guess."""
-    schema = columns(a=pa.int64(), b=pa.bool_(), v=pa.list_(pa.float32(), 256), s=pa.string())
+    schema = schema_of(a=pa.int64(), b=pa.bool_(), v=pa.list_(pa.float32(), 256), s=pa.string())
     assert 8 + 1 + 1024 + 512 == row_bytes(schema)
 
 

@@ -1,10 +1,19 @@
+import contextlib
+import io
+import pickle
+import re
+from collections.abc import Mapping
+
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from lance_dagster.spark.writer import WRITE_PROPERTY
+from lance_dagster.spark import read_table, stage
+from lance_dagster.spark.writer import WRITE_PROPERTY, LanceWriter
 from lance_dagster.table import LanceTable
-from tests.spark.samples import every_type, rows
+from tests.conftest import S3Storage
+from tests.spark.samples import every_type, rows, schema_of
 
 FORMAT = "lance_dagster"
 
@@ -38,3 +47,128 @@ def test_a_save_is_one_version_with_its_own_uuid(spark: SparkSession, tmp_table_
     versions = [table.at(f"main@{number}") for number in table.versions_after(1)]
     assert 2 == len({version.properties[WRITE_PROPERTY] for version in versions})
     assert 20 == table.count_rows()
+
+
+def test_options_choose_ref_columns_and_rows(spark: SparkSession, tmp_table_uri: str) -> None:
+    """As strings, with names separated by commas or in a JSON list."""
+    frame = spark.range(4).selectExpr("id", "id * 2 AS twice", "id = 1 AS `odd, one`")
+    frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
+    LanceTable.open(tmp_table_uri).create_tag("production", "main")
+    frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
+    read = spark.read.format(FORMAT).option("ref", "production").option("filter", "twice > 3")
+    assert [{"id": 2, "twice": 4}, {"id": 3, "twice": 6}] == rows(
+        read.option("columns", "id, twice").load(tmp_table_uri)
+    )
+    assert ["odd, one", "id"] == read.option("columns", '["odd, one", "id"]').load(tmp_table_uri).columns
+
+
+def test_a_frame_stays_on_the_version_of_its_schema(spark: SparkSession, tmp_table_uri: str) -> None:
+    """A commit between the load and the job does not show."""
+    spark.range(3).write.format(FORMAT).mode("append").save(tmp_table_uri)
+    df = spark.read.format(FORMAT).load(tmp_table_uri)
+    spark.range(3).write.format(FORMAT).mode("append").save(tmp_table_uri)
+    assert 3 == df.count()
+
+
+def test_a_schema_given_for_the_read_chooses_columns(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Its types have to be the table's."""
+    spark.range(2).selectExpr("id", "id * 2 AS twice").write.format(FORMAT).mode("append").save(tmp_table_uri)
+    read = spark.read.format(FORMAT)
+    assert [{"twice": 0}, {"twice": 2}] == [
+        row.asDict() for row in read.schema("twice long").load(tmp_table_uri).collect()
+    ]
+    with pytest.raises(AnalysisException, match="is not the table's, where it is twice bigint"):
+        read.schema("twice string").load(tmp_table_uri).collect()
+
+
+def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri: str) -> None:
+    """The option `branch` names where the commit goes."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    table.create_branch("run/1")
+    spark.range(3).write.format(FORMAT).option("branch", "run/1").mode("append").save(tmp_table_uri)
+    assert [0, 3] == [table.count_rows(ref) for ref in ("main", "run/1")]
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        ({"rev": "main"}, "unknown option 'rev'; known here: path, ref, columns, filter and storage.<key>"),
+        ({"ref": "prodution"}, "no branch or tag 'prodution'"),
+        ({"columns": "id,idd"}, "no column 'idd'"),
+        ({"columns": "["}, "the option columns is no JSON list of names"),
+        ({"filter": "id ="}, "cannot evaluate the filter 'id ='"),
+        ({"path": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_a_read_that_makes_no_sense_says_so(
+    spark: SparkSession, tmp_table_uri: str, options: Mapping[str, str], said: str
+) -> None:
+    """Spark wraps the message, and the message is there."""
+    LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    with pytest.raises(AnalysisException, match=re.escape(said)):
+        spark.read.format(FORMAT).options(**{"path": tmp_table_uri, **options}).load()
+
+
+@pytest.mark.parametrize(
+    "options,query,said",
+    [
+        (
+            {"ref": "main"},
+            "SELECT 1L AS id",
+            "unknown option 'ref'; known here: path, branch, vectors and storage.<key>",
+        ),
+        ({"branch": "nowhere"}, "SELECT 1L AS id", "no branch or tag 'nowhere'"),
+        ({"vectors": "id=3"}, "SELECT 1L AS id", "the option vectors is name:length, separated by commas"),
+        ({}, "SELECT 'a' AS id", "column 'id' is string in the Spark frame and int64 in the table, which takes bigint"),
+    ],
+)
+def test_a_write_that_makes_no_sense_says_so_and_writes_nothing(
+    spark: SparkSession, tmp_table_uri: str, options: Mapping[str, str], query: str, said: str
+) -> None:
+    """Before a job is started."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    with pytest.raises(AnalysisException, match=re.escape(said)):
+        spark.sql(query).write.format(FORMAT).mode("append").options(**options).save(tmp_table_uri)
+    assert [] == table.versions_after(1)
+
+
+def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Spark reports it as the text of a worker's error, and nothing is committed."""
+    table = LanceTable.create(tmp_table_uri, schema_of(v=pa.list_(pa.float32(), 2)))
+    ragged = spark.sql("SELECT array(cast(1 AS float)) AS v")
+    with pytest.raises(PySparkException, match="SchemaMismatchError: column 'v' does not fit"):
+        ragged.write.format(FORMAT).mode("append").save(tmp_table_uri)
+    assert [] == table.versions_after(1)
+
+
+def test_a_commit_repeated_is_one_version(tmp_table_uri: str) -> None:
+    """The uuid of the write is in the version it made."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    writer = LanceWriter(table, "main", schema=table.schema(), overwrite=False)
+    written = [writer.write(iter([pa.record_batch({"id": [1, 2]})])), None]
+    for _ in range(2):
+        pickle.loads(pickle.dumps(writer)).commit(written)  # noqa: S301 - our own bytes
+    writer.abort(written)
+    assert [2] == table.versions_after(1)
+    assert 2 == table.count_rows()
+
+
+def test_storage_options_reach_the_store_and_no_plan(spark: SparkSession, s3_storage: S3Storage) -> None:
+    """A bucket needs them on the driver, in the planner and on the executors."""
+    uri = f"{s3_storage.uri}/numbers"
+    options = {f"storage.{key}": value for key, value in s3_storage.storage_options.items()}
+    spark.range(5).write.format(FORMAT).options(**options).mode("append").save(uri)
+    df = spark.read.format(FORMAT).options(**options).load(uri)
+    assert 5 == df.count()
+    table = LanceTable.open(uri, s3_storage.storage_options)
+    table.append(stage(spark.range(5), table))
+    again = read_table(spark, table, filter="id > 2")
+    assert 4 == again.count()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        df.explain("formatted")
+        again.explain("extended")
+    assert "lance_dagster" in printed.getvalue()
+    assert "test-secret" not in printed.getvalue()
+    with pytest.raises(AnalysisException) as refused:
+        spark.read.format(FORMAT).options(**options, ref="nowhere").load(uri)
+    assert "test-secret" not in str(refused.value)

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -6,8 +9,27 @@ from pyspark.sql import SparkSession
 from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.spark import read_table, replacement_schema, stage, target_schema
 from lance_dagster.table import LanceTable
-from tests.spark.samples import every_type, rows
+from tests.spark.samples import every_type, rows, schema_of
 
+ROOT = Path(__file__).parents[2]
+# Local Spark tries a task once unless its master says otherwise, so this needs a Spark of its own.
+RETRIED_JOB = """
+import sys
+from pyspark import TaskContext
+from lance_dagster.spark import local_session, stage
+from lance_dagster.table import LanceTable
+
+def unlucky(batches):
+    task = TaskContext.get()
+    yield from batches
+    if task.partitionId() == 0 and task.attemptNumber() == 0:
+        raise RuntimeError("the machine went away")
+
+spark = local_session(master="local[2,2]", config={"spark.driver.memory": "1g"})
+table = LanceTable.open(sys.argv[1])
+df = spark.range(0, 2_400_000, 1, 2).mapInArrow(unlucky, "id long")
+table.append(stage(df, table))
+"""
 BATCH_SETTINGS = [f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Bytes", "Records")]
 
 
@@ -42,7 +64,7 @@ def test_rows_come_back_from_every_partition_and_nothing_from_empty_ones(
 ) -> None:
     """Files are counted by the non-empty partitions; columns are matched by name."""
     df = spark.range(1000).repartition(8).filter("id < 4 OR id > 990").selectExpr("id * 2 AS twice", "id")
-    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64(), twice=pa.int64()))
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), twice=pa.int64()))
     staged = stage(df, table)
     assert 13 == staged.rows
     assert 0 == table.count_rows()
@@ -53,7 +75,7 @@ def test_rows_come_back_from_every_partition_and_nothing_from_empty_ones(
 
 def test_no_rows_are_no_files(spark: SparkSession, tmp_table_uri: str) -> None:
     """An empty frame is a good result, and can be committed."""
-    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     staged = stage(spark.range(0), table)
     assert () == staged.files
     table.append(staged)
@@ -62,7 +84,7 @@ def test_no_rows_are_no_files(spark: SparkSession, tmp_table_uri: str) -> None:
 
 def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str) -> None:
     """An overwrite takes the columns it is staged with."""
-    table = LanceTable.create(tmp_table_uri, columns(v=pa.list_(pa.float32(), 2), old=pa.int8()))
+    table = LanceTable.create(tmp_table_uri, schema_of(v=pa.list_(pa.float32(), 2), old=pa.int8()))
     df = spark.sql("SELECT array(cast(1 AS float), cast(2 AS float)) AS v, 'a' AS new")
     schema = replacement_schema(df.schema, table.schema())
     table.overwrite(stage(df, table, schema=schema))
@@ -72,7 +94,7 @@ def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str)
 
 def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -> None:
     """The frame is checked against the branch it goes to, and `main` sees nothing of it."""
-    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     table.create_branch("run/1")
     df = spark.sql("SELECT 1L AS id, 'a' AS name")
     table.overwrite(stage(df, table, schema=target_schema(df.schema)), branch="run/1")
@@ -82,7 +104,8 @@ def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -
         stage(df, table)
 
 
-@pytest.mark.parametrize("query,said",
+@pytest.mark.parametrize(
+    "query,said",
     [
         ("SELECT 1L AS id, array(cast(1 AS float)) AS v", "column 'v' does not fit the table's fixed_size_list"),
         ("SELECT cast(null AS long) AS id, cast(null AS array<float>) AS v", "column 'id' has nulls"),
@@ -107,17 +130,30 @@ def test_the_user_s_own_errors_pass_through(spark: SparkSession, tmp_table_uri: 
         raise RuntimeError("division by cucumber")
 
     df = spark.range(1).rdd.map(fail).toDF("id long")
-    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     with pytest.raises(Exception, match="division by cucumber"):
         stage(df, table)
 
 
 def test_batch_settings_are_restored(spark: SparkSession, tmp_table_uri: str) -> None:
     """After a success and after a failure the session is as it was; what the user set is kept throughout."""
-    table = LanceTable.create(tmp_table_uri, columns(id=pa.int64()))
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     before = [spark.conf.get(key) for key in BATCH_SETTINGS]
     stage(spark.range(1), table)
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
         stage(spark.range(1).selectExpr("cast(1 / id AS long) AS id"), table)
     assert before == [spark.conf.get(key) for key in BATCH_SETTINGS]
     assert not set(BATCH_SETTINGS) & set(spark.conf.getAll)
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_and_is_tried_again_leaves_one_copy(tmp_table_uri: str) -> None:
+    """The first attempt finished a file before it failed; the commit names only the second attempt's."""
+    LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    command = [sys.executable, "-c", RETRIED_JOB, tmp_table_uri]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    table = LanceTable.open(tmp_table_uri)
+    assert 2_400_000 == table.count_rows() == len(pc.unique(table.read()["id"]))
+    assert 4 == len(table.to_lance().get_fragments())
+    assert 5 == len(list((Path(tmp_table_uri) / "data").iterdir()))

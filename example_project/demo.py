@@ -1,0 +1,75 @@
+"""The whole loop on real data, without a web browser: `python -m example_project.demo`.
+
+Starts with an empty `.demo`, tells the story, draws the history it made and says where the tables are. The exit code
+is 0 when everything went as it should, 1 when it did not, 2 when the folder is not this demo's to empty.
+"""
+
+import os
+import sys
+import time
+
+import dagster as dg
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from example_project import history, places, progress, source
+from example_project.driver import Driver
+from example_project.story import Story, UnexpectedError, table
+
+_DRAWN = "nyc/flights"
+
+
+def main() -> int:
+    """Run the demo and return its exit code."""
+    console = progress.terminal()
+    started = time.monotonic()
+    try:
+        places.start_empty()
+        data = source.folder()
+    except (places.UnrecognisedFolderError, FileNotFoundError) as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+    console.print(f"Flights of New York City in 2013, from {data}", soft_wrap=True)
+    os.environ["DAGSTER_HOME"] = str(places.dagster_home())
+
+    with progress.quiet(places.log_file()), dg.DagsterInstance.get() as instance:
+        story = Story(Driver(instance, console))
+        try:
+            story.tell()
+        except UnexpectedError as error:
+            console.print(f"\n[bold red]{error}[/]\nSpark and Dagster wrote to {places.log_file()}", soft_wrap=True)
+            return 1
+        finally:
+            _stop_spark()
+    _show(console, story, time.monotonic() - started)
+    return 0
+
+
+def _show(console: Console, story: Story, seconds: float) -> None:
+    console.print(f"\n[bold]The history of {_DRAWN}[/]\n", history.draw(table(_DRAWN)), soft_wrap=True)
+    console.print()
+    summary = Table(title="What happened", title_justify="left", title_style="bold")
+    for column in ("step", "table", "main", "production", "rows in production", "seconds"):
+        summary.add_column(column, justify="right" if column in ("rows in production", "seconds") else "left")
+    for deed in story.deeds:
+        row = (deed.chapter, deed.table, deed.main, deed.production, f"{deed.rows:,}", f"{deed.seconds:.1f}")
+        summary.add_row(*row)
+    console.print(summary)
+    console.print(
+        f"\nDone in {seconds:.0f} s. The tables are in {places.tables()}; any Lance reader opens them:\n\n"
+        f'    lance.dataset("{table(_DRAWN).uri}", version="production").to_table(limit=5)\n\n'
+        "make ui shows the same runs, tables and versions in Dagster.",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _stop_spark() -> None:
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        running.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The story the demo tells, in six chapters. Each says what it expects and stops the demo when that is not so."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import lance
+import pyarrow as pa
+from rich.markup import escape
+
+from example_project import assets, places, publishing, reports, source
+from example_project.defects import Defect
+from example_project.driver import Driver, Run
+from lance_dagster import LanceTable
+
+JANUARY, FEBRUARY = "2013-01", "2013-02"
+TABLES = tuple(key.to_user_string() for key in assets.KEYS)
+_DEFECT = Defect.negative_distance
+_DEFECTIVE = "distance < 0"
+
+
+class UnexpectedError(Exception):
+    """The story went otherwise than it should have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """What one chapter did to the table it is about, for the table at the end."""
+
+    chapter: str
+    outcome: str
+    table: str
+    main: str
+    production: str
+    rows: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Story:
+    """Tells the chapters one after the other; what a later one needs of an earlier one is kept here."""
+
+    driver: Driver
+    deeds: list[Deed] = field(default_factory=list)
+    cursor: str | None = None
+    stopped: Run | None = None
+
+    def tell(self) -> None:
+        """Tell all chapters.
+
+        Raises:
+            UnexpectedError: Something was not as it should be; the message says what.
+        """
+        self.january()
+        self.february_with_a_defect()
+        self.february()
+        self.somebody_else()
+        self.rollback()
+        self.consumer()
+
+    def january(self) -> None:
+        """Load a month; the audit passes; it is published and promoted."""
+        with self._chapter(f"1 load {JANUARY}", "written on run branches, audited, merged, promoted", "nyc/flights"):
+            run = self.driver.load(JANUARY)
+            _expect(run.success, f"loading {JANUARY} succeeds; failed checks: {_listed(run.failed_checks)}")
+            _expect_published(months=[1])
+
+    def february_with_a_defect(self) -> None:
+        """Load a month whose flights are broken on the way; the audit stops it and readers notice nothing."""
+        title, outcome = f"2 load {FEBRUARY}, {_DEFECT.name}", "stopped by the audit, production did not move"
+        with self._chapter(title, outcome, "nyc/flights"):
+            before = _promoted()
+            run = self.driver.load(FEBRUARY, _DEFECT)
+            _expect(not run.success, f"a load with {_DEFECT.name} fails")
+            check = "nyc/flights:in_range_distance"
+            _expect(check in run.failed_checks, f"{check} fails; failed: {_listed(run.failed_checks)}")
+            _expect_same("production of every table stays where it was", before, _promoted())
+            branch = f"run/{run.run_id}"
+            defective = table("nyc/flights").count_rows(branch, _DEFECTIVE)
+            _expect(defective > 0, f"the defective rows can be looked at on {branch}")
+            self._say(f"{defective:,} defective rows wait on {branch[:12]} for whoever looks into it")
+            self.stopped = run
+
+    def february(self) -> None:
+        """Go on with the stopped run after the defect was mended; nothing that was sound is loaded again."""
+        with self._chapter(f"3 mend {FEBRUARY} and go on", "re-executed from nyc/flights on, published", "nyc/flights"):
+            if self.stopped is None:
+                raise UnexpectedError("chapter 3 goes on with the run of chapter 2")
+            run = self.driver.go_on(self.stopped, FEBRUARY, first_step="nyc__flights")
+            _expect(run.success, f"the re-execution succeeds; failed checks: {_listed(run.failed_checks)}")
+            _expect("nyc__weather" not in run.steps, "the weather of the stopped run is published, not loaded again")
+            _expect_published(months=[1, 2])
+
+    def somebody_else(self) -> None:
+        """Somebody appends to `main` with plain pylance; the sensor announces it and production stays."""
+        title, outcome = "4 a row from outside of Dagster", "announced by the sensor, not in production"
+        with self._chapter(title, outcome, "nyc/airlines"):
+            self.cursor, early = self.driver.tick(None)
+            _expect(not early, "the first look of the sensor only remembers where everything is")
+            row = pa.table({"carrier": ["G4"], "name": ["Allegiant Air"]})
+            lance.write_dataset(row, table("nyc/airlines").uri, mode="append")
+            self.cursor, announced = self.driver.tick(self.cursor)
+            _expect(len(announced) == 1, f"the sensor announces one version, not {len(announced)}")
+            event = announced[0]
+            _expect_same("the sensor names the table", "main/nyc/airlines", event.asset_key.to_user_string())
+            _expect(event.metadata["lance/foreign"].value is True, "the sensor says that it was no Dagster run")
+            self._say(f"announced: {event.asset_key.to_user_string()} at main@{event.metadata['lance/version'].value}")
+            _expect_same("production has no row from outside", source.rows("airlines"), rows("nyc/airlines"))
+
+    def rollback(self) -> None:
+        """Move production of one table back to the month before and forward again; no row is written."""
+        name = "nyc/training_set"
+        with self._chapter("5 roll back, and forward again", "two tag moves, no data written", name):
+            newest = _promoted()[name]
+            january = _published_before(name, newest)
+            back = self.driver.promote(name, january, reason="the model of February is worse")
+            _expect(back.success, f"moving production of {name} back succeeds")
+            _expect_same("readers see January", january, _promoted()[name])
+            forward = self.driver.promote(name, newest, reason="it was the code, not the data")
+            _expect(forward.success, f"moving production of {name} forward succeeds")
+            _expect_published(months=[1, 2])
+
+    def consumer(self) -> None:
+        """Make the report, which automation asked for, from production."""
+        report = reports.delay_by_carrier.key
+        with self._chapter("6 the report", "made from production by its automation", "nyc/training_set"):
+            _expect(report in self.driver.wanted(), "automation wants the report, because production moved")
+            run = self.driver.materialize(report, waiting="making the report")
+            _expect(run.success, "the report is made")
+            event = self.driver.instance.get_latest_materialization_event(report)
+            made = event.asset_materialization if event else None
+            counted = made.metadata["flights"].value if made else None
+            _expect_same("the report counts the flights in production", rows("nyc/training_set"), counted)
+
+    @contextmanager
+    def _chapter(self, title: str, outcome: str, about: str) -> Iterator[None]:
+        self.driver.console.print(f"\n[bold]{escape(title)}[/]")
+        started = time.monotonic()
+        yield
+        self.deeds.append(
+            Deed(
+                chapter=title,
+                outcome=outcome,
+                table=about,
+                main=str(table(about).head()),
+                production=_promoted()[about],
+                rows=rows(about),
+                seconds=time.monotonic() - started,
+            )
+        )
+        self._say(f"{outcome} ({self.deeds[-1].seconds:.0f} s)")
+
+    def _say(self, text: str) -> None:
+        self.driver.console.print(f"  [bold]→[/] {escape(text)}")
+
+
+def table(name: str) -> LanceTable:
+    """Open a table of the example by its name, such as `nyc/flights`."""
+    return LanceTable.open(places.tables() / f"{name}.lance")
+
+
+def rows(name: str) -> int:
+    """Count what readers of production see of a table, as they would: with pylance."""
+    return lance.dataset(table(name).uri, version=publishing.TAG).count_rows()
+
+
+def _promoted() -> Mapping[str, str]:
+    """Return where the tag of every table is."""
+    return {name: table(name).tags()[publishing.TAG].ref for name in TABLES}
+
+
+def _published_before(name: str, ref: str) -> str:
+    """Return the merge into `main` that came before the one a ref names."""
+    merges = [str(version) for version in table(name).log() if len(version.parents) > 1]
+    _expect(ref in merges[:-1], f"{name} was published before {ref}")
+    return merges[merges.index(ref) + 1]
+
+
+def _expect_published(months: list[int]) -> None:
+    """Expect every table whole in production, and no run branch left over."""
+    for name in TABLES:
+        opened = table(name)
+        _expect_same(f"production of {name} is the newest main", str(opened.head()), _promoted()[name])
+        _expect_same(f"no branch is left in {name}", ["main"], sorted({"main", *opened.branches()}))
+    for name in ("flights", "weather"):
+        expected = sum(source.rows_by_month(name)[month] for month in months)
+        _expect_same(f"rows of {name} in production", expected, rows(f"nyc/{name}"))
+    for name in ("airlines", "airports", "planes"):
+        _expect_same(f"rows of {name} in production", source.rows(name), rows(f"nyc/{name}"))
+    flights = table("nyc/flights")
+    _expect_same("feature rows in production", rows("nyc/flights"), rows("nyc/flight_features"))
+    arrived = flights.count_rows(publishing.TAG, "arr_delay IS NOT NULL")
+    _expect_same("examples in production", arrived, rows("nyc/training_set"))
+    _expect_same("defective rows in production", 0, flights.count_rows(publishing.TAG, _DEFECTIVE))
+
+
+def _expect(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as the sentence it is
+    if not holds:
+        raise UnexpectedError(f"this should be so and is not: {what}")
+
+
+def _expect_same(what: str, expected: object, found: object) -> None:
+    _expect(expected == found, f"{what}: expected {expected}, found {found}")
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,162 @@
+"""The demo is run once, as a user runs it; what it leaves behind is looked at with pylance and nothing of ours."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pytest
+
+from example_project import source
+
+CHECKOUT = Path(__file__).parents[2]
+MONTHLY = ("flights", "weather")
+DIMENSIONS = ("airlines", "airports", "planes")
+MADE = ("flight_features", "training_set")
+TABLES = (*MONTHLY, *DIMENSIONS, *MADE)
+LOADED_MONTHS = (1, 2)
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What a run of the demo said and left behind."""
+
+    output: str
+    root: Path
+
+    def uri(self, table: str) -> str:
+        """Where a table is."""
+        return str(self.root / "tables" / "nyc" / f"{table}.lance")
+
+    def production(self, table: str) -> lance.LanceDataset:
+        """A table as readers of production see it."""
+        return lance.dataset(self.uri(table), version="production")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The finished demo; it exits with 0 only when every step did what it should."""
+    root = tmp_path_factory.mktemp("demo") / ".demo"
+    done = run_demo(root)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return Demo(done.stdout, root)
+
+
+def run_demo(root: Path) -> "subprocess.CompletedProcess[str]":
+    """Run the demo the way `make demo` does, with its state in another folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "example_project.demo"],
+        cwd=CHECKOUT,
+        env={**os.environ, "LANCE_DAGSTER_DEMO_ROOT": str(root), "COLUMNS": "140"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_every_step_is_told(demo: Demo) -> None:
+    """Six steps, the drawing and the way to open a table are printed."""
+    for title in ("1 load 2013-01", "2 load 2013-02", "3 mend 2013-02", "4 a row from", "5 roll back", "6 the report"):
+        assert title in demo.output
+    assert "◀ production" in demo.output
+    assert f'lance.dataset("{demo.uri("flights")}", version="production")' in demo.output
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_pylance_opens_production_and_finds_it_valid(demo: Demo, table: str) -> None:
+    """The tag opens as a version of main, and pylance's own validation has nothing against it."""
+    production = demo.production(table)
+    production.validate()  # type: ignore[no-untyped-call]
+    assert production.to_table().num_rows == production.count_rows()
+
+
+@pytest.mark.parametrize("table", MONTHLY)
+def test_production_has_the_rows_of_the_loaded_months(demo: Demo, table: str) -> None:
+    """Each loaded month has as many rows as in the source file, and there is no other month."""
+    found = Counter(demo.production(table).to_table(columns=["month"])["month"].to_pylist())
+    expected = {month: source.rows_by_month(table)[month] for month in LOADED_MONTHS}
+    assert expected == found
+
+
+@pytest.mark.parametrize("table", DIMENSIONS)
+def test_production_has_the_rows_of_the_source(demo: Demo, table: str) -> None:
+    """The tables without months are whole, and have nothing that came from outside."""
+    assert source.rows(table) == demo.production(table).count_rows()
+
+
+def test_every_flight_has_a_vector(demo: Demo) -> None:
+    """One feature row per flight, as a vector column of fixed length; one example per arrival."""
+    flights, features = demo.production("flights"), demo.production("flight_features")
+    assert flights.count_rows() == features.count_rows()
+    vectors = features.schema.field("features").type
+    assert (16, "float") == (vectors.list_size, str(vectors.value_type))
+    assert flights.count_rows("arr_delay IS NOT NULL") == demo.production("training_set").count_rows()
+
+
+def test_defective_rows_are_in_no_version_of_main(demo: Demo) -> None:
+    """Not only is production clean: main never had the rows the audit stopped."""
+    uri = demo.uri("flights")
+    versions = [version["version"] for version in lance.dataset(uri).versions()]
+    assert len(versions) >= len(LOADED_MONTHS)
+    assert {0} == {lance.dataset(uri, version=version).count_rows("distance < 0") for version in versions}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_main_names_files_of_its_own_folder_only(demo: Demo, table: str) -> None:
+    """No data file of main is found through a base path, so a table can be moved or copied as a folder."""
+    fragments = lance.dataset(demo.uri(table)).get_fragments()
+    assert {None} == {file.base_id for fragment in fragments for file in fragment.data_files()}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_run_branches_are_retired(demo: Demo, table: str) -> None:
+    """Neither a branch nor its folder is left of the runs that were published."""
+    assert {} == lance.dataset(demo.uri(table)).branches.list()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_pylance_cleanup_loses_nothing(demo: Demo, table: str) -> None:
+    """After its default clean-up every version that was there can still be read."""
+    uri = demo.uri(table)
+    before = {version["version"]: rows_at(uri, version["version"]) for version in lance.dataset(uri).versions()}
+    lance.dataset(uri).cleanup_old_versions()
+    assert before == {version["version"]: rows_at(uri, version["version"]) for version in lance.dataset(uri).versions()}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_copy_survives_the_strictest_cleanup(demo: Demo, table: str, tmp_path: Path) -> None:
+    """Copied elsewhere and stripped of every old version and unknown file, production and main are whole."""
+    copy = tmp_path / f"{table}.lance"
+    shutil.copytree(demo.uri(table), copy)
+    expected = demo.production(table).count_rows(), lance.dataset(demo.uri(table)).count_rows()
+    stripped = lance.dataset(copy)
+    stripped.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False)
+    found = rows_at(str(copy), "production"), lance.dataset(copy).to_table().num_rows
+    assert expected == found
+
+
+def test_the_row_from_outside_is_on_main_only(demo: Demo) -> None:
+    """What somebody appended with pylance is kept on main and was not promoted."""
+    on_main, promoted = lance.dataset(demo.uri("airlines")), demo.production("airlines")
+    assert (1, 0) == (on_main.count_rows("carrier = 'G4'"), promoted.count_rows("carrier = 'G4'"))
+    assert promoted.count_rows() + 1 == on_main.count_rows()
+
+
+def test_the_report_is_made_from_production(demo: Demo) -> None:
+    """The consumer's numbers add up to the promoted training set."""
+    lines = (demo.root / "reports" / "delay_by_carrier.csv").read_text().splitlines()
+    assert "carrier,name,flights,late_percent" == lines[0]
+    assert demo.production("training_set").count_rows() == sum(int(line.rsplit(",", 2)[1]) for line in lines[1:])
+
+
+def rows_at(uri: str, version: int | str) -> int:
+    """Read a whole version and count its rows."""
+    return lance.dataset(uri, version=version).to_table().num_rows

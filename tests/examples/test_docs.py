@@ -1,0 +1,54 @@
+"""Every block of Python in the pages runs, from top to bottom of its page."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def page_code(page: Path) -> str:
+    """All blocks of a page as one program, line numbers kept."""
+    text = page.read_text()
+    lines = [""] * (text.count("\n") + 1)
+    for match in BLOCK.finditer(text):
+        first = text.count("\n", 0, match.start(1))
+        for offset, line in enumerate(match[1].splitlines()):
+            lines[first + offset] = line
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """A reader who types what the page says gets what it says."""
+    code = page_code(page).replace("/tmp/lance_dagster_readme", str(tmp_path / "readme"))
+    program = tmp_path / "page.py"
+    # As a program of its own: Dagster looks at the source of the functions it is given.
+    program.write_text(code.replace("\n", f"from pathlib import Path; ROOT = Path({str(tmp_path)!r})\n", 1))
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (0, "") == (done.returncode, done.stderr if done.returncode else "")
+
+
+def test_links_lead_somewhere() -> None:
+    """A link to a file of the project leads to a file."""
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert [] == broken
+
+
+def test_the_readme_fits_a_newcomer() -> None:
+    """The README is short and shows code early."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert any("make demo" in line for line in lines[:25])

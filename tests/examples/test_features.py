@@ -1,0 +1,48 @@
+from typing import TYPE_CHECKING
+
+import pytest
+
+from example_project import features, places, source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(autouse=True)
+def _unpack_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    root: Path = tmp_path_factory.getbasetemp() / "example_source"
+    monkeypatch.setenv(places.ROOT_VARIABLE, str(root))
+
+
+def test_every_flight_gets_one_vector(spark: "SparkSession") -> None:
+    """Flights without weather or plane keep their row, and no number is null."""
+    flights = source.read(spark, "flights", month=1)
+    made = features.flight_features(
+        flights, source.read(spark, "weather", month=1), source.read(spark, "planes")
+    ).cache()
+    assert source.rows_by_month("flights")[1] == made.count()
+    sizes = made.selectExpr("size(features) AS size", "exists(features, n -> n IS NULL OR isnan(n)) AS hole").distinct()
+    assert [(features.DIMENSIONS, False)] == [tuple(row) for row in sizes.collect()]
+
+
+def test_a_flight_that_never_arrived_is_no_example(spark: "SparkSession") -> None:
+    """The label is the arrival delay's; a quarter of an hour is not late yet."""
+    delays = spark.sql("SELECT EXPLODE(ARRAY(NULL, 15, 16)) AS arr_delay")
+    rows = delays.selectExpr(
+        "now() AS time_hour",
+        "'UA' AS carrier",
+        "'EWR' AS origin",
+        "'IAH' AS dest",
+        "arr_delay",
+        "array(1.0) AS features",
+    )
+    examples = features.training_set(rows)
+    assert [False, True] == sorted(row["late"] for row in examples.collect())
+
+
+def test_source_files_have_the_rows_they_are_known_for() -> None:
+    """Read without Spark, the five files have the published number of rows."""
+    expected = {"flights": 336_776, "weather": 26_115, "planes": 3_322, "airports": 1_458, "airlines": 16}
+    assert expected == {table: source.rows(table) for table in expected}

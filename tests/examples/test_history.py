@@ -1,0 +1,48 @@
+import pendulum
+
+from example_project import history
+from lance_dagster import Version
+
+
+def version(number: int, *parents: str, **properties: str) -> Version:
+    """A version of main; a message of its number."""
+    return Version(
+        branch="main",
+        number=number,
+        committed_at=pendulum.datetime(2026, 1, 1),
+        operation="Append",
+        rows=number * 1000,
+        message=None if parents[1:] else f"append {number}",
+        committer="me",
+        writer="lance 14.0.2",
+        properties={f"dagster/{key}": value for key, value in properties.items()},
+        parents=parents,
+        transaction=str(number),
+    )
+
+
+def test_a_merge_is_drawn_with_the_branch_beside_it() -> None:
+    """The second parent of a merge stands beside main, with a short run id, the tag on the merge."""
+    versions = [version(3, "main@1", "run/0123456789abcdef@2"), version(1)]
+    expected = [
+        "● main@3       3,000 rows  merge of run/01234567@2  ◀ production",
+        "├─╮",
+        "│ ○ run/01234567@2",
+        "├─╯",
+        "● main@1       1,000 rows  append 1 by lance 14.0.2",
+    ]
+    assert expected == [line.plain for line in history.lines(versions, {"main@3": ["production"]})]
+
+
+def test_a_commit_of_a_run_is_told_from_one_from_outside() -> None:
+    """Only a version no Dagster run made says who wrote it."""
+    drawn = [line.plain for line in history.lines([version(2, "main@1", run_id="r"), version(1)], {})]
+    assert drawn[0].endswith("append 2")
+    assert drawn[1].endswith("append 1 by lance 14.0.2")
+
+
+def test_other_names_stay_whole() -> None:
+    """Only run ids are shortened."""
+    assert ["main@7", "run/01234567@7", "run/short@1"] == [
+        history.short(ref) for ref in ("main@7", "run/0123456789@7", "run/short@1")
+    ]

@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from example_project import places
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The example's folder, which does not exist yet."""
+    monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def test_a_second_demo_starts_empty(root: Path) -> None:
+    """What an earlier demo made is gone, Dagster's settings are back."""
+    places.start_empty()
+    (root / "tables" / "nyc").mkdir(parents=True)
+    places.start_empty()
+    assert [".lance_dagster_example", "dagster_home"] == sorted(entry.name for entry in root.iterdir())
+    assert (root / "dagster_home" / "dagster.yaml").exists()
+
+
+def test_a_folder_of_somebody_else_is_refused(root: Path) -> None:
+    """A folder without the mark is not touched."""
+    (root / "tables").mkdir(parents=True)
+    with pytest.raises(places.UnrecognisedFolderError, match="was not made by this demo"):
+        places.start_empty()
+    assert (root / "tables").exists()
+
+
+def test_a_file_of_somebody_else_is_kept(root: Path) -> None:
+    """One unknown entry stops the clean-up before anything is deleted."""
+    places.start_empty()
+    (root / "tables").mkdir()
+    (root / "thesis.odt").touch()
+    with pytest.raises(places.UnrecognisedFolderError, match=r"thesis\.odt"):
+        places.start_empty()
+    assert (root / "tables").exists()
+
+
+def test_a_link_is_removed_and_not_followed(root: Path, tmp_path: Path) -> None:
+    """Tables kept elsewhere through a link stay where they are."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    places.start_empty()
+    (root / "tables").symlink_to(elsewhere)
+    places.start_empty()
+    assert elsewhere.exists()
+    assert not (root / "tables").exists()
