@@ -4,7 +4,7 @@ Everything runs through Dagster's own machinery and is recorded on its instance,
 any others.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import dagster as dg
@@ -22,11 +22,6 @@ _STEP_SELECTION = "dagster/step_selection"
 def load_month_job() -> dg.JobDefinition:
     """Return the job that loads a month."""
     return _with_lines().resolve_job_def(publishing.load_month.name)
-
-
-def asset_job() -> dg.JobDefinition:
-    """Return the job behind the *Materialize* button: every asset, to select from."""
-    return _with_lines().resolve_implicit_global_asset_job_def()
 
 
 def _with_lines() -> dg.Definitions:
@@ -52,19 +47,14 @@ class Driver:
 
     def load(self, month: str, defect: Defect = Defect.none) -> Run:
         """Load a month, with a defect in its flights when one is asked for."""
-        tags = {_PARTITION: month}
-        return self._execute(load_month_job, f"loading {month}", config=_defect(defect), tags=tags)
+        return self._load(f"loading {month}", defect, {_PARTITION: month})
 
     def go_on(self, failed: Run, month: str, *, first_step: str) -> Run:
         """Re-execute a failed run from one of its steps on, with a sound delivery; earlier steps are not repeated."""
         selection = [f"{first_step}*"]
-        return self._execute(
-            load_month_job,
-            f"going on with {month}",
-            config=_defect(Defect.none),
-            tags={_PARTITION: month, _STEP_SELECTION: ",".join(selection)},
-            options=dg.ReexecutionOptions(failed.run_id, selection),
-        )
+        tags = {_PARTITION: month, _STEP_SELECTION: ",".join(selection)}
+        again = dg.ReexecutionOptions(failed.run_id, selection)
+        return self._load(f"going on with {month}", Defect.none, tags, again)
 
     def promote(self, table: str, ref: str, *, reason: str) -> Run:
         """Materialize a promoted node with a version to move its tag to, newer or older than the present one."""
@@ -77,7 +67,12 @@ class Driver:
 
     def materialize(self, asset: dg.AssetKey, *, waiting: str, config: Config | None = None) -> Run:
         """Materialize one asset."""
-        return self._execute(asset_job, waiting, config=config or {}, selection=[asset])
+        job = _with_lines().resolve_implicit_global_asset_job_def()
+        with progress.watch(self.console, waiting):
+            done = job.execute_in_process(
+                _run_config(config or {}), instance=self.instance, asset_selection=[asset], raise_on_error=False
+            )
+        return _finished(done)
 
     def tick(self, cursor: str | None) -> tuple[str | None, list[dg.AssetMaterialization]]:
         """Let the sensor look once and record what it announces.
@@ -103,33 +98,26 @@ class Driver:
             result.key for result in found.results if isinstance(result.key, dg.AssetKey) and result.true_subset.size
         }
 
-    def _execute(
-        self,
-        job: Callable[[], dg.JobDefinition],
-        waiting: str,
-        *,
-        config: Config,
-        tags: Mapping[str, str] | None = None,
-        options: dg.ReexecutionOptions | None = None,
-        selection: Sequence[dg.AssetKey] | None = None,
+    def _load(
+        self, waiting: str, defect: Defect, tags: Mapping[str, str], again: dg.ReexecutionOptions | None = None
     ) -> Run:
+        config = {"nyc__flights": {"config": {"defect": defect.name}}}
         with progress.watch(self.console, waiting):
             done = dg.execute_job(
-                dg.reconstructable(job),
+                dg.reconstructable(load_month_job),
                 self.instance,
-                run_config={"ops": config, "loggers": {"console": {}}},
+                run_config=_run_config(config),
                 tags=tags,
-                reexecution_options=options,
-                asset_selection=selection,
+                reexecution_options=again,
             )
         return _finished(done)
 
 
-def _defect(defect: Defect) -> Config:
-    return {"nyc__flights": {"config": {"defect": defect.name}}}
+def _run_config(ops: Config) -> dict[str, object]:
+    return {"ops": ops, "loggers": {"console": {}}}
 
 
-def _finished(done: dg.JobExecutionResult) -> Run:
+def _finished(done: dg.JobExecutionResult | dg.ExecuteInProcessResult) -> Run:
     checks = [
         event.asset_check_evaluation_data
         for event in done.all_events

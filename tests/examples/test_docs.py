@@ -32,7 +32,9 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     program = tmp_path / "page.py"
     # As a program of its own: Dagster looks at the source of the functions it is given.
     program.write_text(code.replace("\n", f"from pathlib import Path; ROOT = Path({str(tmp_path)!r})\n", 1))
-    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert (0, "") == (done.returncode, done.stderr if done.returncode else "")
 
 

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from lance_dagster import LanceResource
-from tests.plugin.shop import ROOT_VARIABLE, Shop, shop_at
+from tests.plugin.shop import Shop, shop_at
 
 
 @pytest.fixture
@@ -17,9 +17,8 @@ def lake(tmp_path: Path) -> LanceResource:
 
 
 @pytest.fixture
-def shop(lake: LanceResource, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """The shop, with nothing made yet; other processes find it through the environment."""
-    monkeypatch.setenv(ROOT_VARIABLE, lake.root)
+def shop(lake: LanceResource) -> Shop:
+    """The shop, with nothing made yet."""
     return shop_at(lake.root)
 
 
@@ -27,5 +26,6 @@ def shop(lake: LanceResource, monkeypatch: pytest.MonkeyPatch) -> Shop:
 def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     """A Dagster instance on disk, which re-execution and other processes need."""
     (tmp_path / "dagster").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as stored:
+    quiet = {"telemetry": {"enabled": False}}
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides=quiet) as stored:
         yield stored

@@ -5,7 +5,6 @@ fail and the next run of the same definitions succeed, in this process or in oth
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from lance_dagster import (
     build_table_checks,
 )
 
-ROOT_VARIABLE = "LANCE_DAGSTER_TEST_ROOT"
 ORDERS, CUSTOMERS = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "customers"])
 PRODUCTION_ORDERS = dg.AssetKey(["production", "shop", "orders"])
 PRODUCTION_CUSTOMERS = dg.AssetKey(["production", "shop", "customers"])
@@ -78,6 +76,20 @@ class Shop:
             self.assets, instance=instance, resources=self.resources, raise_on_error=False, **options
         )
 
+    def execute(
+        self,
+        instance: dg.DagsterInstance,
+        options: dg.ReexecutionOptions | None = None,
+        job: str = "everything",
+    ) -> dg.JobExecutionResult:
+        """Run a job the way Dagster's own processes do, perhaps as a re-execution."""
+        built = dg.build_reconstructable_job(
+            reconstructor_module_name="tests.plugin.shop",
+            reconstructor_function_name="job_at",
+            reconstructable_args=(self.lance.root, job),
+        )
+        return dg.execute_job(built, instance=instance, reexecution_options=options)
+
     def publish(self, instance: dg.DagsterInstance, *keys: dg.AssetKey, **config: Any) -> dg.ExecuteInProcessResult:
         """Press the publisher's button, for the orders if not told otherwise."""
         return self.run(
@@ -117,14 +129,9 @@ def failure(result: dg.ExecuteInProcessResult, step: str = "publish_production")
     return "\n".join(texts)
 
 
-def everything() -> dg.JobDefinition:
-    """The whole shop as a job, for processes that have to build it again."""
-    return shop_at(os.environ[ROOT_VARIABLE]).definitions.resolve_job_def("everything")
-
-
-def in_processes() -> dg.JobDefinition:
-    """Orders and their publication, every step a process of its own."""
-    return shop_at(os.environ[ROOT_VARIABLE]).definitions.resolve_job_def("in_processes")
+def job_at(root: str, name: str) -> dg.JobDefinition:
+    """One of the shop's jobs, for processes that have to build it again."""
+    return shop_at(root).definitions.resolve_job_def(name)
 
 
 def shop_at(root: str, *, checks: Sequence[dg.AssetCheckKey] = ()) -> Shop:

@@ -8,18 +8,9 @@ from tests.plugin.shop import (
     PRODUCTION_CUSTOMERS,
     PRODUCTION_ORDERS,
     Shop,
-    everything,
     failure,
-    in_processes,
     shop_at,
 )
-
-
-def reexecute(
-    instance: dg.DagsterInstance, options: dg.ReexecutionOptions | None = None
-) -> dg.JobExecutionResult:
-    job = dg.reconstructable(everything)
-    return dg.execute_job(job, instance=instance, reexecution_options=options)
 
 
 def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -82,12 +73,12 @@ def test_named_checks_count_as_blocking(shop: Shop, instance: dg.DagsterInstance
 def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """From failure: what the parent wrote and audited is published together with what the child wrote."""
     shop.play(customers_fail=True, mode="append")
-    failed = reexecute(stored_instance)
+    failed = shop.execute(stored_instance)
     assert not failed.success
     assert shop.table().tags() == {}
     shop.play(mode="append")
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    resumed = reexecute(stored_instance, options)
+    resumed = shop.execute(stored_instance, options)
     assert resumed.success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.ids("production", CUSTOMERS) == [10, 20]
@@ -97,10 +88,10 @@ def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.Dagst
 def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """A check that broke is run again on what the parent run wrote, and that is published."""
     shop.play(check_raises=True)
-    failed = reexecute(stored_instance)
+    failed = shop.execute(stored_instance)
     shop.play()
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    assert reexecute(stored_instance, options).success
+    assert shop.execute(stored_instance, options).success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.table().branches() == {}
 
@@ -108,9 +99,9 @@ def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.
 def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """All steps again: the rows the parent appended on its branch are not taken over."""
     shop.play(customers_fail=True, mode="append")
-    failed = reexecute(stored_instance)
+    failed = shop.execute(stored_instance)
     shop.play(mode="append", orders=[7])
-    again = reexecute(stored_instance, dg.ReexecutionOptions(failed.run_id))
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id))
     assert again.success
     assert shop.ids("production") == [7]
     assert list(shop.table().branches()) == [f"run/{failed.run_id}"]
@@ -121,10 +112,10 @@ def test_repeated_step_of_a_resumed_run_replaces_its_rows(
 ) -> None:
     """Chosen steps: an append that the parent did already is taken out by the one that repeats it."""
     shop.play(customers_fail=True, mode="append")
-    failed = reexecute(stored_instance)
+    failed = shop.execute(stored_instance)
     shop.play(mode="append", orders=[4, 5])
     options = dg.ReexecutionOptions(failed.run_id, step_selection=["shop__orders*", "shop__customers*"])
-    assert reexecute(stored_instance, options).success
+    assert shop.execute(stored_instance, options).success
     assert shop.ids("production") == [4, 5]
 
 
@@ -133,11 +124,11 @@ def test_reader_that_failed_after_publication_is_resumed(
 ) -> None:
     """The branches are gone by then; the reader goes by the tag."""
     shop.play(mart_fails=True)
-    failed = reexecute(stored_instance)
+    failed = shop.execute(stored_instance)
     assert shop.ids("production") == [1, 2, 3]
     shop.play()
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    assert reexecute(stored_instance, options).success
+    assert shop.execute(stored_instance, options).success
     assert shop.read_by_mart == [[1, 2, 3]]
     assert stored_instance.get_latest_materialization_event(MART) is not None
 
@@ -156,7 +147,7 @@ def test_second_run_builds_on_the_first(shop: Shop, instance: dg.DagsterInstance
 @pytest.mark.slow
 def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """With the multiprocess executor nothing is shared but the tables and the event log."""
-    with dg.execute_job(dg.reconstructable(in_processes), instance=stored_instance) as result:
+    with shop.execute(stored_instance, job="in_processes") as result:
         assert result.success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.table().branches() == {}

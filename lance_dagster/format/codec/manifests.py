@@ -97,7 +97,8 @@ def _section(data: bytes, position: int, path: str) -> bytes:
 def _refuse_unknown(message: wire.Manifest, path: str) -> None:
     flags = message.reader_feature_flags | message.writer_feature_flags
     found = [f"feature flag {1 << bit}" for bit in range(64) if flags & ~_KNOWN_FLAGS & (1 << bit)]
-    found += unknown_numbers(message)
+    for part in (message, *message.fields, *message.base_paths, message.writer_version, message.data_format):
+        found += unknown_numbers(part)
     if message.fragment_tree:
         found.append("fragment tree")
     if message.clustering or message.HasField("max_clustering_id"):

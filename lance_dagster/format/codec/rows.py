@@ -4,6 +4,8 @@ Tables with stable row ids keep, per fragment, the id of each row and the versio
 (row id and lineage specification). Rows that are new in a commit always form one range of ids and one run of versions.
 """
 
+from google.protobuf.message import DecodeError
+
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 
 
@@ -21,12 +23,16 @@ def version_run(count: int, version: int) -> bytes:
 
 
 def smallest_row_id(sequence: bytes) -> int | None:
-    """Return the smallest id of a sequence, or None when it is empty or in an encoding with no cheap answer.
+    """Return the smallest id of a sequence, or None when it is empty, damaged or in an unknown encoding.
 
     A fragment whose smallest id is below the table's `next_row_id` of an older version holds rows moved from there.
     """
     smallest: list[int] = []
-    for segment in wire.RowIdSequence.FromString(sequence).segments:
+    try:
+        segments = wire.RowIdSequence.FromString(sequence).segments
+    except DecodeError:
+        return None
+    for segment in segments:
         match segment.WhichOneof("segment"):
             case "range":
                 smallest.append(segment.range.start)

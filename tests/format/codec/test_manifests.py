@@ -1,0 +1,169 @@
+"""Manifest files of pylance, read and written again."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pytest
+from google.protobuf.message import Message
+
+from lance_dagster.errors import CorruptFileError, FormatError, UnsupportedFeatureError
+from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
+from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, rebase_index_section
+from lance_dagster.format.model import Flag
+from tests.format.codec.framing import bare_message_of, changed, framed, message_of
+from tests.format.histories import OPERATIONS, files, written
+
+every_operation = pytest.mark.parametrize("operation", OPERATIONS)
+both_kinds_of_row_ids = pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
+UNKNOWN_FIELD = b"\xfa\x7f\x01x"
+"""Field 2047, one byte long."""
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A manifest with a deletion file, an index and an inline transaction."""
+    folder = tmp_path_factory.mktemp("manifest")
+
+    def prepare(dataset: lance.LanceDataset) -> None:
+        dataset.create_scalar_index("value", "BTREE")
+        dataset.delete("value = 3")
+
+    written(folder, prepare, stable_row_ids=True)
+    return next(files(folder, "*.manifest")).read_bytes()
+
+
+@every_operation
+@both_kinds_of_row_ids
+def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation: str, stable: bool) -> None:
+    """Every field of every manifest is still there, the inline transaction too."""
+    written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
+    for path in files(tmp_path, "*.manifest"):
+        data = path.read_bytes()
+        manifest, transaction = decode_manifest_file(data, str(path))
+        assert transaction is not None
+        again = encode_manifest_file(manifest, transaction)
+        assert bare_message_of(data) == bare_message_of(again)
+        assert (manifest, transaction) == decode_manifest_file(again, str(path))
+
+
+@every_operation
+def test_pylance_reads_what_was_encoded_again(tmp_path: Path, operation: str) -> None:
+    """A table whose manifests all went through this package has the same rows, columns and indices."""
+    before = written(tmp_path / "theirs", OPERATIONS[operation], stable_row_ids=True)
+    ours = tmp_path / "ours"
+    shutil.copytree(before.uri, ours)
+    for path in (ours / "_versions").glob("*.manifest"):
+        manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
+        assert transaction is not None
+        path.write_bytes(encode_manifest_file(manifest, transaction))
+    after = lance.dataset(ours)
+    after.validate()
+    assert before.schema == after.schema
+    assert before.to_table(with_row_id=True) == after.to_table(with_row_id=True)
+    assert before.describe_indices() is not None
+    assert [index.name for index in before.describe_indices()] == [index.name for index in after.describe_indices()]
+    assert before.config() == after.config()
+
+
+@pytest.mark.parametrize("bit", range(64))
+def test_a_flag_is_known_or_refused_by_its_bit(manifest: bytes, bit: int) -> None:
+    """A table that uses something unknown is not touched, and the message says which bit it was."""
+    for name in ("reader_feature_flags", "writer_feature_flags"):
+        data = changed(manifest, lambda message, name=name: setattr(message, name, 1 << bit))  # type: ignore[misc]
+        if 1 << bit in list(Flag):
+            decode_manifest_file(data, "m")
+            continue
+        with pytest.raises(UnsupportedFeatureError) as caught:
+            decode_manifest_file(data, "m")
+        assert (f"feature flag {1 << bit}",) == caught.value.flags
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        (lambda message: message, "Manifest"),
+        (lambda message: message.fields[0], "Field"),
+        (lambda message: message.fragments[0], "DataFragment"),
+        (lambda message: message.fragments[0].files[0], "DataFile"),
+        (lambda message: message.fragments[0].deletion_file, "DeletionFile"),
+        (lambda message: message.base_paths.add(), "BasePath"),
+        (lambda message: message.writer_version, "WriterVersion"),
+        (lambda message: message.data_format, "DataStorageFormat"),
+    ],
+)
+def test_an_unknown_field_is_refused(manifest: bytes, part: Callable[[wire.Manifest], Message], named: str) -> None:
+    """What a newer writer added would be lost on the next commit, wherever it stands."""
+    data = changed(manifest, lambda message: part(message).MergeFromString(UNKNOWN_FIELD))
+    with pytest.raises(UnsupportedFeatureError, match=f"{named} field 2047"):
+        decode_manifest_file(data, "m")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda message: setattr(message, "fragment_tree", b"x"), "fragment tree"),
+        (lambda message: setattr(message, "max_clustering_id", 0), "clustering"),
+        (lambda message: message.clustering.add(), "clustering"),
+        (lambda message: message.fragments[0].overlays.add(), "data overlay files"),
+        (lambda message: message.fragments[0].spilled_row_ids.SetInParent(), "spilled row lineage"),
+        (lambda message: message.fragments[0].metadata.update({"a": "b"}), "fragment clustering or metadata"),
+        (lambda message: setattr(message.data_format, "file_format", "parquet"), "data file format 'parquet'"),
+    ],
+)
+def test_what_is_known_and_not_supported_is_refused(
+    manifest: bytes, change: Callable[[wire.Manifest], object], said: str
+) -> None:
+    """A field that is known by name but would need code of its own has its own refusal."""
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        decode_manifest_file(changed(manifest, change), "m")
+    assert said in caught.value.flags
+
+
+def test_a_manifest_cut_off_anywhere_is_damaged(manifest: bytes) -> None:
+    """No prefix of a manifest passes for one, and the error names the file."""
+    for length in range(len(manifest)):
+        with pytest.raises(CorruptFileError, match=r"^table/1\.manifest is damaged: "):
+            decode_manifest_file(manifest[:length], "table/1.manifest")
+
+
+def test_a_damaged_byte_never_crashes(manifest: bytes) -> None:
+    """Whatever byte is wrong, the answer is a manifest or an error of this package."""
+    for position in range(len(manifest)):
+        damaged = bytearray(manifest)
+        damaged[position] ^= 0xFF
+        try:
+            decode_manifest_file(bytes(damaged), "m")
+        except FormatError:
+            continue
+
+
+def test_the_section_of_older_writers_is_read(manifest: bytes) -> None:
+    """A transaction that field 21 points to is found, and written back under field 23."""
+    message = message_of(manifest)
+    message.transaction_section_deprecated = message.transaction_section
+    message.ClearField("transaction_section")
+    (position,) = (int.from_bytes(manifest[-16:-8], "little"),)
+    body = message.SerializeToString()
+    moved = manifest[:position] + len(body).to_bytes(4, "little") + body + manifest[-16:]
+    decoded, transaction = decode_manifest_file(moved, "m")
+    assert transaction is not None
+    assert "Delete" == transaction.operation_name
+    again = message_of(encode_manifest_file(decoded, transaction))
+    assert (True, False) == (again.HasField("transaction_section"), again.HasField("transaction_section_deprecated"))
+
+
+def test_a_manifest_without_sections_has_none(manifest: bytes) -> None:
+    """The offset 0 is legal, so a missing section is not mistaken for one at the start of the file."""
+    decoded, transaction = decode_manifest_file(framed(bare_message_of(manifest).SerializeToString()), "m")
+    assert (None, None) == (decoded.index_section, transaction)
+
+
+def test_inherited_indices_get_a_base_once(manifest: bytes) -> None:
+    """An index without base gets the one given, an index that has one keeps it."""
+    section = decode_manifest_file(manifest, "m")[0].index_section
+    assert section is not None
+    first = rebase_index_section(section, 3)
+    assert [3] == [index.base_id for index in wire.IndexSection.FromString(first).indices]
+    assert first == rebase_index_section(first, 4)

@@ -1,0 +1,51 @@
+"""The table of most tests: rows of a key and a value, and short words to write and read them."""
+
+import uuid
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+
+from lance_dagster import LanceTable
+from lance_dagster.history.refs import Refs
+from lance_dagster.history.versions import Versions
+from lance_dagster.store import Store
+from lance_dagster.table.parts import Parts
+
+SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
+Rows = list[tuple[str, int]]
+
+
+def entries(key: str, *values: int) -> pa.Table:
+    """Rows of one key."""
+    columns = [pa.array([key] * len(values), pa.string()), pa.array(values, pa.int64())]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def new_table(folder: Path, *tables: pa.Table) -> LanceTable:
+    """Make a table under a name of its own, since pylance remembers files by name; one version for each argument."""
+    table = LanceTable.create(folder / f"ledger-{uuid.uuid4().hex[:8]}", SCHEMA)
+    for rows in tables:
+        table.append(rows)
+    return table
+
+
+def contents(table: LanceTable, ref: str = "main") -> Rows:
+    """The rows of a version, sorted."""
+    return sorted_rows(table.read(ref))
+
+
+def sorted_rows(rows: pa.Table) -> Rows:
+    """The rows of an Arrow table, sorted."""
+    return sorted((row["key"], row["value"]) for row in rows.to_pylist())
+
+
+def as_pylance(table: LanceTable, branch: str = "main") -> lance.LanceDataset:
+    """The table opened by pylance itself, through nothing of ours, with a handle that follows the branch."""
+    dataset = lance.dataset(table.uri)
+    return dataset if branch == "main" else dataset.checkout_version((branch, None))
+
+
+def parts_on(store: Store) -> Parts:
+    """The parts of a table that lies in a store of the test's choice."""
+    return Parts(store, Refs(store), Versions(store), {})
