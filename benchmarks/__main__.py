@@ -54,7 +54,7 @@ def committing(folder: Path) -> Iterator[Comparison]:
         fragment = lance.dataset(table.uri).get_fragments()[0].metadata
         operation = lance.LanceOperation.Append([replace(fragment, id=0, row_id_meta=None)])
 
-        def theirs(uri: str = table.uri, operation: object = operation) -> None:
+        def theirs(uri: str = table.uri, operation: lance.LanceOperation.BaseOperation = operation) -> None:
             lance.LanceDataset.commit(uri, operation, read_version=lance.dataset(uri).version)
 
         yield compare(
@@ -99,8 +99,8 @@ def report(folder: Path) -> Iterator[str]:
     yield "# Results"
     yield ""
     yield f"{today}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()},"
-    yield f"pylance {lance.__version__}, local disk. Medians of {ROUNDS} rounds, both sides in turn. Ratios above 1: faster"
-    yield "than pylance."
+    yield f"pylance {lance.__version__}, local disk. Medians of {ROUNDS} rounds, both sides in turn."
+    yield "Ratios above 1: faster than pylance."
     yield ""
     yield "| | ours | pylance | ratio | |"
     yield "|---|---|---|---|---|"

@@ -23,7 +23,8 @@ class Comparison:
 
     def row(self) -> str:
         """Return a line of a Markdown table."""
-        return f"| {self.what} | {1000 * self.ours:.2f} ms | {1000 * self.theirs:.2f} ms | {self.ratio:.2f} | {self.note} |"
+        ours, theirs = (f"{1000 * seconds:.2f} ms" for seconds in (self.ours, self.theirs))
+        return f"| {self.what} | {ours} | {theirs} | {self.ratio:.2f} | {self.note} |"
 
 
 def compare(

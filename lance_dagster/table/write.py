@@ -92,7 +92,8 @@ def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
     head = parts.head(note.branch)
     given, own = rows.schema, schema_of(head)
     fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
-    if not _fits(given, own):
+    fits = _is_stored_as if isinstance(rows, StagedFiles) else _fits
+    if not fits(given, own):
         fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
     staged = _staged(parts, rows, schema, head)
     operation = Overwrite(fragments=_placed(parts, staged, fields, head), fields=fields, schema_metadata=metadata)
@@ -132,8 +133,9 @@ def _commit(parts: Parts, head: State, operation: Operation, properties: Mapping
 
 def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State) -> StagedFiles:
     if isinstance(rows, StagedFiles):
-        if not rows.schema.equals(schema):
-            check_schema(rows.schema, schema)
+        check_schema(rows.schema, schema)
+        if not _is_stored_as(rows.schema, schema):
+            raise SchemaMismatchError(f"files were staged as {_types(rows.schema)}, the table holds {_types(schema)}")
         return rows
     # Before the first row is read: a stream may be long.
     check_schema(rows.schema, schema)
@@ -158,6 +160,19 @@ def _fits(given: pa.Schema, own: pa.Schema) -> bool:
     except SchemaMismatchError:
         return False
     return True
+
+
+def _is_stored_as(given: pa.Schema, own: pa.Schema) -> bool:
+    """Tell whether files of one schema can be read as another: they are written, so nothing can be cast any more."""
+    pairs = list(zip(given, own, strict=False))
+    same = len(given) == len(own) and all(
+        mine.name == theirs.name and mine.type == theirs.type for mine, theirs in pairs
+    )
+    return same and not any(mine.nullable and not theirs.nullable for mine, theirs in pairs)
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(f"{column.name} {column.type}{'' if column.nullable else ' not null'}" for column in schema)
 
 
 def _added_by(parts: Parts, version: Version) -> frozenset[int]:
