@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from example_project import assets, features, source
-from lance_dagster.plugin import (
+from lance_dagster import (
     InRange,
     KeysExist,
     LanceResource,

@@ -10,6 +10,7 @@ import time
 
 import dagster as dg
 from pyspark.sql import SparkSession
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +18,7 @@ from example_project import history, places, progress, source
 from example_project.driver import Driver
 from example_project.story import Story, UnexpectedError, table
 
-_DRAWN = "nyc/flights"
+_DRAWN = ("nyc/flights", "nyc/airlines")
 
 
 def main() -> int:
@@ -47,18 +48,20 @@ def main() -> int:
 
 
 def _show(console: Console, story: Story, seconds: float) -> None:
-    console.print(f"\n[bold]The history of {_DRAWN}[/]\n", history.draw(table(_DRAWN)), soft_wrap=True)
-    console.print()
-    summary = Table(title="What happened", title_justify="left", title_style="bold")
-    for column in ("step", "table", "main", "production", "rows in production", "seconds"):
-        summary.add_column(column, justify="right" if column in ("rows in production", "seconds") else "left")
+    for name in _DRAWN:
+        console.print(f"\n[bold]The history of {name}[/]\n")
+        console.print(history.draw(table(name)), soft_wrap=True)
+    console.print("\n[bold]What happened[/]")
+    summary = Table("step", "table", "main", "production", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    summary.add_column("rows there", justify="right")
+    summary.add_column("seconds", justify="right")
     for deed in story.deeds:
         row = (deed.chapter, deed.table, deed.main, deed.production, f"{deed.rows:,}", f"{deed.seconds:.1f}")
         summary.add_row(*row)
     console.print(summary)
     console.print(
-        f"\nDone in {seconds:.0f} s. The tables are in {places.tables()}; any Lance reader opens them:\n\n"
-        f'    lance.dataset("{table(_DRAWN).uri}", version="production").to_table(limit=5)\n\n'
+        f"Done in {seconds:.0f} s. The tables are in {places.tables()}; any Lance reader opens them:\n\n"
+        f'    lance.dataset("{table(_DRAWN[0]).uri}", version="production").to_table(limit=5)\n\n'
         "make ui shows the same runs, tables and versions in Dagster.",
         soft_wrap=True,
         markup=False,

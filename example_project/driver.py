@@ -91,12 +91,17 @@ class Driver:
             self.instance.report_runless_asset_event(event)
         return ticked.cursor, events
 
-    def wanted(self) -> set[dg.AssetKey]:
-        """Return the assets Dagster's automation would materialize now."""
-        found = dg.evaluate_automation_conditions(defs, self.instance)
-        return {
-            result.key for result in found.results if isinstance(result.key, dg.AssetKey) and result.true_subset.size
-        }
+    def automate(
+        self, before: dg.EvaluateAutomationConditionsResult | None
+    ) -> tuple[dg.EvaluateAutomationConditionsResult, set[dg.AssetKey]]:
+        """Let Dagster's automation look once; it acts on what changed since it looked before.
+
+        Returns:
+            What to hand in next time, and the assets it would materialize now.
+        """
+        looked = dg.evaluate_automation_conditions(defs, self.instance, cursor=before.cursor if before else None)
+        keys = (result.key for result in looked.results if result.true_subset.size)
+        return looked, {key for key in keys if isinstance(key, dg.AssetKey)}
 
     def _load(
         self, waiting: str, defect: Defect, tags: Mapping[str, str], again: dg.ReexecutionOptions | None = None

@@ -1,13 +1,15 @@
 """The history of a table on a terminal: `main`, the run branches merged into it, and the tags.
 
-    ● main@5    53,000 rows  merge of run/7c1d2e3f@6  ◀ production
-    ├─╮
-    │ ○ run/7c1d2e3f@6
+      ○ run/5b9f07aa@4    80,789 rows  replace nyc/flights 2013-03
     ├─╯
-    ● main@4    27,004 rows  append
+    ● main@3      51,955 rows  merge of run/7c1d2e3f@3  ◀ production
+    ├─╮
+    │ ○ run/7c1d2e3f@3
+    ├─╯
+    ● main@2      27,004 rows  append by lance 14.0.2
 
-A version is drawn above its parents. A merged run branch is retired, so of its versions only the tip is known by name:
-the second parent of the merge.
+A version is drawn above its parents, an open branch above the version it was forked from. A merged one is retired, so of its versions only the tip is known by name:
+the second parent of the merge. A commit that no Dagster run made is red and says which program made it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,8 @@ from rich.text import Text
 
 from lance_dagster import LanceTable, Version
 
+_MAIN = "main"
+_RUN_ID = "dagster/run_id"
 _SHORT_RUN = 8
 
 
@@ -24,26 +28,39 @@ def draw(table: LanceTable) -> Text:
     tags: dict[str, list[str]] = {}
     for tag in table.tags().values():
         tags.setdefault(tag.ref, []).append(tag.name)
-    open_branches = [
-        f"{branch.name} from {branch.parent}" for branch in table.branches().values() if branch.name != "main"
-    ]
-    return Text("\n").join([*lines(table.log("main"), tags), *(_open(branch) for branch in open_branches)])
+    forks: dict[str, list[Version]] = {}
+    for name in table.branches():
+        line = table.log(name)
+        fork = next((str(version) for version in line if version.branch == _MAIN), "")
+        # A branch starts with a copy of what it was forked from.
+        forks.setdefault(fork, []).extend(v for v in line if v.branch != _MAIN and v.operation != "Clone")
+    return Text("\n").join(lines(table.log(_MAIN), tags, forks))
 
 
-def lines(versions: Sequence[Version], tags: Mapping[str, Iterable[str]]) -> Iterator[Text]:
+def lines(
+    versions: Sequence[Version], tags: Mapping[str, Iterable[str]], forks: Mapping[str, Iterable[Version]]
+) -> Iterator[Text]:
     """Yield the drawing line by line.
 
     Args:
-        versions: The versions of one branch, newest first.
+        versions: The versions of `main`, newest first.
         tags: The names of the tags on a version, by the version as it is printed (`main@17`).
+        forks: The versions of branches that are open, newest first, by the version they were forked from.
     """
-    for version in versions:
-        merged = version.parents[1:]
-        yield _dot(version, merged, tags.get(str(version), ()))
-        for parent in merged:
+    for place, version in enumerate(versions):
+        waiting = [_described(one, ()) for one in forks.get(str(version), ())]
+        if waiting:
+            yield from _beside(waiting, "│ " if place else "  ")
+        yield Text.assemble(("● ", "blue"), _described(version, tags.get(str(version), ())))
+        for parent in version.parents[1:]:
             yield Text("├─╮", "blue")
-            yield Text.assemble(("│ ", "blue"), ("○ ", "magenta"), (short(parent), "magenta"))
-            yield Text("├─╯", "blue")
+            yield from _beside([Text(short(parent), "magenta")], "│ ")
+
+
+def _beside(branch: Iterable[Text], main: str) -> Iterator[Text]:
+    for text in branch:
+        yield Text.assemble((main, "blue"), ("○ ", "magenta"), text)
+    yield Text("├─╯", "blue")
 
 
 def short(ref: str) -> str:
@@ -53,18 +70,17 @@ def short(ref: str) -> str:
     return f"{prefix}{slash}{run_id[:_SHORT_RUN]}{at}{number}" if slash else ref
 
 
-def _dot(version: Version, merged: Sequence[str], names: Iterable[str]) -> Text:
-    line = Text.assemble(("● ", "blue"), (f"{version!s:<9}", "bold"), f"{version.rows:>9,} rows  ")
+def _described(version: Version, tags: Iterable[str]) -> Text:
+    line = Text.assemble((f"{short(str(version)):<8}", "bold"), f"{version.rows:>10,} rows  ")
+    merged = version.parents[1:]
     if merged:
         line.append(f"merge of {', '.join(short(parent) for parent in merged)}", "magenta")
-    elif "dagster/run_id" in version.properties:
+    elif not version.parents:
+        line.append("created")
+    elif _RUN_ID in version.properties:
         line.append(version.message or version.operation.lower())
     else:
-        line.append(f"{version.message or version.operation.lower()} by {version.writer or version.committer}", "red")
-    for name in names:
+        line.append(f"{version.message or version.operation.lower()} by {version.writer}", "red")
+    for name in tags:
         line.append(f"  ◀ {name}", "bold yellow")
     return line
-
-
-def _open(branch: str) -> Text:
-    return Text.assemble(("○ ", "magenta"), (short(branch), "magenta"), "  open")

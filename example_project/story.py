@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import dagster as dg
 import lance
 import pyarrow as pa
 from rich.markup import escape
 
-from example_project import assets, places, publishing, reports, source
+from example_project import assets, history, places, publishing, reports, source
 from example_project.defects import Defect
 from example_project.driver import Driver, Run
 from lance_dagster import LanceTable
@@ -44,6 +45,7 @@ class Story:
     driver: Driver
     deeds: list[Deed] = field(default_factory=list)
     cursor: str | None = None
+    automation: dg.EvaluateAutomationConditionsResult | None = None
     stopped: Run | None = None
 
     def tell(self) -> None:
@@ -61,14 +63,15 @@ class Story:
 
     def january(self) -> None:
         """Load a month; the audit passes; it is published and promoted."""
-        with self._chapter(f"1 load {JANUARY}", "written on run branches, audited, merged, promoted", "nyc/flights"):
+        with self._chapter("1 January", "written on run branches, audited, merged, promoted", "nyc/flights"):
+            self.automation, _ = self.driver.automate(None)
             run = self.driver.load(JANUARY)
             _expect(run.success, f"loading {JANUARY} succeeds; failed checks: {_listed(run.failed_checks)}")
             _expect_published(months=[1])
 
     def february_with_a_defect(self) -> None:
         """Load a month whose flights are broken on the way; the audit stops it and readers notice nothing."""
-        title, outcome = f"2 load {FEBRUARY}, {_DEFECT.name}", "stopped by the audit, production did not move"
+        title, outcome = "2 February, broken", "stopped by the audit, production did not move"
         with self._chapter(title, outcome, "nyc/flights"):
             before = _promoted()
             run = self.driver.load(FEBRUARY, _DEFECT)
@@ -79,12 +82,13 @@ class Story:
             branch = f"run/{run.run_id}"
             defective = table("nyc/flights").count_rows(branch, _DEFECTIVE)
             _expect(defective > 0, f"the defective rows can be looked at on {branch}")
-            self._say(f"{defective:,} defective rows wait on {branch[:12]} for whoever looks into it")
+            self._say(f"{defective:,} defective rows wait on {history.short(branch)} for whoever looks into it:\n")
+            self.driver.console.print(history.draw(table("nyc/flights")), "", sep="\n", soft_wrap=True)
             self.stopped = run
 
     def february(self) -> None:
         """Go on with the stopped run after the defect was mended; nothing that was sound is loaded again."""
-        with self._chapter(f"3 mend {FEBRUARY} and go on", "re-executed from nyc/flights on, published", "nyc/flights"):
+        with self._chapter("3 February, mended", "re-executed from nyc/flights on, published", "nyc/flights"):
             if self.stopped is None:
                 raise UnexpectedError("chapter 3 goes on with the run of chapter 2")
             run = self.driver.go_on(self.stopped, FEBRUARY, first_step="nyc__flights")
@@ -94,7 +98,7 @@ class Story:
 
     def somebody_else(self) -> None:
         """Somebody appends to `main` with plain pylance; the sensor announces it and production stays."""
-        title, outcome = "4 a row from outside of Dagster", "announced by the sensor, not in production"
+        title, outcome = "4 A row from outside", "announced by the sensor, not in production"
         with self._chapter(title, outcome, "nyc/airlines"):
             self.cursor, early = self.driver.tick(None)
             _expect(not early, "the first look of the sensor only remembers where everything is")
@@ -111,7 +115,7 @@ class Story:
     def rollback(self) -> None:
         """Move production of one table back to the month before and forward again; no row is written."""
         name = "nyc/training_set"
-        with self._chapter("5 roll back, and forward again", "two tag moves, no data written", name):
+        with self._chapter("5 Back and forward", "two tag moves, no data written", name):
             newest = _promoted()[name]
             january = _published_before(name, newest)
             back = self.driver.promote(name, january, reason="the model of February is worse")
@@ -119,13 +123,14 @@ class Story:
             _expect_same("readers see January", january, _promoted()[name])
             forward = self.driver.promote(name, newest, reason="it was the code, not the data")
             _expect(forward.success, f"moving production of {name} forward succeeds")
-            _expect_published(months=[1, 2])
+            _expect_rows(months=[1, 2])
 
     def consumer(self) -> None:
         """Make the report, which automation asked for, from production."""
         report = reports.delay_by_carrier.key
-        with self._chapter("6 the report", "made from production by its automation", "nyc/training_set"):
-            _expect(report in self.driver.wanted(), "automation wants the report, because production moved")
+        with self._chapter("6 The report", "made from production by its automation", "nyc/training_set"):
+            _, wanted = self.driver.automate(self.automation)
+            _expect(report in wanted, "automation wants the report, because production moved")
             run = self.driver.materialize(report, waiting="making the report")
             _expect(run.success, "the report is made")
             event = self.driver.instance.get_latest_materialization_event(report)
@@ -182,7 +187,12 @@ def _expect_published(months: list[int]) -> None:
     for name in TABLES:
         opened = table(name)
         _expect_same(f"production of {name} is the newest main", str(opened.head()), _promoted()[name])
-        _expect_same(f"no branch is left in {name}", ["main"], sorted({"main", *opened.branches()}))
+        _expect_same(f"no branch is left in {name}", {"main"}, {"main", *opened.branches()})
+    _expect_rows(months)
+
+
+def _expect_rows(months: list[int]) -> None:
+    """Expect in production exactly the rows of some months, and none that is defective."""
     for name in ("flights", "weather"):
         expected = sum(source.rows_by_month(name)[month] for month in months)
         _expect_same(f"rows of {name} in production", expected, rows(f"nyc/{name}"))

@@ -163,6 +163,7 @@ if TYPE_CHECKING:
     )
     from lance_dagster.spark import (
         stage as stage,
+        target_schema as target_schema,
     )
     from lance_dagster.table import (
         LanceTable as LanceTable,
@@ -233,6 +234,7 @@ _HOMES = {
         "local_session",
         "read_table",
         "stage",
+        "target_schema",
     ),
     "lance_dagster.table": (
         "LanceTable",

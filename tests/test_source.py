@@ -68,6 +68,7 @@ PUBLIC_NAMES = [
     "read_table",
     "ref_asset_specs",
     "stage",
+    "target_schema",
     "write_files",
 ]
 

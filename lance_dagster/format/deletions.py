@@ -35,11 +35,13 @@ def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
     Raises:
         CorruptFileError: The bytes are not a deletion file of that kind.
     """
+    if kind not in (ARROW, BITMAP):
+        raise CorruptFileError(path, f"it does not hold row offsets: there is no deletion file of kind {kind}")
     try:
         if kind == BITMAP:
             return BitMap.deserialize(data)
         with pa.ipc.open_file(io.BytesIO(data)) as reader:
             offsets: list[Any] = reader.read_all().column("row_id").to_pylist()
             return BitMap(offsets)
-    except (ValueError, KeyError, pa.ArrowException) as error:
+    except (ValueError, LookupError, pa.ArrowException) as error:
         raise CorruptFileError(path, f"it does not hold row offsets: {error}") from error

@@ -16,6 +16,8 @@ from lance_dagster.format.model import Field
 
 ArrowField: TypeAlias = "pa.Field[Any]"
 _EXTENSION_NAME = "ARROW:extension:name"
+# Of Arrow's own extension types, whose parameters pyarrow does not give away, those that have none.
+_WITHOUT_PARAMETERS = frozenset({"arrow.uuid", "arrow.bool8"})
 _PRIMARY_KEY = "lance-schema:unenforced-primary-key"
 _PRIMARY_KEY_POSITION = "lance-schema:unenforced-primary-key:position"
 _SIMPLE: dict[str, pa.DataType] = {
@@ -101,9 +103,7 @@ def _number(column: ArrowField, parent: int, found: list[Field]) -> None:
     metadata = {key.decode(): value for key, value in (column.metadata or {}).items()}
     arrow: Any = column.type
     if isinstance(arrow, pa.BaseExtensionType):
-        extension: Any = arrow
-        metadata[_EXTENSION_NAME] = extension.extension_name.encode()
-        metadata.setdefault("ARROW:extension:metadata", extension.__arrow_ext_serialize__())
+        metadata = {**_extension_metadata(arrow, column.name), **metadata}
         arrow = arrow.storage_type
     name, encoding = _logical_type(arrow, column.name)
     found.append(
@@ -122,6 +122,17 @@ def _number(column: ArrowField, parent: int, found: list[Field]) -> None:
     )
     for child in _children(arrow):
         _number(child, own, found)
+
+
+def _extension_metadata(extension: Any, column: str) -> dict[str, bytes]:  # noqa: ANN401  # no stub has its methods
+    name: str = extension.extension_name
+    if name in _WITHOUT_PARAMETERS:
+        described = b""
+    elif isinstance(extension, pa.ExtensionType):
+        described = extension.__arrow_ext_serialize__()
+    else:
+        raise InvalidInputError(f"column {column!r}: {name} cannot be written down; store {extension.storage_type}")
+    return {_EXTENSION_NAME: name.encode(), "ARROW:extension:metadata": described}
 
 
 def _children(arrow: pa.DataType) -> Iterator[ArrowField]:

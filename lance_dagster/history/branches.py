@@ -36,17 +36,18 @@ def create_branch(
     if found is not None and found.state == DELETING:
         _finish_deleting(found, refs)
         found = None
-    if found is not None and found.state == READY:
-        return _existing(found, versions, exist_ok=exist_ok)
+    # A creation that somebody began and did not finish is taken over by whoever asks for the same.
+    ours = found is not None and found.state == CREATING and found.parent == str(parent)
     if found is None:
         _refuse_leftovers(name, versions)
         of = None if parent.branch == layout.MAIN else refs.branch(parent.branch)
         size = versions.manifest_size(parent)
         wanted = new_branch(name, of, version=parent.number, manifest_size=size, metadata=metadata)
         found = refs.add_branch(wanted)
-        if found.id != wanted.id and found.state == READY:
-            return _existing(found, versions, exist_ok=exist_ok)
-    return _finish_creating(found, refs, versions)
+        ours = found.id == wanted.id
+    if found.state != READY:
+        found = _finish_creating(found, refs, versions)
+    return found if ours else _existing(found, versions, exist_ok=exist_ok)
 
 
 def delete_branch(name: str, refs: Refs) -> None:

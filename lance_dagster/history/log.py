@@ -11,20 +11,21 @@ def first_parents(versions: Versions, state: State, limit: int | None = None) ->
     Versions that a clean-up removed are left out.
     """
     found: list[Version] = []
-    at: State | None = state
+    at: tuple[str, int] | None = (state.branch, state.number)
     while at is not None and (limit is None or len(found) < limit):
-        numbers = [number for number in versions.numbers(at.branch) if number <= at.number]
+        branch, newest = at
+        numbers = [number for number in versions.numbers(branch) if number <= newest]
         room = None if limit is None else limit - len(found)
-        oldest = at
+        at = None
         for number in list(reversed(numbers))[:room]:
-            oldest = versions.load(at.branch, number)
+            oldest = versions.load(branch, number)
             found.append(versions.describe(oldest, numbers))
-        at = _forked_from(versions, oldest)
+            at = _forked_from(oldest)
     return found
 
 
-def _forked_from(versions: Versions, state: State) -> State | None:
+def _forked_from(state: State) -> tuple[str, int] | None:
     operation = state.transaction.operation if state.transaction else None
     if isinstance(operation, Clone) and state.branch != MAIN:
-        return versions.load(operation.ref_name or MAIN, operation.ref_version)
+        return operation.ref_name or MAIN, operation.ref_version
     return None

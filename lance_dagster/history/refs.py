@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pendulum
 
-from lance_dagster.errors import AlreadyExistsError, CorruptFileError, RefMovedError, RefNotFoundError, StoreError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, CorruptFileError, RefMovedError, RefNotFoundError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.store import Store
 
@@ -113,6 +113,7 @@ class Refs:
 
         Raises:
             RefMovedError: The branch was deleted and made again meanwhile.
+            ConflictError: It is being deleted, which nothing undoes.
         """
         path = layout.branch_file(branch.name)
         for _ in range(_ATTEMPTS):
@@ -124,6 +125,8 @@ class Refs:
                 raise RefMovedError(branch.name, branch.id, "another branch" if current else "nothing")
             if current.state == state:
                 return current
+            if current.state == DELETING:
+                raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
             changed = replace(current, metadata={**current.metadata, STATE: state})
             if self.store.compare_and_swap(path, _branch_to_json(changed), found[1]):
                 return changed

@@ -78,6 +78,7 @@ def _at_time(branch: str, text: str, expression: str, versions: Versions) -> int
     if not isinstance(moment, pendulum.DateTime):
         raise RefSyntaxError(expression, position, "a point in time such as 2026-01-31T00:00Z")
     for number in reversed(versions.numbers(branch)):
-        if versions.load(branch, number).manifest.timestamp_seconds <= moment.timestamp():
+        # As precise as the time that is shown: a version can be named by its own.
+        if versions.load(branch, number).committed_at <= moment:
             return number
     raise VersionNotFoundError(f"branch {branch!r} of {versions.store.uri} has no version as old as {moment}")

@@ -62,6 +62,11 @@ class State:
         return f"{self.branch}@{self.number}"
 
     @property
+    def committed_at(self) -> pendulum.DateTime:
+        """When the version was made, to the microsecond."""
+        return pendulum.from_timestamp(self.manifest.timestamp_seconds)
+
+    @property
     def writer(self) -> str:
         """The program that wrote the version, with its release."""
         writer = self.manifest.writer
@@ -142,7 +147,7 @@ class Versions:
         return Version(
             branch=state.branch,
             number=state.number,
-            committed_at=pendulum.from_timestamp(state.manifest.timestamp_seconds),
+            committed_at=state.committed_at,
             operation=transaction.operation_name if transaction else "unknown",
             rows=state.manifest.rows,
             message=properties.get(MESSAGE),

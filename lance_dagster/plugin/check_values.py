@@ -6,6 +6,7 @@ Each check asks the table only for what it needs: a count with a filter, or the 
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -195,7 +196,7 @@ class Unique:
         present = " AND ".join(f"{quote_name(name)} IS NOT NULL" for name in names)
         keys = audit.candidate.read(names, filter=present)
         groups = keys.group_by(list(names)).aggregate([([], "count_all")])
-        repeated = groups.filter(pc.greater(groups["count_all"], 1))
+        repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
         extra = keys.num_rows - groups.num_rows
         shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, _SHOWN).to_pylist()]
         return Finding(
@@ -246,7 +247,7 @@ class KeysExist:
 Check = RowCount | NotNull | NullRate | InRange | Unique | KeysExist
 
 
-def _field(table: PinnedTable, column: str) -> pa.Field:
+def _field(table: PinnedTable, column: str) -> "pa.Field[Any]":
     schema = table.schema
     if column not in schema.names:
         raise InvalidInputError(
@@ -264,10 +265,13 @@ def _count(table: PinnedTable, column: str, condition: str) -> int:
     return table.count_rows(condition.format(quote_name(column)))
 
 
-def _distinct(table: PinnedTable, column: str) -> pa.Array:
+def _distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
     kind = _field(table, column).type
     batches = table.scan([column], filter=f"{quote_name(column)} IS NOT NULL")
-    return pc.unique(pa.concat_arrays([pa.array([], kind), *(pc.unique(batch.column(0)) for batch in batches)]))
+    found: pa.Array[Any] = pc.unique(
+        pa.concat_arrays([pa.array([], kind), *(pc.unique(one.column(0)) for one in batches)])
+    )
+    return found
 
 
 def _literal(bound: Bound) -> str:

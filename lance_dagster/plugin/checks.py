@@ -16,7 +16,7 @@ from lance_dagster.plugin.check_values import Audit, Check, KeysExist
 from lance_dagster.plugin.resource import LanceResource
 
 RESOURCE_KEY = "lance"
-CheckedAsset = dg.AssetKey | str | Sequence[str] | dg.AssetsDefinition
+CheckedAsset = dg.AssetKey | str | Sequence[str] | dg.AssetsDefinition | dg.AssetSpec
 
 
 def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.AssetChecksDefinition]:
@@ -45,7 +45,7 @@ def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.
     return [_build(key, metadata_of(asset), check) for check in found]
 
 
-def asset_key_of(asset: CheckedAsset | dg.AssetSpec) -> dg.AssetKey:
+def asset_key_of(asset: CheckedAsset) -> dg.AssetKey:
     """Return the key of an asset given as a key or a definition of one asset.
 
     Text is a path: `shop/orders` is the table `orders` in `shop`.
@@ -57,7 +57,7 @@ def asset_key_of(asset: CheckedAsset | dg.AssetSpec) -> dg.AssetKey:
     return dg.AssetKey(asset.split("/") if isinstance(asset, str) else list(asset))
 
 
-def metadata_of(asset: CheckedAsset | dg.AssetSpec) -> dict[str, object]:
+def metadata_of(asset: CheckedAsset) -> dict[str, object]:
     """Return the definition metadata of an asset given as a definition; empty for a key."""
     if isinstance(asset, dg.AssetsDefinition):
         return dict(asset.metadata_by_key[asset.key])

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import StagedFiles, conform
+from lance_dagster.datafiles import LanceDataset, StagedFiles, conform
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.plugin.pinned import LanceDataset, PinnedTable
+from lance_dagster.plugin.pinned import PinnedTable
 from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import dagster as dg
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_chain import family_of, run_of
+from lance_dagster.plugin.run_chain import RunChain, family_of, run_of
 
 _PARENTS_OF_A_MERGE = 2
 
@@ -86,9 +86,14 @@ def blocking_checks(
     return tuple(sorted(found, key=lambda key: (key.asset_key.path, key.name)))
 
 
-def reasons_against(subject: Subject, checks: Sequence[dg.AssetCheckKey], instance: dg.DagsterInstance) -> list[str]:
-    """Return every reason why a version may not be published; none when it passed its audit."""
-    events = list(_events(subject, instance))
+def reasons_against(
+    subject: Subject, checks: Sequence[dg.AssetCheckKey], *, instance: dg.DagsterInstance, chain: RunChain
+) -> list[str]:
+    """Return every reason why a version may not be published; none when it passed its audit.
+
+    `chain` is the run that asks: a re-execution may have run checks for the run that wrote the version.
+    """
+    events = list(_events(subject, family_of(subject.run_id, instance, chain.run_ids), instance))
     materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
     name = _name(subject.asset)
     if not materialized:
@@ -122,11 +127,11 @@ def _failed(check: dg.AssetCheckKey, subject: Subject, after: Sequence[_Event]) 
         yield f"{title} failed on {subject.ref}" + (f": {last.description}" if last.description else "")
 
 
-def _events(subject: Subject, instance: dg.DagsterInstance) -> Iterator[_Event]:
-    """Yield the materializations and evaluations of an asset in its run and the runs that continue it."""
+def _events(subject: Subject, run_ids: Sequence[str], instance: dg.DagsterInstance) -> Iterator[_Event]:
+    """Yield the materializations and evaluations of an asset in some runs, given oldest first."""
     kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
     # Storage ids are counted per run in some event logs, so they order events of one run only.
-    for place, run_id in enumerate(family_of(subject.run_id, instance)):
+    for place, run_id in enumerate(run_ids):
         for record in instance.get_records_for_run(run_id, of_type=kinds).records:
             event = record.event_log_entry.dagster_event
             found = event and _event_of((place, record.storage_id), event)

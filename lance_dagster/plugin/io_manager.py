@@ -10,13 +10,13 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.datafiles import StagedFiles
+from lance_dagster.datafiles import LanceDataset, StagedFiles
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.frames import Destination, Rows, handler_for, handlers
 from lance_dagster.plugin.partitions import partition_predicate
-from lance_dagster.plugin.pinned import LanceDataset, PinnedTable, all_of
+from lance_dagster.plugin.pinned import PinnedTable, all_of
 from lance_dagster.plugin.resource import LanceResource, check_fields
 from lance_dagster.plugin.run_branch import RunBranch, create_table
 from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain
@@ -159,7 +159,7 @@ class _Write:
     asset: str
     mode: WriteMode
     keys: tuple[str, ...]
-    definition: dg.PartitionsDefinition | None  # type: ignore[type-arg]
+    definition: dg.PartitionsDefinition | None
     partition_expr: object
     properties: Mapping[str, str]
 
@@ -240,7 +240,7 @@ class _Counted:
 
 def partitions_definition(
     context: dg.OutputContext | dg.InputContext,
-) -> dg.PartitionsDefinition | None:  # type: ignore[type-arg]
+) -> dg.PartitionsDefinition | None:
     """Return the partitions of a context's asset, or None when it has none or was built without them."""
     try:
         return context.asset_partitions_def

@@ -7,6 +7,7 @@ key here is a format and not a decoration.
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -46,6 +47,7 @@ STEP_KEY = "dagster/step_key"
 ASSET_KEY = "dagster/asset_key"
 PARTITION_KEYS = "dagster/partition_keys"
 PUBLISHED_BY = "dagster/published_by"
+MOVED_TO = "lance/to"
 
 MetadataMap = Mapping[str, object]
 
@@ -92,7 +94,7 @@ def column_schema(schema: pa.Schema) -> dg.TableSchema:
     )
 
 
-def _description(field: pa.Field) -> str | None:
+def _description(field: "pa.Field[Any]") -> str | None:
     found = (field.metadata or {}).get(b"description") or (field.metadata or {}).get(b"comment")
     return found.decode("utf-8", errors="replace") if found else None
 

@@ -10,6 +10,7 @@ for dynamic partitions. Neighbouring time windows are joined, so that a year of 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -24,8 +25,8 @@ _NOTHING = "false"
 class _Dimension:
     """One dimension of the partitions: the column that holds it, and what its keys mean."""
 
-    column: pa.Field
-    definition: dg.PartitionsDefinition | None  # type: ignore[type-arg]
+    column: "pa.Field[Any]"
+    definition: dg.PartitionsDefinition | None
 
     def select(self, keys: Iterable[str]) -> str:
         """Return the predicate for any number of this dimension's keys."""
@@ -48,7 +49,7 @@ def partition_predicate(
     keys: Sequence[str],
     schema: pa.Schema,
     *,
-    definition: dg.PartitionsDefinition | None,  # type: ignore[type-arg]
+    definition: dg.PartitionsDefinition | None,
     partition_expr: object,
     asset: str,
 ) -> str:
@@ -77,7 +78,7 @@ def partition_predicate(
     return _select_points(points, axes)
 
 
-def _dimension_names(definition: dg.PartitionsDefinition | None) -> list[str] | None:  # type: ignore[type-arg]
+def _dimension_names(definition: dg.PartitionsDefinition | None) -> list[str] | None:
     if not isinstance(definition, dg.MultiPartitionsDefinition):
         return None
     return sorted(part.name for part in definition.partitions_defs)
@@ -99,7 +100,7 @@ def _column_names(asset: str, dimensions: list[str] | None, partition_expr: obje
     raise InvalidInputError(f"{md.PARTITION_EXPR} of {asset} must be {example}, not {partition_expr!r}")
 
 
-def _field(asset: str, name: str, schema: pa.Schema) -> pa.Field:
+def _field(asset: str, name: str, schema: pa.Schema) -> "pa.Field[Any]":
     if name not in schema.names:
         raise InvalidInputError(
             f"{md.PARTITION_EXPR} of {asset} names column {name!r}; the columns are {', '.join(schema.names)}"
@@ -145,7 +146,7 @@ def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]
     return joined
 
 
-def _moment(moment: datetime, column: pa.Field) -> str:
+def _moment(moment: datetime, column: "pa.Field[Any]") -> str:
     """Return the boundary of a window as a literal of the column's type.
 
     A column with a time zone holds instants. One without holds what a clock in the time zone of the
@@ -163,7 +164,7 @@ def _moment(moment: datetime, column: pa.Field) -> str:
     return f"timestamp '{moment:%Y-%m-%d %H:%M:%S}'"
 
 
-def _literal(key: str, column: pa.Field) -> str:
+def _literal(key: str, column: "pa.Field[Any]") -> str:
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         wanted = str(key).strip().lower()

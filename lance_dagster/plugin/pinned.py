@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from lance import LanceDataset  # TEMP
 
+from lance_dagster.datafiles import LanceDataset
 from lance_dagster.history.versions import Version
 from lance_dagster.table import LanceTable
 

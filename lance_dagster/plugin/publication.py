@@ -11,11 +11,12 @@ own log tells which run was merged where.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import dagster as dg
 
-from lance_dagster.errors import AlreadyExistsError, RefMovedError
+from lance_dagster.errors import AlreadyExistsError, MergeConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs import Tag
 from lance_dagster.history.versions import Version
@@ -43,6 +44,7 @@ class Publication:
     sources: tuple[Version, ...] = ()
     landed: Version | None = None
     previous: Tag | None = None
+    promoted_to: Version | None = None
 
     @property
     def audited(self) -> tuple[Version, ...]:
@@ -103,6 +105,22 @@ def find_by_ref(publication: Publication, ref: str) -> Publication:
     return replace(publication, sources=(version,))
 
 
+def check_mergeable(publications: Iterable[Publication]) -> None:
+    """Refuse what cannot be merged as things are now, in any table, before the first one is.
+
+    Raises:
+        MergeConflictError: With the conflicts of all tables; nothing was written.
+    """
+    found = [
+        f"{publication.name} ({source}): {conflict}"
+        for publication in publications
+        for source in publication.sources
+        for conflict in publication.table.preview_merge(str(source)).conflicts
+    ]
+    if found:
+        raise MergeConflictError("cannot merge, so no table was merged and no tag moved:", found)
+
+
 def merge_all(publications: Iterable[Publication], chain: RunChain) -> list[Publication]:
     """Merge every source into `main`, and return the publications with the versions that hold them.
 
@@ -127,53 +145,53 @@ def _merged(publication: Publication, chain: RunChain) -> Publication:
     return replace(publication, landed=landed)
 
 
-def move_tags(publications: Sequence[Publication], tag: str, metadata: Mapping[str, str], *, backwards: bool) -> None:
-    """Move the tag of every table to the version that was merged.
+def move_tags(
+    publications: Sequence[Publication], tag: str, metadata: Mapping[str, str], *, backwards: bool
+) -> list[Publication]:
+    """Move the tag of every table to the version that was merged; returns where the tags are.
 
     Args:
         publications: The tables, all merged.
         tag: The tag.
         metadata: What the tag remembers about the move.
         backwards: Whether this is a person's choice of a version, which may be older than the current one. A
-            run only ever moves the tag forward: when a later run got there first, its version holds this
-            one's rows.
+            run only ever moves the tag forward: when a later run got there first, its version holds this one's
+            rows.
 
     Raises:
         RefMovedError: The tag moved since the person's choice was looked at.
     """
-    for publication in publications:
-        if backwards:
-            _choose(publication, tag, metadata)
-        else:
-            _advance(publication, tag, metadata)
+    return [_moved(publication, tag, metadata, backwards=backwards) for publication in publications]
 
 
-def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> None:
-    table, previous = publication.table, publication.previous
-    if previous is None:
-        table.move_tag(tag, str(publication.version), metadata=metadata)
-        return
+def _moved(publication: Publication, tag: str, metadata: Mapping[str, str], *, backwards: bool) -> Publication:
+    # pylance keeps a tag's metadata when it moves the tag, so what is said about a move names its end.
+    about = {**metadata, md.MOVED_TO: str(publication.version)}
+    tagged = _choose(publication, tag, about) if backwards else _advance(publication, tag, about)
+    return replace(publication, promoted_to=publication.table.at(tagged.ref))
+
+
+def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
+    table, previous, wanted = publication.table, publication.previous, str(publication.version)
     current = table.tags().get(tag)
-    if current is not None and current.ref == str(publication.version):
-        return
-    table.move_tag(tag, str(publication.version), expected=table.at(previous.ref), metadata=metadata)
+    if current is not None and current.ref == wanted:
+        return current
+    expected = None if previous is None else table.at(previous.ref)
+    return table.move_tag(tag, wanted, expected=expected, metadata=metadata)
 
 
-def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) -> None:
+def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
     table, version = publication.table, publication.version
-    for attempt in range(_TRIES):
+    for _ in range(_TRIES):
         current = table.tags().get(tag)
         if current is not None and current.branch == MAIN and current.version >= version.number:
-            return
-        try:
+            return current
+        with suppress(RefMovedError, AlreadyExistsError):  # somebody was faster: look again
             if current is None:
-                table.create_tag(tag, str(version), metadata=metadata)
-            else:
-                table.move_tag(tag, str(version), expected=table.at(current.ref), metadata=metadata)
-            return
-        except (RefMovedError, AlreadyExistsError):
-            if attempt == _TRIES - 1:
-                raise
+                return table.create_tag(tag, str(version), metadata=metadata)
+            expected = table.at(current.ref)
+            return table.move_tag(tag, str(version), expected=expected, metadata=metadata)
+    raise RefMovedError(tag, str(version), "another version each time it was looked at")
 
 
 def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str]:

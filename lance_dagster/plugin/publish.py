@@ -27,6 +27,7 @@ from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of
 from lance_dagster.plugin.gate import Subject, blocking_checks, reasons_against, was_materialized
 from lance_dagster.plugin.publication import (
     Publication,
+    check_mergeable,
     find_by_ref,
     find_by_run,
     merge_all,
@@ -67,7 +68,7 @@ def build_publisher(
     tag: str = "production",
     name: str | None = None,
     pool: str | None = POOL,
-    partitions_def: dg.PartitionsDefinition | None = None,  # type: ignore[type-arg]
+    partitions_def: dg.PartitionsDefinition | None = None,
     checks: Sequence[dg.AssetCheckKey | dg.AssetChecksDefinition] = (),
 ) -> dg.AssetsDefinition:
     """Return the asset that merges audited run branches into `main` and moves a tag to the result.
@@ -166,21 +167,24 @@ class _Publisher:
             raise InvalidInputError("ignore_failed_checks needs a reason")
         chain = RunChain.of_context(self.context)
         found = self._find(nodes, chain, with_backfill=with_backfill)
-        ignored = self._gate(found)
+        ignored = self._gate(found, chain)
+        check_mergeable(found)
         if self.config.dry_run:
             for one in found:
                 self.context.log.info("dry run: would publish %s", ", ".join(map(str, one.audited)))
             return
         merged = merge_all(found, chain)
-        move_tags(merged, self.tag, self._about_move(chain), backwards=bool(self.config.ref))
-        for one in merged:
+        promoted = move_tags(merged, self.tag, self._about_move(chain), backwards=bool(self.config.ref))
+        for one in promoted:
             yield self._result(one, ignored)
         for reason in retire_all(merged, chain):
             self.context.log.warning("branch kept: %s", reason)
 
     def _find(self, nodes: Sequence[_Node], chain: RunChain, *, with_backfill: bool) -> list[Publication]:
         """Return what there is to publish in each table, and leave out tables with nothing."""
-        found, missing, wrong = [], [], []
+        found: list[Publication] = []
+        missing: list[str] = []
+        wrong: list[str] = []
         for node in nodes:
             name = node.candidate.to_user_string()
             try:
@@ -211,7 +215,7 @@ class _Publisher:
             return find_by_ref(empty, self.config.ref)
         return find_by_run(empty, chain, with_backfill=with_backfill)
 
-    def _gate(self, found: Sequence[Publication]) -> list[str]:
+    def _gate(self, found: Sequence[Publication], chain: RunChain) -> list[str]:
         """Return the reasons that were ignored.
 
         Raises:
@@ -221,9 +225,10 @@ class _Publisher:
         for one in found:
             for version in one.audited:
                 subject = Subject.of(one.candidate, version)
-                reasons += (
-                    [subject] if isinstance(subject, str) else reasons_against(subject, self.checks, self.instance)
-                )
+                if isinstance(subject, str):
+                    reasons.append(subject)
+                else:
+                    reasons += reasons_against(subject, self.checks, instance=self.instance, chain=chain)
         if reasons and not self.config.ignore_failed_checks:
             raise PublishRefusedError(f"refused to publish {', '.join(one.name for one in found)}", reasons)
         for reason in reasons:
@@ -235,18 +240,21 @@ class _Publisher:
         return {key: value for key, value in found.items() if value}
 
     def _result(self, one: Publication, ignored: Sequence[str]) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        version = one.version
+        version = one.promoted_to or one.version
+        about = {
+            "lance/tag": self.tag,
+            "lance/from": one.previous.ref if one.previous else "",
+            md.MOVED_TO: str(version),
+            "lance/merged": ", ".join(map(str, one.sources)),
+            "lance/who": self.who,
+            "lance/reason": self.config.reason,
+        }
         metadata: dict[str, str | int | dg.TableSchema | list[str]] = {
             md.ROW_COUNT: version.rows,
             md.COLUMN_SCHEMA: md.column_schema(one.table.schema(str(version))),
             md.URI: one.table.uri,
             **md.version_metadata(version),
-            "lance/tag": self.tag,
-            "lance/from": one.previous.ref if one.previous else "",
-            "lance/to": str(version),
-            "lance/merged": ", ".join(map(str, one.sources)),
-            "lance/who": self.who,
-            "lance/reason": self.config.reason,
+            **{key: value for key, value in about.items() if value},
         }
         if ignored:
             metadata["lance/ignored"] = list(ignored)
@@ -258,7 +266,8 @@ class _Publisher:
 
     @property
     def instance(self) -> dg.DagsterInstance:
-        return self.context.instance
+        instance: dg.DagsterInstance = self.context.instance
+        return instance
 
     @property
     def who(self) -> str:

@@ -9,7 +9,7 @@ re-executed from Python carry no tag: those are partial when they execute fewer 
 descend from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import dagster as dg
@@ -70,13 +70,13 @@ class RunChain:
     @classmethod
     def of_run_id(cls, run_id: str | None) -> "RunChain":
         """Return a chain of one run of which only the id is known."""
-        if run_id in (None, EPHEMERAL_RUN_ID):
+        if run_id is None or run_id == EPHEMERAL_RUN_ID:
             return cls()
         return cls(run_ids=(run_id,), root_run_id=run_id)
 
     def after(self, run_id: str | None) -> "RunChain":
         """Return this chain with the run that produced a value before it, unless it has it already."""
-        if run_id in (None, EPHEMERAL_RUN_ID, *self.run_ids):
+        if run_id is None or run_id in (EPHEMERAL_RUN_ID, *self.run_ids):
             return self
         return replace(self, run_ids=(run_id, *self.run_ids))
 
@@ -102,18 +102,25 @@ class RunChain:
         return {key: value for key, value in found.items() if value}
 
 
-def family_of(run_id: str, instance: dg.DagsterInstance) -> tuple[str, ...]:
+def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a run and the re-executions that go on with what it wrote, oldest first.
 
     A check that failed for want of memory may have passed in any of them.
+
+    Args:
+        run_id: The run.
+        instance: Where runs are recorded.
+        known: Runs to consider besides those that Dagster finds by tag: it does not tag the ones that were
+            re-executed from Python.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return ()
-    records = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: run.root_run_id or run_id}))
-    newest_first = [record.dagster_run for record in records if record.dagster_run.run_id != run_id]
-    later = [one.run_id for one in reversed(newest_first) if run_id in set(_ancestry(one, instance))]
-    return (run_id, *later)
+    tagged = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: run.root_run_id or run_id}))
+    named = instance.get_run_records(dg.RunsFilter(run_ids=[run_id, *known]))
+    oldest_first = sorted([*tagged, *named], key=lambda record: record.create_timestamp)
+    runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
+    return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
 
 
 def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterator[str]:

@@ -210,7 +210,8 @@ class _Tick:
         tag = table.tags().get(ref)
         if tag is None or seen.get(ref) == _moved(tag):
             return
-        if md.RUN_ID not in tag.metadata:  # the publisher announces its own moves itself
+        by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
+        if not by_publisher:  # the publisher announces its own moves itself
             version = table.at(tag.ref)
             self.events.append(_materialization(one, ref, version, {"lance/tag": ref}))
             self._request(one, ref, version)

@@ -67,8 +67,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
         yield f"JAVA_HOME={home}", Path(home)
     on_path = shutil.which("java")
     if on_path is not None:
-        # The one on the PATH is often a link or a version manager's script: only Java knows where it is
-        # installed.
+        # Often a link or a version manager's script: only Java knows where it is installed.
         found = _properties(Path(on_path).parent.parent, program=on_path)
         yield f"{on_path} on the PATH", Path(found["java.home"] if found else on_path)
     try:

@@ -225,8 +225,18 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         try:
             columns.append(values if values.type == wanted else _with_elements(values).cast(wanted))
         except pa.ArrowInvalid as error:
-            raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {error}") from error
+            problem = _wrong_length(values, wanted) or error
+            raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {problem}") from error
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:
+    """Say how long the first vector of the wrong length is."""
+    if not isinstance(wanted, pa.FixedSizeListType) or not isinstance(values, pa.ListArray):
+        return None
+    lengths = values.value_lengths().drop_null().to_pylist()
+    wrong = next((length for length in lengths if length != wanted.list_size), None)
+    return None if wrong is None else f"a row has {wrong} elements"
 
 
 def _with_elements(values: "pa.Array[Any]") -> "pa.Array[Any]":

@@ -4,8 +4,11 @@ Its options are strings, as Spark's are. A misspelt one is refused, because Spar
 and a read of the wrong branch looks like any other read.
 """
 
+import functools
 import json
+import uuid
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
@@ -51,14 +54,13 @@ def read_table(
     """
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
     readable_schema(scan.schema)
-    spark.dataSource.register(LanceDataSource)
-    reader = spark.read.format(LanceDataSource.name()).option("ref", scan.version)
+    source = _source_with(frozenset(table.storage_options.items()))
+    spark.dataSource.register(source)
+    reader = spark.read.format(source.name()).option("ref", scan.version)
     if columns is not None:
         reader = reader.option("columns", json.dumps(scan.schema.names))
     if filter is not None:
         reader = reader.option("filter", filter)
-    for key, value in table.storage_options.items():
-        reader = reader.option(f"{_STORAGE}{key}", value)
     return reader.load(table.uri)
 
 
@@ -67,14 +69,19 @@ class LanceDataSource(DataSource):
 
     Reading takes the options `ref` (default `main`), `columns` (`a,b` or a JSON list) and `filter` (Lance's
     SQL). Writing takes `branch` (default `main`) and `vectors` (`embedding:256`, several separated by
-    commas), makes the table when there is none, and works with the modes `append` and `overwrite`. Both take
-    storage options as `storage.<key>`. `stage` is the better way to write: it is faster, and the caller makes
-    the commit.
+    commas), makes the table when there is none, and works with the modes `append` and `overwrite`. `stage` is
+    the better way to write: it is faster, and the caller makes the commit.
+
+    Both take storage options as `storage.<key>`. Classic Spark shows them nowhere, but a Spark Connect server
+    writes the options of every read and write to its event log: there, give the server credentials of its own
+    or use `read_table` and `stage`, which keep those of the table out of it.
 
     Example:
         spark.dataSource.register(LanceDataSource)
         spark.read.format("lance_dagster").option("ref", "production").load("s3://bucket/orders")
     """
+
+    storage_options: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def name(cls) -> str:
@@ -132,7 +139,26 @@ class LanceDataSource(DataSource):
             )
         # Spark makes option names lower case, which is how Lance spells the storage options.
         keys = [key for key in self.options if key.startswith(_STORAGE)]
-        return path, {key.removeprefix(_STORAGE): self.options[key] for key in keys}
+        given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
+        return path, {**self.storage_options, **given}
+
+
+@functools.cache
+def _source_with(options: frozenset[tuple[str, str]]) -> type[LanceDataSource]:
+    """Return the data source with storage options inside, under a name of its own."""
+    if not options:
+        return LanceDataSource
+    own_name = f"{LanceDataSource.name()}_{uuid.uuid4().hex[:12]}"
+
+    # A class made in a function is pickled whole, and Spark logs no pickles; it may log the options of a read.
+    class Source(LanceDataSource):
+        storage_options: ClassVar[Mapping[str, str]] = dict(options)
+
+        @classmethod
+        def name(cls) -> str:
+            return own_name
+
+    return Source
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -48,11 +48,11 @@ def stage(
 ) -> StagedFiles:
     """Write a Spark frame's rows as data files of a table, for a commit to name.
 
-    Works with classic Spark and Spark Connect. Until the result is given to `table.append`, `overwrite` or
-    `replace_where` no reader sees a row. Files of failed tasks stay behind, unnamed, until garbage is
-    collected. The frame is computed once; each of its non-empty partitions becomes at least one file, so
-    `coalesce` a frame of many small ones first. Columns are matched by name. Spark's limits on the size of a
-    batch are changed while this runs, unless the session sets them explicitly.
+    Works with classic Spark and Spark Connect; the executors need this package. Until the result is given to
+    `table.append`, `overwrite` or `replace_where` no reader sees a row. Files of failed tasks stay behind,
+    unnamed, until garbage is collected. The frame is computed once; each of its non-empty partitions becomes at
+    least one file, so `coalesce` a frame of many small ones first. Columns are matched by name. Spark's limits on
+    the size of a batch are changed while this runs, unless the session sets them explicitly.
 
     Args:
         df: The rows.
@@ -60,17 +60,17 @@ def stage(
         branch: The branch the commit will be made on, whose columns the frame must have.
         vectors: The length of vector columns, checked against the table's before anything is written.
         schema: The columns after the commit, for an `overwrite` that changes them; see `replacement_schema`.
-        None
-            means the branch's own.
+            None means the branch's own.
 
     Raises:
         SchemaMismatchError: The frame's columns or types are not the table's, or a value does not fit its
-        column. RefNotFoundError: There is no such branch.
+            column.
+        RefNotFoundError: There is no such branch.
     """
     target = table.target(schema, branch)
     check_fits(df.schema, target.schema, vectors=vectors)
     task = functools.partial(_stage_partition, target)
-    with _large_batches(df.sparkSession, target.schema), _errors_of_executors():
+    with large_batches(df.sparkSession, target.schema), _errors_of_executors():
         rows = df.mapInArrow(task, "file string").collect()
     files = tuple(StagedFile(**json.loads(row.file)) for row in rows)
     return StagedFiles(schema=target.schema, files=files)
@@ -97,7 +97,7 @@ _held: weakref.WeakKeyDictionary[SparkSession, _Held] = weakref.WeakKeyDictionar
 
 
 @contextmanager
-def _large_batches(spark: SparkSession, schema: pa.Schema) -> Iterator[None]:
+def large_batches(spark: SparkSession, schema: pa.Schema) -> Iterator[None]:
     """Let Spark send batches of about 4 MiB; the last of several calls restores the session's settings."""
     records = max(_FEWEST_RECORDS, min(_MOST_RECORDS, _BATCH_BYTES // row_bytes(schema)))
     wanted = {_RECORDS_PER_BATCH: str(records)}

@@ -61,6 +61,8 @@ class LocalStore:
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
         """Replace an object unless it changed since `tag` was read. Safe between processes of one host."""
+        if self.get(key) is None:
+            return False
         with self._lock(key):
             found = self.get(key)
             if found is None or _tag(found) != tag:
@@ -72,7 +74,7 @@ class LocalStore:
         """Return the names of the files in a folder, sorted."""
         try:
             with os.scandir(self._root / folder) as entries:
-                names = sorted(entry.name for entry in entries if not entry.name.startswith(".tmp"))
+                names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -84,14 +86,15 @@ class LocalStore:
         source, target = Path(source_uri), self._root / key
         if target.exists() or not source.exists():
             return target.exists()
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.parent / f".tmp{uuid.uuid4().hex}"
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
                 shutil.copytree(source, temporary)
             else:
                 shutil.copyfile(source, temporary)
-                make_durable(str(temporary))
+            for path in (temporary, *temporary.rglob("*")):
+                make_durable(str(path))
             os.replace(temporary, target)
         except OSError as error:
             raise StoreError(f"cannot copy {source} to {target}: {error}") from error
@@ -107,14 +110,17 @@ class LocalStore:
     def delete_folder(self, folder: str) -> None:
         """Delete a folder and everything below it, and the folders above it that are left empty."""
         target = self._root / folder
-        shutil.rmtree(target, ignore_errors=True)
+        try:
+            _remove(target)
+        except OSError as error:
+            raise StoreError(f"cannot delete {target}: {error}") from error
         for parent in target.parents:
-            if parent == self._root or not parent.is_dir() or any(parent.iterdir()):
+            if parent == self._root:
                 return
             try:
                 parent.rmdir()
             except OSError:
-                # Another writer put something there meanwhile.
+                # Something else is in there, or another process was faster.
                 return
 
     def sync_folder(self, folder: str) -> None:
@@ -129,6 +135,9 @@ class LocalStore:
         temporary = target.parent / f".tmp{uuid.uuid4().hex}"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write {target}: {error}") from error
+        try:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
@@ -152,6 +161,15 @@ class LocalStore:
                 yield
         except OSError as error:
             raise StoreError(f"cannot lock {path}: {error}") from error
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder, together with other processes that may be doing the same."""
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
 
 
 def make_durable(path: str) -> None:

@@ -132,7 +132,13 @@ class S3Store:
 
     def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> bool:
         def send() -> bool:
-            self._call("put_object", Key=self._key(key), Body=data, **condition)
+            try:
+                self._call("put_object", Key=self._key(key), Body=data, **condition)
+            except FileNotFoundError:
+                if "IfMatch" in condition:
+                    # The object is gone.
+                    return False
+                raise
             return True
 
         for _ in range(_CONFLICT_RETRIES):
@@ -163,10 +169,7 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
         return send()
     except FileExistsError:
         return False
-    except FileNotFoundError:
-        # If-Match on an object that is gone.
-        return False
-    except OSError as error:
+    except _client_errors() as error:
         status = _status(error)
         if status == _PRECONDITION_FAILED:
             return False
@@ -179,7 +182,15 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
         raise StoreError(f"cannot {what}: {error}") from error
 
 
-def _status(error: OSError) -> int | None:
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Return what a failed request raises: below s3fs, only errors that the server answered with become `OSError`."""
+    # Optional like s3fs itself, and loaded by it.
+    from botocore.exceptions import BotoCoreError
+
+    return (OSError, BotoCoreError)
+
+
+def _status(error: Exception) -> int | None:
     response = getattr(error.__cause__, "response", None)
     if not isinstance(response, dict):
         return None
@@ -191,7 +202,5 @@ def _status(error: OSError) -> int | None:
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
+    except _client_errors() as error:
         raise StoreError(f"cannot {what}: {error}") from error

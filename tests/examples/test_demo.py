@@ -64,7 +64,7 @@ def run_demo(root: Path) -> "subprocess.CompletedProcess[str]":
 
 def test_every_step_is_told(demo: Demo) -> None:
     """Six steps, the drawing and the way to open a table are printed."""
-    for title in ("1 load 2013-01", "2 load 2013-02", "3 mend 2013-02", "4 a row from", "5 roll back", "6 the report"):
+    for title in ("1 January", "2 February", "3 February", "4 A row", "5 Back and forward", "6 The report"):
         assert title in demo.output
     assert "◀ production" in demo.output
     assert f'lance.dataset("{demo.uri("flights")}", version="production")' in demo.output

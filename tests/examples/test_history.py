@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pendulum
 
 from example_project import history
@@ -29,16 +31,25 @@ def test_a_merge_is_drawn_with_the_branch_beside_it() -> None:
         "├─╮",
         "│ ○ run/01234567@2",
         "├─╯",
-        "● main@1       1,000 rows  append 1 by lance 14.0.2",
+        "● main@1       1,000 rows  created",
     ]
-    assert expected == [line.plain for line in history.lines(versions, {"main@3": ["production"]})]
+    assert expected == [line.plain for line in history.lines(versions, {"main@3": ["production"]}, {})]
 
 
 def test_a_commit_of_a_run_is_told_from_one_from_outside() -> None:
     """Only a version no Dagster run made says who wrote it."""
-    drawn = [line.plain for line in history.lines([version(2, "main@1", run_id="r"), version(1)], {})]
-    assert drawn[0].endswith("append 2")
-    assert drawn[1].endswith("append 1 by lance 14.0.2")
+    versions = [version(3, "main@2", run_id="r"), version(2, "main@1"), version(1)]
+    drawn = [line.plain.partition("rows  ")[2] for line in history.lines(versions, {}, {})]
+    assert ["append 3", "append 2 by lance 14.0.2", "created"] == drawn
+
+
+def test_an_open_branch_is_drawn_above_its_fork() -> None:
+    """What waits on a branch is seen with its rows; main goes on beside it."""
+    waiting = replace(version(2, "main@1", run_id="r"), branch="run/0123456789")
+    drawn = [line.plain for line in history.lines([version(2, "main@1"), version(1)], {}, {"main@1": [waiting]})]
+    assert ["│ ○ run/01234567@2     2,000 rows  append 2", "├─╯"] == drawn[1:3]
+    newest = next(iter(history.lines([version(1)], {}, {"main@1": [waiting]})))
+    assert newest.plain.startswith("  ○ run/")
 
 
 def test_other_names_stay_whole() -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 """A small shop for the tests: two candidates, their checks, a publisher and a reader.
 
 What the assets return and how the checks behave stands in a file beside the tables, so that one test can make a run
@@ -5,10 +6,10 @@ fail and the next run of the same definitions succeed, in this process or in oth
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 import pyarrow as pa
@@ -72,9 +73,7 @@ class Shop:
 
     def run(self, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
         """Materialize everything, or what the options select."""
-        return dg.materialize(
-            self.assets, instance=instance, resources=self.resources, raise_on_error=False, **options
-        )
+        return dg.materialize(self.assets, instance=instance, resources=self.resources, raise_on_error=False, **options)
 
     def execute(
         self,
@@ -86,7 +85,7 @@ class Shop:
         built = dg.build_reconstructable_job(
             reconstructor_module_name="tests.plugin.shop",
             reconstructor_function_name="job_at",
-            reconstructable_args=(self.lance.root, job),
+            reconstructable_kwargs={"root": self.lance.root, "name": job},
         )
         return dg.execute_job(built, instance=instance, reexecution_options=options)
 
@@ -104,12 +103,12 @@ class Shop:
 
     def ids(self, ref: str = "main", key: dg.AssetKey = ORDERS) -> list[int]:
         """The ids in a table, sorted."""
-        return sorted(self.table(key).read(ref)["id"].to_pylist())
+        return sorted(row["id"] for row in self.table(key).read(ref).to_pylist())
 
     def tag(self, key: dg.AssetKey = ORDERS) -> str | None:
         """Where production is."""
         tag = self.table(key).tags().get("production")
-        return tag and tag.ref
+        return tag.ref if tag else None
 
     @property
     def read_by_mart(self) -> list[list[int]]:
@@ -118,11 +117,28 @@ class Shop:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+class Recorded(NamedTuple):
+    """A materialization, with its metadata unwrapped."""
+
+    metadata: Mapping[str, Any]
+    tags: Mapping[str, str]
+
+
+def recorded(instance: dg.DagsterInstance, key: dg.AssetKey) -> Recorded:
+    """The last materialization of an asset."""
+    event = instance.get_latest_materialization_event(key)
+    assert event is not None
+    assert event.asset_materialization is not None
+    made = event.asset_materialization
+    return Recorded({name: value.value for name, value in made.metadata.items()}, made.tags or {})
+
+
 def failure(result: dg.ExecuteInProcessResult, step: str = "publish_production") -> str:
     """The text of a step's failure, with its causes."""
     (event,) = [event for event in result.get_step_failure_events() if event.step_key == step]
     error = event.step_failure_data.error
-    texts = [event.step_failure_data.user_failure_data.description or ""] if event.step_failure_data.user_failure_data else []
+    said = event.step_failure_data.user_failure_data
+    texts = [said.description or ""] if said else []
     while error is not None:
         texts.append(error.message)
         error = error.cause

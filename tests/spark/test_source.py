@@ -162,7 +162,7 @@ def test_storage_options_reach_the_store_and_no_plan(spark: SparkSession, s3_sto
     assert 5 == df.count()
     table = LanceTable.open(uri, s3_storage.storage_options)
     table.append(stage(spark.range(5), table))
-    again = read_table(spark, table, filter="id > 2")
+    again = read_table(spark, table, columns=["id"], filter="id > 2")
     assert 4 == again.count()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         df.explain("formatted")

@@ -81,7 +81,7 @@ def test_a_flag_is_known_or_refused_by_its_bit(manifest: bytes, bit: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("part", "named"),
+    "part,named",
     [
         (lambda message: message, "Manifest"),
         (lambda message: message.fields[0], "Field"),
@@ -101,7 +101,7 @@ def test_an_unknown_field_is_refused(manifest: bytes, part: Callable[[wire.Manif
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change,said",
     [
         (lambda message: setattr(message, "fragment_tree", b"x"), "fragment tree"),
         (lambda message: setattr(message, "max_clustering_id", 0), "clustering"),

@@ -49,7 +49,7 @@ def test_moved_rows_show_in_the_smallest_id(tmp_path: Path) -> None:
 
 
 def test_a_run_is_one_version_for_all_rows(tmp_path: Path) -> None:
-    """pylance writes the same run for the rows of its first version."""
+    """The rows of a first version are of one run, as pylance writes it."""
     written(tmp_path, lambda dataset: dataset.version, stable_row_ids=True)
     manifest, _ = decode_manifest_file(next(files(tmp_path, "*.manifest")).read_bytes(), "m")
     assert {version_run(5, 1)} == {fragment.created_at for fragment in manifest.fragments}

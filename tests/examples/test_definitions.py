@@ -1,0 +1,117 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from example_project import assets, checks, places, publishing, source
+from example_project.definitions import build_definitions, defs
+from lance_dagster import LanceTable, build_publisher
+
+CHECKOUT = Path(__file__).parents[2]
+MONTH = "2013-01"
+# Forked from a server that has the slow imports done; Lance itself must not be imported before a fork.
+FAST_START = {"start_method": {"forkserver": {"preload_modules": ["dagster", "pandas", "pyspark.sql"]}}}
+TAKEN = ("nyc/flights:keys_exist_carrier", "nyc/flights:rows_match_source", "nyc/airlines:unique_carrier")
+
+
+def load_two_tables() -> dg.JobDefinition:
+    """A part of the example's job, with every step in a process of its own."""
+    tables = [assets.flights, assets.airlines]
+    taken = [check for check in checks.CHECKS if {key.to_user_string() for key in check.check_keys} <= set(TAKEN)]
+    defs = dg.Definitions(
+        assets=[*tables, build_publisher(tables, tag=publishing.TAG)],
+        asset_checks=taken,
+        jobs=[dg.define_asset_job("load_two_tables")],
+        resources=build_definitions().resources,
+        executor=dg.multiprocess_executor.configured(FAST_START, name="multiprocess"),
+    )
+    return defs.resolve_job_def("load_two_tables")
+
+
+def test_definitions_load() -> None:
+    """Every name in the definitions resolves, and what a user looks for is there."""
+    dg.Definitions.validate_loadable(defs)
+    nodes = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+    for key in assets.KEYS:
+        name = key.to_user_string()
+        assert {name, f"production/{name}", f"main/{name}"} <= nodes
+    assert "reports/delay_by_carrier" in nodes
+
+
+def test_every_check_blocks() -> None:
+    """A check that does not block would let a month through."""
+    graph = defs.resolve_asset_graph()
+    keys = list(graph.asset_check_keys)
+    assert {key.asset_key for key in keys} == set(assets.KEYS)
+    assert [] == [key for key in keys if not graph.get_check_spec(key).blocking]
+
+
+def test_the_report_is_no_part_of_the_job() -> None:
+    """The consumer waits for the promoted nodes, and the job that writes ends with them."""
+    job = defs.resolve_job_def("load_month")
+    names = {key.to_user_string() for key in job.asset_layer.selected_asset_keys}
+    own = {key.to_user_string() for key in assets.KEYS}
+    assert own | {f"production/{name}" for name in own} == names
+
+
+def test_the_schedule_loads_months() -> None:
+    """The schedule is monthly and launches the partitioned job."""
+    schedule = defs.resolve_schedule_def("load_month_schedule")
+    assert ("load_month", "0 0 1 * *") == (schedule.job_name, schedule.cron_schedule)
+
+
+def test_the_sensor_watches_from_the_start() -> None:
+    """The sensor is on without anybody switching it on."""
+    assert dg.DefaultSensorStatus.RUNNING == defs.resolve_sensor_def("main_sensor").default_status
+
+
+@pytest.mark.slow
+def test_the_workspace_file_is_valid(tmp_path: Path) -> None:
+    """`dagster dev -w workspace.yaml` finds the definitions from the top of the checkout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=CHECKOUT,
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "Validation successful for code location example_project" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_month_under_the_multiprocess_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every step in its own process a broken month is stopped, and goes on to be published when it is mended."""
+    monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path / "state"))
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        broken = launch(instance, "unknown_carrier")
+        failed = {event.step_key for event in broken.all_events if event.is_step_failure}
+        assert {"nyc__flights_keys_exist_carrier"} == failed
+        assert {} == flights().tags()
+        mended = launch(instance, "none", dg.ReexecutionOptions(broken.run_id, ["nyc__flights*"]))
+        assert mended.success
+    assert source.rows_by_month("flights")[1] == flights().count_rows("production")
+    assert 0 == flights().count_rows("production", "carrier = '??'")
+
+
+def launch(
+    instance: dg.DagsterInstance, defect: str, again: dg.ReexecutionOptions | None = None
+) -> dg.JobExecutionResult:
+    """Load a month, or go on with a run that tried to."""
+    return dg.execute_job(
+        dg.reconstructable(load_two_tables),
+        instance,
+        run_config={"ops": {"nyc__flights": {"config": {"defect": defect}}}},
+        tags={"dagster/partition": MONTH},
+        reexecution_options=again,
+    )
+
+
+def flights() -> LanceTable:
+    """The table of flights in the folder of the test."""
+    return LanceTable.open(places.tables() / "nyc" / "flights.lance")

@@ -1,0 +1,257 @@
+"""What happens around the one request that makes a version: others in between, lost answers, pulled plugs."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
+from lance_dagster.format.transaction import Append, Delete, Restore, Transaction
+from lance_dagster.store import LocalStore
+from lance_dagster.table.write import create_empty
+from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table, parts_on
+from tests.store.scripted import (
+    PlugPulledError,
+    Request,
+    Script,
+    ScriptedStore,
+    answer_lost_at_write,
+    intruder_at_commit,
+    plug_pulled_before_write,
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with two rows, each in a version of its own."""
+    return new_table(tmp_path, entries("a", 1), entries("b", 2))
+
+
+def through(table: LanceTable, script: Script) -> LanceTable:
+    """The same table behind a store that follows a script."""
+    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+
+
+def an_append_of(table: LanceTable) -> Transaction:
+    """A transaction that adds again the fragment the table already has: its rows are in the table once more."""
+    head = table._parts.head("main")  # noqa: SLF001 - the one way to a manifest
+    return Transaction(
+        read_version=head.number, uuid=str(uuid.uuid4()), operation=Append(fragments=head.manifest.fragments[:1])
+    )
+
+
+def numbers(table: LanceTable) -> list[int]:
+    """The numbers of the versions of main."""
+    return table.versions_after(0)
+
+
+def lost(answer: Callable[[Request], Any], *, times: int = 1) -> Script:
+    """Give another answer than the server's to the first puts of a manifest."""
+    left = times
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        nonlocal left
+        if request.commits and left:
+            left -= 1
+            return answer(request)
+        return request.send()
+
+    return script
+
+
+def sent_and_no_answer(request: Request) -> bool:
+    """The write is made, and the connection breaks."""
+    request.send()
+    raise StoreError("connection reset")
+
+
+def sent_and_denied(request: Request) -> bool:
+    """The write is made, sent again by a client below, and reported as somebody else's."""
+    request.send()
+    return False
+
+
+def not_sent(_request: Request) -> bool:
+    """The connection breaks before anything is written."""
+    raise StoreError("connection reset")
+
+
+@pytest.mark.parametrize("answer", [sent_and_no_answer, sent_and_denied, not_sent])
+def test_a_lost_answer_commits_exactly_once(table: LanceTable, answer: Callable[[Request], bool]) -> None:
+    """Whatever was lost, the object that is there decides, and the rows are there once."""
+    version = through(table, lost(answer)).append(entries("c", 3))
+    assert "main@4" == str(version)
+    assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
+    assert [1, 2, 3, 4] == numbers(table)
+
+
+def test_a_commit_that_cannot_be_decided_says_so_and_can_be_resumed(table: LanceTable) -> None:
+    """The error carries the transaction; committing it again lands it once, however often that is done."""
+    with pytest.raises(CommitStateUnknownError) as caught:
+        through(table, lost(not_sent, times=99)).append(entries("c", 3))
+    assert [1, 2, 3] == numbers(table)
+    transaction = caught.value.transaction
+    assert isinstance(transaction, Transaction)
+    assert transaction.uuid in str(caught.value)
+    assert "main@4" == str(table.commit(transaction))
+    assert "main@4" == str(table.commit(transaction))
+    assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
+
+
+def test_a_commit_that_landed_unseen_is_found_again(table: LanceTable) -> None:
+    """The version is there, nobody knew, others went on: committing again finds it and adds nothing."""
+
+    def blind(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.commits:
+            request.send()
+            raise StoreError("connection reset")
+        if request.verb == "get" and request.key.endswith("611.manifest"):
+            raise StoreError("connection reset")
+        return request.send()
+
+    with pytest.raises(CommitStateUnknownError) as caught:
+        through(table, blind).append(entries("c", 3))
+    assert isinstance(caught.value.transaction, Transaction)
+    table.append(entries("d", 4))
+    assert "main@4" == str(table.commit(caught.value.transaction))
+    assert [("a", 1), ("b", 2), ("c", 3), ("d", 4)] == contents(table)
+
+
+def test_a_hint_that_cannot_be_written_does_not_fail_the_commit(table: LanceTable) -> None:
+    """The version is there; a caller told otherwise would commit it again."""
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.key.endswith("hint.json"):
+            raise StoreError("disk full")
+        return request.send()
+
+    assert "main@4" == str(through(table, script).append(entries("c", 3)))
+
+
+def test_the_hint_follows_every_commit(table: LanceTable) -> None:
+    """A pylance handle that is behind finds newer versions through it."""
+    table.create_branch("run")
+    table.append(entries("c", 3), branch="run")
+    hint = "_versions/latest_version_hint.json"
+    assert {"version": 3} == json.loads((Path(table.uri) / hint).read_bytes())
+    assert {"version": 4} == json.loads((Path(table.uri) / "tree/run" / hint).read_bytes())
+
+
+def test_the_transaction_is_there_before_its_version(table: LanceTable) -> None:
+    """Other writers look the file up when they rebase."""
+    seen: list[str] = []
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.writes:
+            seen.append(f"{request.verb} {request.key.split('/')[0]}")
+        return request.send()
+
+    through(table, script).append(entries("c", 3))
+    assert ["put _transactions", "put_if_absent _versions", "put _versions"] == seen
+
+
+def test_an_append_goes_on_top_of_whoever_was_first(table: LanceTable) -> None:
+    """Two that add rows do not disturb each other, whoever the other is, and however often it wins."""
+    others = iter([lambda: table.append(entries("o", 1)), lambda: as_pylance(table).insert(entries("p", 1))])
+    version = through(table, intruder_at_commit(lambda: next(others)(), times=2)).append(entries("c", 3))
+    assert "main@6" == str(version)
+    assert [("a", 1), ("b", 2), ("c", 3), ("o", 1), ("p", 1)] == contents(table)
+
+
+def test_a_replace_looks_again_when_its_fragment_changed(table: LanceTable) -> None:
+    """The rows to take out are looked up in the version the other left."""
+    other = intruder_at_commit(lambda: as_pylance(table).update({"value": "7"}, where="key = 'b'"))
+    through(table, other).replace_where("key = 'b'", entries("b", 3))
+    assert [("a", 1), ("b", 3)] == contents(table)
+
+
+def test_a_replace_of_other_fragments_goes_on_top(table: LanceTable) -> None:
+    """Both changes hold."""
+    other = intruder_at_commit(lambda: table.replace_where("key = 'a'", entries("a", 9)))
+    through(table, other).replace_where("key = 'b'", entries("b", 3))
+    assert [("a", 9), ("b", 3)] == contents(table)
+
+
+def test_a_compaction_in_between_is_looked_up_again(table: LanceTable) -> None:
+    """The rows to take out have moved to another fragment."""
+    other = intruder_at_commit(lambda: as_pylance(table).optimize.compact_files())
+    through(table, other).replace_where("key = 'b'", entries("b", 3))
+    assert [("a", 1), ("b", 3)] == contents(table)
+
+
+@pytest.mark.parametrize("mine", ["append", "overwrite", "replace_where"])
+def test_a_replaced_table_in_between_needs_a_person(table: LanceTable, mine: str) -> None:
+    """Nobody can say what a change to rows that are gone should mean; the error names the version."""
+    arguments = ("key = 'a'", entries("c", 3)) if mine == "replace_where" else (entries("c", 3),)
+    stranger = through(table, intruder_at_commit(lambda: table.overwrite(entries("o", 1))))
+    with pytest.raises(CommitConflictError, match="committed Overwrite as main@4 meanwhile") as caught:
+        getattr(stranger, mine)(*arguments)
+    assert ("main@4", mine == "overwrite") == (caught.value.theirs, caught.value.retryable)
+    assert [("o", 1)] == contents(table)
+
+
+def test_a_version_cleaned_up_meanwhile_is_a_conflict_to_retry(table: LanceTable) -> None:
+    """What a version did cannot be looked up any more, so the caller reads again."""
+    transaction = an_append_of(table)
+    table.append(entries("c", 3))
+    table.append(entries("d", 4))
+    as_pylance(table).cleanup_old_versions(retain_versions=1)
+    with pytest.raises(CommitConflictError) as caught:
+        LanceTable.open(table.uri).commit(transaction)
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_process_that_dies_leaves_a_whole_table(table: LanceTable, writes: int) -> None:
+    """Before its version is there nothing is, and the next writer notices nothing."""
+    with pytest.raises(PlugPulledError):
+        through(table, plug_pulled_before_write(writes)).append(entries("c", 3))
+    landed = [("c", 3)] if writes == 2 else []
+    assert sorted([("a", 1), ("b", 2), *landed]) == contents(table)
+    table.append(entries("d", 4))
+    assert sorted([("a", 1), ("b", 2), ("d", 4), *landed]) == contents(table)
+    as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_an_answer_lost_at_any_write_leaves_the_rows_once(table: LanceTable, writes: int) -> None:
+    """A transaction repeated after any failure is in the table once."""
+    transaction = an_append_of(table)
+    try:
+        through(table, answer_lost_at_write(writes)).commit(transaction)
+    except StoreError:
+        table.commit(transaction)
+    assert [("a", 1), ("a", 1), ("b", 2)] == contents(table)
+
+
+def test_an_older_version_can_be_restored(table: LanceTable) -> None:
+    """A restore is a commit like others; ids handed out since are not handed out again."""
+    restore = Transaction(read_version=3, uuid=str(uuid.uuid4()), operation=Restore(version=2))
+    assert "main@4" == str(table.commit(restore))
+    assert [("a", 1)] == contents(table)
+    table.append(entries("c", 3))
+    assert [0, 2] == [fragment.fragment_id for fragment in as_pylance(table).get_fragments()]
+    as_pylance(table).validate()
+    ids = as_pylance(table).to_table(with_row_id=True)["_rowid"].to_pylist()
+    assert [0, 2] == ids
+
+
+def test_a_delete_is_a_commit_like_others(table: LanceTable) -> None:
+    """Whole fragments are taken out by their ids."""
+    delete = Transaction(read_version=3, uuid=str(uuid.uuid4()), operation=Delete(deleted_fragment_ids=(0,)))
+    table.commit(delete)
+    assert [("b", 2)] == contents(table)
+    as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("answer", [sent_and_no_answer, sent_and_denied])
+def test_the_first_version_is_made_once(tmp_path: Path, answer: Callable[[Request], bool]) -> None:
+    """Whoever made a table knows it, although the answer was lost."""
+    store = ScriptedStore(LocalStore(str(tmp_path / "table")), lost(answer))
+    assert create_empty(parts_on(store), SCHEMA) is not None
+    assert create_empty(parts_on(store), SCHEMA) is None
+    assert [1] == LanceTable.open(store.uri).versions_after(0)

@@ -1,0 +1,162 @@
+"""Processes that want the same thing at the same moment."""
+
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import AlreadyExistsError, MergeConflictError, RefMovedError
+from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
+from tests.racing import race
+
+COMMITS = 6
+
+
+def append(uri: str, writer: int) -> list[int]:
+    """Append some rows, one commit each, through us or through pylance; the values that were acknowledged."""
+    values = [100 * writer + number for number in range(COMMITS)]
+    table, dataset = LanceTable.open(uri), lance.dataset(uri)
+    for value in values:
+        if writer % 2:
+            dataset.insert(entries("p", value))
+        else:
+            table.append(entries("o", value))
+    return values
+
+
+def replace(uri: str, key: str) -> list[int]:
+    """Replace the rows of one key a few times."""
+    table = LanceTable.open(uri)
+    return [table.replace_where(f"key = '{key}'", entries(key, number)).number for number in range(COMMITS)]
+
+
+def create(uri: str, exist_ok: bool) -> bool:
+    """Create a table; whether it worked."""
+    try:
+        LanceTable.create(uri, SCHEMA, exist_ok=exist_ok)
+    except AlreadyExistsError:
+        return False
+    return True
+
+
+def fork(uri: str, exist_ok: bool) -> str | None:
+    """Create a branch; its id, or None when the name was taken."""
+    try:
+        return LanceTable.open(uri).create_branch("run", exist_ok=exist_ok).id
+    except AlreadyExistsError:
+        return None
+
+
+def move(uri: str, target: int) -> bool:
+    """Move a tag from version 2 to another; whether it worked."""
+    table = LanceTable.open(uri)
+    try:
+        table.move_tag("production", f"main@{target}", expected=table.at("main@2"))
+    except RefMovedError:
+        return False
+    return True
+
+
+def merge(uri: str, branch: str) -> str | None:
+    """Merge a branch; the version, or None when it conflicts."""
+    try:
+        return str(LanceTable.open(uri).merge(branch))
+    except MergeConflictError:
+        return None
+
+
+def cycle(uri: str, name: str) -> int:
+    """Make, fill, merge and delete a branch a few times, as runs do."""
+    table = LanceTable.open(uri)
+    for number in range(COMMITS):
+        branch = f"run/{name}-{number}"
+        table.create_branch(branch)
+        table.append(entries(name, number), branch=branch)
+        table.merge(branch)
+        table.delete_branch(branch)
+    return COMMITS
+
+
+def test_no_acknowledged_row_is_lost_between_eight_writers(tmp_path: Path) -> None:
+    """Half write through us, half through pylance: every row is there once, and no version number is left out."""
+    table = new_table(tmp_path)
+    acknowledged = [value for values in race(append, [(table.uri, writer) for writer in range(8)]) for value in values]
+    assert sorted(acknowledged) == sorted(value for _, value in contents(table))
+    assert list(range(1, 8 * COMMITS + 2)) == table.versions_after(0)
+    dataset = as_pylance(table)
+    dataset.validate()
+    ids = dataset.to_table(with_row_id=True)["_rowid"].to_pylist()
+    assert len(acknowledged) == len(set(ids))
+
+
+def test_replaces_of_different_rows_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Three keys of one fragment, each replaced over and over: the last rows of each are there, and no others."""
+    table = new_table(tmp_path)
+    table.append(as_pylance(new_table(tmp_path, *(entries(key, 9) for key in "abc"))).to_table())
+    numbers = race(replace, [(table.uri, key) for key in "abc"])
+    assert [(key, COMMITS - 1) for key in "abc"] == contents(table)
+    assert 3 * COMMITS == len({number for found in numbers for number in found})
+    as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("exist_ok", [True, False])
+def test_one_of_four_creates_a_table(tmp_path: Path, exist_ok: bool) -> None:
+    """The others are told, or open it when they asked for that."""
+    uri = str(tmp_path / "table")
+    assert (4 if exist_ok else 1) == sum(race(create, [(uri, exist_ok)] * 4))
+    assert [1] == LanceTable.open(uri).versions_after(0)
+
+
+@pytest.mark.parametrize("exist_ok", [True, False])
+def test_four_that_create_a_branch_get_one(tmp_path: Path, exist_ok: bool) -> None:
+    """There is one branch whoever made it, and nobody gets another one's id."""
+    table = new_table(tmp_path, entries("a", 1))
+    ids = set(race(fork, [(table.uri, exist_ok)] * 4)) - {None}
+    assert {table.branches()["run"].id} == ids
+    table.append(entries("b", 2), branch="run")
+    assert [("a", 1), ("b", 2)] == contents(table, "run")
+
+
+def test_one_of_four_moves_a_tag(tmp_path: Path) -> None:
+    """The winner's move is what is stored, and every loser knows."""
+    table = new_table(tmp_path, *(entries("a", number) for number in range(6)))
+    table.create_tag("production", "main@2")
+    won = race(move, [(table.uri, target) for target in (3, 4, 5, 6)])
+    assert 1 == sum(won)
+    assert f"main@{3 + won.index(True)}" == table.tags()["production"].ref
+
+
+def test_branches_merged_at_once_are_all_in(tmp_path: Path) -> None:
+    """Four branches with appends, two of them the same partition replaced: of those exactly one gets in."""
+    table = new_table(tmp_path, entries("a", 0))
+    for name in ("one", "two"):
+        table.create_branch(name)
+        table.append(entries(name, 1), branch=name, partitions=[name])
+    for name in ("three", "four"):
+        table.create_branch(name)
+        table.replace_where("key = 'a'", entries("a", 3 if name == "three" else 4), branch=name, partitions=["a"])
+    merged = race(merge, [(table.uri, name) for name in ("one", "two", "three", "four")])
+    assert merged[0]
+    assert merged[1]
+    assert 1 == sum(version is not None for version in merged[2:])
+    assert [("a", 3 if merged[2] else 4), ("one", 1), ("two", 1)] == contents(table)
+
+
+def test_one_branch_merged_by_four_is_in_once(tmp_path: Path) -> None:
+    """All of them get the version that has it."""
+    table = new_table(tmp_path, entries("a", 0))
+    table.create_branch("run")
+    table.append(entries("b", 1), branch="run")
+    versions = race(merge, [(table.uri, "run")] * 4)
+    assert {"main@3"} == set(versions)
+    assert [("a", 0), ("b", 1)] == contents(table)
+
+
+def test_runs_that_come_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Branches with a common prefix are made, merged and deleted side by side, and every row arrives."""
+    table = new_table(tmp_path)
+    race(cycle, [(table.uri, name) for name in "abcd"])
+    assert [(name, number) for name in "abcd" for number in range(COMMITS)] == contents(table)
+    assert {} == table.branches()
+    as_pylance(table).validate()

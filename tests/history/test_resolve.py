@@ -1,0 +1,134 @@
+"""Ref expressions."""
+
+import time
+from pathlib import Path
+
+import pendulum
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError, VersionNotFoundError
+from tests.ledger import as_pylance, entries, new_table
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
+    """Main with versions 1 to 3, a branch of 2 with one more, a tag on each."""
+    made = new_table(tmp_path_factory.mktemp("resolve"), entries("a", 1), entries("b", 2))
+    made.create_branch("run/4f2a", "main@2")
+    time.sleep(0.01)
+    made.append(entries("c", 3), branch="run/4f2a")
+    made.create_tag("production", "main@2")
+    made.create_tag("candidate", "run/4f2a@3")
+    return made
+
+
+@pytest.mark.parametrize(
+    "expression,version",
+    [
+        ("main", "main@3"),
+        ("main@1", "main@1"),
+        ("run/4f2a", "run/4f2a@3"),
+        ("run/4f2a@2", "run/4f2a@2"),
+        ("production", "main@2"),
+        ("candidate", "run/4f2a@3"),
+        ("main@{2100-01-01T00:00Z}", "main@3"),
+        ("run/4f2a@{2100-01-01}", "run/4f2a@3"),
+    ],
+)
+def test_an_expression_names_one_version(table: LanceTable, expression: str, version: str) -> None:
+    """And the printed version names itself."""
+    assert version == str(table.at(expression))
+    assert version == str(table.at(version))
+
+
+def test_a_time_names_the_version_that_was_newest_then(table: LanceTable) -> None:
+    """A version is the newest from the moment it was committed."""
+    for number in (1, 2, 3):
+        moment = table.at(f"main@{number}").committed_at
+        assert number == table.at(f"main@{{{moment.isoformat()}}}").number
+    before = table.at("main@3").committed_at.subtract(microseconds=1)
+    assert 2 == table.at(f"main@{{{before.isoformat()}}}").number
+
+
+def test_a_time_without_zone_is_utc(table: LanceTable) -> None:
+    """The same text means the same on every machine."""
+    moment = table.at("main@2").committed_at.in_timezone("UTC")
+    assert 2 == table.at(f"main@{{{moment.naive().isoformat()}}}").number
+
+
+def test_a_time_before_the_first_version_names_nothing(table: LanceTable) -> None:
+    """The error names the branch."""
+    with pytest.raises(VersionNotFoundError, match="branch 'main' of .* has no version as old as 1999"):
+        table.at("main@{1999-12-31}")
+
+
+@pytest.mark.parametrize(
+    "expression,hint",
+    [
+        ("prodution", "did you mean 'production'?"),
+        ("run/4f2b", "did you mean 'run/4f2a'?"),
+        ("Main", "did you mean 'main'?"),
+        ("zzz", "known names: candidate, main, production, run/4f2a"),
+        ("prodution@2", "did you mean 'production'?"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_ones(table: LanceTable, expression: str, hint: str) -> None:
+    """Or all, when none is near."""
+    with pytest.raises(RefNotFoundError) as caught:
+        table.at(expression)
+    assert hint == caught.value.hint
+    assert f"no branch or tag {expression.split('@')[0]!r} in {table.uri}; {hint}" == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "expression,position,expected",
+    [
+        ("", 0, "a branch or tag name"),
+        ("@3", 0, "a branch or tag name"),
+        (" main", 0, "a branch or tag name"),
+        ("main@", 4, "nothing, '@' and a version number, or '@{time}'"),
+        ("main@x", 4, "nothing, '@' and a version number, or '@{time}'"),
+        ("main@-1", 4, "nothing, '@' and a version number, or '@{time}'"),
+        ("main~1", 4, "nothing, '@' and a version number, or '@{time}'"),
+        ("main@1@2", 4, "nothing, '@' and a version number, or '@{time}'"),
+        ("main ", 4, "nothing, '@' and a version number, or '@{time}'"),
+        ("main@{yesterday}", 6, "a time such as 2026-01-31T00:00Z"),
+        ("main@{}", 6, "a time such as 2026-01-31T00:00Z"),
+        ("main@{2026-01-01/2026-02-01}", 6, "a point in time such as 2026-01-31T00:00Z"),
+    ],
+)
+def test_what_cannot_be_read_is_pointed_at(table: LanceTable, expression: str, position: int, expected: str) -> None:
+    """With the character and what could stand there."""
+    with pytest.raises(RefSyntaxError) as caught:
+        table.at(expression)
+    assert (expression, position, expected) == (caught.value.expression, caught.value.position, caught.value.expected)
+
+
+@pytest.mark.parametrize("expression", ["main@0", "main@4", "run/4f2a@1", "main@9999999999999999999"])
+def test_a_version_that_is_not_there_is_not_replaced_by_another(table: LanceTable, expression: str) -> None:
+    """The versions there are stand in the error."""
+    with pytest.raises(VersionNotFoundError, match=r"has no version \d+; it has \d to 3"):
+        table.at(expression)
+
+
+def test_a_tag_takes_no_number(table: LanceTable) -> None:
+    """It names one version already."""
+    with pytest.raises(InvalidInputError, match="'production' is a tag and names main@2; write it without '@1'"):
+        table.at("production@1")
+
+
+def test_a_name_of_a_branch_and_a_tag_is_not_guessed(tmp_path: Path) -> None:
+    """Another program can make both; the error says what to do."""
+    table = new_table(tmp_path, entries("a", 1))
+    as_pylance(table).create_branch("both")
+    as_pylance(table).tags.create("both", 1)
+    with pytest.raises(InvalidInputError, match="'both' is a branch and a tag of .*; rename one of them"):
+        table.at("both")
+
+
+def test_a_time_is_understood_in_any_zone(table: LanceTable) -> None:
+    """A version does not change with the zone its time is given in."""
+    moment = table.at("main@2").committed_at
+    for zone in ("Asia/Tokyo", "America/New_York", "UTC"):
+        assert 2 == table.at(f"main@{{{moment.in_timezone(pendulum.timezone(zone)).isoformat()}}}").number

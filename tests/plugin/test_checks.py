@@ -1,0 +1,146 @@
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    InRange,
+    InvalidInputError,
+    KeysExist,
+    LanceResource,
+    LanceTable,
+    NotNull,
+    NullRate,
+    RowCount,
+    Unique,
+    build_table_checks,
+)
+from lance_dagster.plugin.check_values import Audit, Check, Finding
+from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
+
+NAN = float("nan")
+ROWS = pa.table(
+    {
+        "id": [1, 2, 3, 3, None],
+        "price": [1.0, 2.5, NAN, -1.0, None],
+        "day": [dt.date(2024, 1, day) for day in range(1, 6)],
+        "at": [dt.datetime(2024, 1, day, tzinfo=dt.UTC) for day in range(1, 6)],
+        "name": ["a", "b", "c", "d", "o'e"],
+        "customer": [10, 20, 30, 30, None],
+    }
+)
+
+
+@pytest.fixture
+def audit(lake: LanceResource) -> Audit:
+    """A table with something wrong in every column, and the customers it speaks of."""
+    LanceTable.create(lake.uri_of(ORDERS), ROWS.schema).append(ROWS)
+    customers = pa.table({"id": pa.array([10, 20], pa.int32())})
+    LanceTable.create(lake.uri_of(CUSTOMERS), customers.schema).append(customers)
+    return Audit(candidate=lake.open(None, ORDERS), others={CUSTOMERS: lake.open(None, CUSTOMERS)})
+
+
+@pytest.mark.parametrize(
+    "check,passed,description",
+    [
+        (RowCount(minimum=5, maximum=5), True, "5 rows; allowed: 5 to 5"),
+        (RowCount(minimum=6), False, "5 rows; allowed: at least 6"),
+        (RowCount(maximum=4), False, "5 rows; allowed: 1 to 4"),
+        (NotNull("name"), True, "0 rows have no value in 'name'; allowed: none"),
+        (NotNull("id"), False, "1 rows have no value in 'id'; allowed: none"),
+        (NullRate("id", 0.2), True, "20.00% of the rows have no value in 'id'; allowed: 20.00%"),
+        (NullRate("id", 0.1), False, "20.00% of the rows have no value in 'id'; allowed: 10.00%"),
+        (InRange("id", minimum=1, maximum=3), True, "0 values of 'id' are outside; allowed: 1 to 3"),
+        (InRange("id", maximum=2), False, "2 values of 'id' are outside; allowed: at most 2"),
+        (InRange("price", minimum=-1), False, "1 values of 'price' are outside; allowed: at least -1"),
+        (InRange("price", minimum=0, maximum=9.5), False, "2 values of 'price' are outside; allowed: 0 to 9.5"),
+        (
+            InRange("day", maximum=dt.date(2024, 1, 4)),
+            False,
+            "1 values of 'day' are outside; allowed: at most 2024-01-04",
+        ),
+        (InRange("name", maximum="o'd"), False, "1 values of 'name' are outside; allowed: at most o'd"),
+        (Unique("name"), True, "0 rows repeat the name of another; allowed: none"),
+        (Unique("id"), False, "1 rows repeat the id of another; allowed: none; such as 3"),
+        (Unique(("id", "name")), True, "0 rows repeat the id, name of another; allowed: none"),
+        (
+            KeysExist("customer", in_table="shop/customers", key="id"),
+            False,
+            "1 of 3 values of 'customer' are no 'id' of shop/customers (main@2); allowed: none; such as 30",
+        ),
+    ],
+)
+def test_checks_say_what_they_found_and_what_is_allowed(
+    audit: Audit, check: Check, *, passed: bool, description: str
+) -> None:
+    """Pass or fail, in words that can be acted on."""
+    finding: Finding = check.evaluate(audit)
+    assert (passed, description) == (finding.passed, finding.description)
+
+
+def test_bounds_with_a_time_zone(audit: Audit) -> None:
+    """An instant is compared as an instant, in whatever zone it is written."""
+    berlin = dt.timezone(dt.timedelta(hours=1))
+    last = dt.datetime(2024, 1, 5, 1, tzinfo=berlin)
+    assert InRange("at", maximum=last).evaluate(audit).passed
+    assert InRange("at", maximum=last - dt.timedelta(seconds=1)).evaluate(audit).counts["outside"] == 1
+
+
+@pytest.mark.parametrize("check", [NotNull("nmae"), InRange("nmae", minimum=1), Unique("nmae")])
+def test_column_that_is_not_there(audit: Audit, check: Check) -> None:
+    """The check breaks, which counts as failed, and names the columns there are."""
+    with pytest.raises(InvalidInputError, match=r"about column 'nmae'; .* has id, price"):
+        check.evaluate(audit)
+
+
+@pytest.mark.parametrize("make", [lambda: NullRate("id", 5), lambda: InRange("id")])
+def test_check_that_makes_no_sense(make: Callable[[], Check]) -> None:
+    """Refused where it is written."""
+    with pytest.raises(InvalidInputError):
+        make()
+
+
+def test_checks_block_and_name_the_version(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """One blocking check for each value; the evaluation says which version it looked at."""
+    checks = build_table_checks(ORDERS, [Unique("id"), NotNull("id")])
+    assert [check.check_key.name for check in checks] == ["unique_id", "not_null_id"]
+    assert all(spec.blocking for check in checks for spec in check.check_specs)
+    result = dg.materialize(
+        [*shop.assets, *checks],
+        selection=dg.AssetSelection.assets(ORDERS),
+        instance=instance,
+        resources=shop.resources,
+    )
+    (evaluation,) = [one for one in result.get_asset_check_evaluations() if one.check_name == "unique_id"]
+    assert evaluation.passed
+    assert evaluation.metadata["lance/branch"].value == f"run/{result.run_id}"
+    assert evaluation.metadata["lance/version"].value == 2
+    assert evaluation.metadata["repeated_rows"].value == 0
+
+
+def test_keys_are_looked_up_in_the_candidate_of_the_same_run(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """The check waits for the other table, and sees what this run made of it."""
+    (check,) = build_table_checks("shop/orders", [KeysExist("id", in_table="shop/customers", key="id")])
+    assets = [*shop.assets, check]
+    options: dict[str, Any] = {
+        "selection": dg.AssetSelection.assets(ORDERS, CUSTOMERS),
+        "instance": instance,
+        "resources": shop.resources,
+        "raise_on_error": False,
+    }
+    shop.play(orders=[1], customers=[1])
+    good = dg.materialize(assets, **options)
+    shop.play(orders=[1, 5], customers=[1])
+    bad = dg.materialize(assets, **options)
+    (evaluation,) = [one for one in bad.get_asset_check_evaluations() if one.check_name == "keys_exist_id"]
+    assert (good.success, bad.success) == (True, False)
+    assert evaluation.metadata["compared_with"].value == f"run/{bad.run_id}@2"
+
+
+def test_two_checks_of_one_name() -> None:
+    """Dagster would show only one of them."""
+    with pytest.raises(InvalidInputError, match="two checks of shop/orders are named not_null_id"):
+        build_table_checks(ORDERS, [NotNull("id"), NotNull("id")])

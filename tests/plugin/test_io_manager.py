@@ -1,0 +1,369 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+import json
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from lance import LanceDataset
+from pyspark.sql import DataFrame, SparkSession
+
+from lance_dagster import (
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    PinnedTable,
+    SchemaMismatchError,
+    write_files,
+)
+from lance_dagster.datafiles import StagedFiles
+
+NUMBERS = dg.AssetKey(["lab", "numbers"])
+ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", None]})
+
+
+class FailsAfterWriting(LanceIOManager):
+    """Loses the answer of the first attempt's commit."""
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Write, then fail once."""
+        super().handle_output(context, obj)
+        if context.step_context.previous_attempt_count == 0:
+            raise ConnectionError("the worker lost its network")
+
+
+def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
+    """Materialize some assets with the IO manager."""
+    options.setdefault("resources", {"lance": lake, "io_manager": LanceIOManager(lance=lake)})
+    return dg.materialize(list(assets), raise_on_error=False, **options)
+
+
+def error_of(result: dg.ExecuteInProcessResult) -> str:
+    """The text of the first failure, with its causes."""
+    failed = result.get_step_failure_events()[0].step_failure_data
+    found, error = [], failed.error
+    while error is not None:
+        found.append(error.message)
+        error = error.cause
+    return "\n".join(found)
+
+
+def written(lake: LanceResource, result: dg.ExecuteInProcessResult) -> pa.Table:
+    """What the run wrote, as its branch has it."""
+    return lake.table(NUMBERS).read(f"run/{result.run_id}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ROWS,
+        ROWS.to_batches()[0],
+        ROWS.to_pandas(),
+        pl.DataFrame(ROWS.to_pydict()),
+        pl.DataFrame(ROWS.to_pydict()).lazy(),
+    ],
+    ids=["table", "batch", "pandas", "polars", "lazy"],
+)
+def test_values_of_every_library_are_stored_alike(lake: LanceResource, value: object) -> None:
+    """The library an asset uses does not show in its table."""
+
+    @dg.asset(key=NUMBERS)
+    def numbers() -> Any:
+        return value
+
+    result = run(lake, numbers)
+    assert result.success
+    assert ROWS == written(lake, result)
+
+
+def test_stream_is_written_batch_by_batch(lake: LanceResource) -> None:
+    """A reader is consumed once, and its rows are counted on the way."""
+
+    @dg.asset(key=NUMBERS, partitions_def=dg.StaticPartitionsDefinition(["a"]), metadata={"partition_expr": "name"})
+    def numbers() -> pa.RecordBatchReader:
+        batches = pa.table({"id": [0, 1, 2], "name": ["a", "a", "a"]}).to_batches(max_chunksize=1)
+        return pa.RecordBatchReader.from_batches(batches[0].schema, batches)
+
+    result = run(lake, numbers, partition_key="a")
+    (event,) = result.asset_materializations_for_node("lab__numbers")
+    assert event.metadata["dagster/partition_row_count"].value == 3
+    assert written(lake, result).num_rows == 3
+
+
+def test_staged_files_are_committed_as_they_are(lake: LanceResource) -> None:
+    """Rows that are already data files of the table are only named."""
+
+    @dg.asset(key=NUMBERS)
+    def numbers() -> StagedFiles:
+        table = LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
+        return StagedFiles(ROWS.schema, write_files(table.target(), ROWS.to_batches()))
+
+    result = run(lake, numbers)
+    assert result.success, error_of(result)
+    assert ROWS == written(lake, result)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.Table, pa.RecordBatchReader, pd.DataFrame, pl.DataFrame, pl.LazyFrame, PinnedTable, LanceDataset, Any]
+)
+def test_inputs_are_what_they_are_annotated_with(lake: LanceResource, kind: type) -> None:
+    """One table, read as every library's own type; without an annotation as a lazy handle."""
+    seen: list[object] = []
+
+    @dg.asset(key=NUMBERS)
+    def numbers() -> pa.Table:
+        return ROWS
+
+    def reader(numbers: Any) -> None:
+        seen.append(numbers)
+        seen.append(rows_of(numbers))
+
+    reader.__annotations__ = {"numbers": kind, "return": None}
+    read = dg.asset(ins={"numbers": dg.AssetIn(NUMBERS)})(reader)
+    result = run(lake, numbers, read)
+    assert result.success, error_of(result)
+    assert isinstance(seen[0], LanceDataset if kind is Any else kind)
+    assert seen[1] == [1, 2, 3]
+
+
+def rows_of(value: Any) -> list[int]:
+    """The ids in a frame or behind a handle, sorted."""
+    if isinstance(value, pl.LazyFrame):
+        value = value.filter(pl.col("id") > 0).collect()
+    if isinstance(value, PinnedTable):
+        value = value.read()
+    if isinstance(value, pa.RecordBatchReader):
+        value = value.read_all()
+    if isinstance(value, LanceDataset):
+        value = value.to_table()
+    return sorted(value["id"].to_pylist() if isinstance(value, pa.Table) else value["id"])
+
+
+@pytest.mark.slow
+def test_spark_frames_go_both_ways(lake: LanceResource, spark: SparkSession) -> None:
+    """Executors write and read; an array named as a vector is stored with a fixed length, and stays so."""
+    seen: list[list[int]] = []
+
+    @dg.asset(key=NUMBERS, metadata={"lance/vectors": {"embedding": 2}})
+    def numbers() -> DataFrame:
+        return spark.createDataFrame([(1, [0.5, 0.25]), (2, [1.0, 2.0])], "id int, embedding array<float>")
+
+    @dg.asset(ins={"numbers": dg.AssetIn(NUMBERS)})
+    def reader(numbers: DataFrame) -> None:
+        seen.append(sorted(row.id for row in numbers.collect()))
+
+    assert run(lake, numbers, reader).success
+    result = run(lake, numbers, reader)
+    assert result.success, error_of(result)
+    assert seen == [[1, 2], [1, 2]]
+    assert pa.list_(pa.float32(), 2) == written(lake, result).schema.field("embedding").type
+
+
+@pytest.mark.parametrize("make", [lambda: pa.table({"v": [[1.0, 2.0]]}), lambda: pd.DataFrame({"v": [[1.0, 2.0]]})])
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_vectors_get_a_fixed_length(lake: LanceResource, make: Any, mode: str) -> None:
+    """The same metadata works for lists of every library, when the table is made and later."""
+
+    @dg.asset(key=NUMBERS, metadata={"lance/vectors": {"v": 2}, "write_mode": mode})
+    def numbers() -> Any:
+        return make()
+
+    result = run(lake, numbers)
+    assert result.success, error_of(result)
+    assert pa.list_(pa.float64(), 2) == written(lake, result).schema.field("v").type
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite", "replace"])
+def test_retried_step_leaves_no_row_twice(lake: LanceResource, mode: str) -> None:
+    """The first attempt commits and dies; the second does the same again."""
+
+    @dg.asset(
+        key=NUMBERS,
+        retry_policy=dg.RetryPolicy(max_retries=1),
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+        metadata={"partition_expr": "name", "write_mode": mode},
+    )
+    def numbers() -> pa.Table:
+        return pa.table({"id": [1, 2], "name": ["a", "a"]})
+
+    result = run(lake, numbers, partition_key="a", resources={"io_manager": FailsAfterWriting(lance=lake)})
+    assert result.success
+    assert written(lake, result)["id"].to_pylist() == [1, 2]
+    assert len(lake.table(NUMBERS).log(f"run/{result.run_id}")) == 4  # created, forked, two attempts
+
+
+def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
+    """The table's own log answers where rows come from, without Dagster."""
+    partitions = dg.StaticPartitionsDefinition(["a", "b"])
+
+    @dg.asset(key=NUMBERS, partitions_def=partitions, metadata={"partition_expr": "name"})
+    def numbers() -> pa.Table:
+        return pa.table({"id": [1], "name": ["a"]})
+
+    result = run(lake, numbers, partition_key="a", tags={"dagster/backfill": "bf1"})
+    table = lake.table(NUMBERS)
+    properties = table.head(f"run/{result.run_id}").properties
+    assert properties["dagster/run_id"] == result.run_id
+    assert properties["dagster/step_key"] == "lab__numbers"
+    assert properties["dagster/asset_key"] == "lab/numbers"
+    assert json.loads(properties["dagster/partition_keys"]) == ["a"]
+    branch = table.branches()[f"run/{result.run_id}"]
+    assert branch.metadata["dagster/run_id"] == branch.metadata["dagster/root_run_id"] == result.run_id
+    assert branch.metadata["dagster/backfill"] == "bf1"
+
+
+def test_output_metadata_overrides_the_assets_write_mode(lake: LanceResource) -> None:
+    """The mode can be chosen at run time."""
+
+    @dg.asset(key=NUMBERS, metadata={"write_mode": "overwrite"})
+    def numbers(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_output_metadata({"write_mode": "append"})
+        return ROWS
+
+    LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
+    assert written(lake, run(lake, numbers)).num_rows == 6
+
+
+def test_overwrite_may_change_the_columns(lake: LanceResource) -> None:
+    """An overwrite is the whole table, its schema included."""
+    LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
+
+    @dg.asset(key=NUMBERS)
+    def numbers() -> pd.DataFrame:
+        return pd.DataFrame({"other": [1.5]}, index=pd.Index(["x"], name="key"))
+
+    assert written(lake, run(lake, numbers)).to_pylist() == [{"key": "x", "other": 1.5}]
+
+
+def test_rows_that_do_not_fit_are_refused(lake: LanceResource) -> None:
+    """An append with another column names it, and the branch has no new version."""
+    LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
+
+    @dg.asset(key=NUMBERS, metadata={"write_mode": "append"})
+    def numbers() -> pa.Table:
+        return ROWS.append_column("extra", pa.array([1, 2, 3]))
+
+    result = run(lake, numbers)
+    assert SchemaMismatchError.__name__ in error_of(result)
+    assert "'extra'" in error_of(result)
+    assert written(lake, result).num_rows == 0
+
+
+def returned(value: object, **metadata: object) -> dg.AssetsDefinition:
+    """An asset that returns a value."""
+
+    @dg.asset(key=NUMBERS, metadata=metadata)
+    def numbers() -> Any:
+        return value
+
+    return numbers
+
+
+@pytest.mark.parametrize(
+    "asset,says",
+    [
+        (returned(None), "lab/numbers returned None"),
+        (returned(7), "a Lance table is no builtins.int"),
+        (returned(ROWS, write_mode="upsert"), "write_mode is one of append, overwrite, replace, not 'upsert'"),
+        (returned(ROWS, write_mode="replace"), "'replace' of lab/numbers needs partitions"),
+        (returned(ROWS, **{"lance/vectors": {"name": 3}}), "'name', which is string and no list"),
+        (returned(ROWS, **{"lance/vectors": 3}), "lance/vectors must be {column: length}, not 3"),
+    ],
+)
+def test_output_that_cannot_work_is_refused_before_anything_is_written(
+    lake: LanceResource, asset: dg.AssetsDefinition, says: str
+) -> None:
+    """One clear error, and no table."""
+    assert says in error_of(run(lake, asset))
+    assert not LanceTable.exists(lake.uri_of(NUMBERS))
+
+
+def test_output_of_a_plain_op_is_refused(lake: LanceResource) -> None:
+    """Without an asset there is no table to store it in."""
+
+    @dg.op
+    def make() -> int:
+        return 1
+
+    @dg.job(resource_defs={"io_manager": LanceIOManager(lance=lake)})
+    def plain() -> None:
+        make()
+
+    assert "belongs to no asset" in error_of(plain.execute_in_process(raise_on_error=False))
+
+
+@pytest.mark.parametrize(
+    "fields,says",
+    [
+        ({"write_mode": "upsert"}, "write_mode is one of"),
+        ({"writemode": "append"}, "LanceIOManager has no field 'writemode'; did you mean 'write_mode'?"),
+    ],
+)
+def test_wrong_field_is_refused_where_it_is_written(lake: LanceResource, fields: dict[str, Any], says: str) -> None:
+    """A misspelt field would be ignored silently by pydantic."""
+    with pytest.raises(InvalidInputError) as caught:
+        LanceIOManager(lance=lake, **fields)
+    assert says in str(caught.value)
+
+
+def read_with(lake: LanceResource, kind: type, **metadata: object) -> tuple[dg.ExecuteInProcessResult, list[Any]]:
+    """Read the table of numbers from an asset of its own run."""
+    seen: list[Any] = []
+
+    def reader(numbers: Any) -> None:
+        seen.append(numbers)
+
+    reader.__annotations__ = {"numbers": kind, "return": None}
+    read = dg.asset(ins={"numbers": dg.AssetIn(NUMBERS, metadata=metadata)})(reader)
+    return run(lake, dg.AssetSpec(NUMBERS), read), seen
+
+
+def test_input_can_be_pinned_and_narrowed(lake: LanceResource) -> None:
+    """AssetIn metadata names a version, columns and a filter."""
+    table = LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
+    table.append(ROWS)
+    table.append(ROWS)
+    wanted = {"lance/ref": "main@2", "columns": ["id"], "filter": "id > 1"}
+    assert read_with(lake, pa.Table, **wanted)[1] == [pa.table({"id": [2, 3]})]
+    assert read_with(lake, pl.LazyFrame, **wanted)[1][0].collect().to_dict(as_series=False) == {"id": [2, 3]}
+    (pinned,) = read_with(lake, PinnedTable, **wanted)[1]
+    assert ("main@2", 2) == (pinned.ref, pinned.count_rows())
+    result, _ = read_with(lake, LanceDataset, filter="id > 1")
+    assert "which a lance.LanceDataset cannot carry" in error_of(result)
+
+
+def test_input_of_a_table_nobody_wrote(lake: LanceResource) -> None:
+    """The error names the table and where it should be."""
+    result, _ = read_with(lake, pa.Table)
+    assert f"no table lab/numbers at {lake.uri_of(NUMBERS)}: no run has written it yet" in error_of(result)
+
+
+def test_runs_own_branch_is_named_by_a_tag(lake: LanceResource) -> None:
+    """A run tagged lance/branch works on that branch, and later runs with the tag read it."""
+    tags = {"lance/branch": "dev"}
+    run(lake, returned(ROWS), tags=tags)
+    table = lake.table(NUMBERS)
+    assert table.count_rows("dev") == 3
+    assert table.count_rows("main") == 0
+
+
+def test_direct_calls_write_and_read_main(lake: LanceResource) -> None:
+    """Outside of a run, as in a unit test, there is no branch to write to."""
+    manager = LanceIOManager(lance=lake)
+    manager.handle_output(dg.build_output_context(asset_key=NUMBERS), ROWS)
+    assert rows_of(manager.load_input(dg.build_input_context(asset_key=NUMBERS))) == [1, 2, 3]
+    output = dg.build_output_context(asset_key=NUMBERS, run_id="r1")
+    manager.handle_output(output, ROWS.slice(0, 1))
+    loaded = manager.load_input(dg.build_input_context(asset_key=NUMBERS, upstream_output=output))
+    assert rows_of(loaded) == [1]
+    assert lake.table(NUMBERS).count_rows() == 3
+
+
+def test_value_is_loaded_outside_of_a_run(lake: LanceResource) -> None:
+    """`load_asset_value` has no run and reads the resource's ref."""
+    LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
+    definitions = dg.Definitions([returned(ROWS)], resources={"io_manager": LanceIOManager(lance=lake)})
+    assert ROWS == definitions.load_asset_value(NUMBERS, python_type=pa.Table)

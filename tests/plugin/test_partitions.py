@@ -1,0 +1,259 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
+from lance_dagster.plugin.partitions import partition_predicate, quote_name, quote_text
+
+EVENTS = dg.AssetKey(["log", "events"])
+DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-11")
+REGIONS = dg.StaticPartitionsDefinition(["eu", "us", "o'brien"])
+BOTH = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
+SCHEMA = pa.schema(
+    [
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("local", pa.timestamp("us")),
+        pa.field("text", pa.string()),
+        pa.field("region", pa.string()),
+        pa.field("n", pa.int32()),
+        pa.field("ok", pa.bool_()),
+        pa.field("x", pa.float64()),
+    ]
+)
+
+
+def predicate(keys: Sequence[str], definition: Any = None, expr: object = None) -> str:
+    """The predicate over the columns above."""
+    return partition_predicate(keys, SCHEMA, definition=definition, partition_expr=expr, asset="log/events")
+
+
+def both(day: str, region: str) -> dg.MultiPartitionKey:
+    """A cell of two dimensions."""
+    return dg.MultiPartitionKey({"day": day, "region": region})
+
+
+@pytest.mark.parametrize(
+    "keys,definition,expr,expected",
+    [
+        (["eu"], REGIONS, "region", "`region` IN ('eu')"),
+        (["us", "eu", "us"], REGIONS, "region", "`region` IN ('eu', 'us')"),
+        (["o'brien"], REGIONS, "region", "`region` IN ('o''brien')"),
+        (["a b"], dg.DynamicPartitionsDefinition(name="d"), "text", "`text` IN ('a b')"),
+        (["7", "-1"], None, "n", "`n` IN (-1, 7)"),
+        (["true"], None, "ok", "`ok` IN (true)"),
+        ([], REGIONS, "region", "false"),
+        (["2024-01-02"], DAYS, "day", "`day` >= date '2024-01-02' AND `day` < date '2024-01-03'"),
+        (["2024-01-02"], DAYS, "text", "`text` IN ('2024-01-02')"),
+        (
+            ["2024-01-03", "2024-01-01", "2024-01-02"],
+            DAYS,
+            "at",
+            "`at` >= timestamp '2024-01-01 00:00:00+00:00' AND `at` < timestamp '2024-01-04 00:00:00+00:00'",
+        ),
+        (
+            ["2024-01-01", "2024-01-05"],
+            DAYS,
+            "day",
+            (
+                "(`day` >= date '2024-01-01' AND `day` < date '2024-01-02') OR "
+                "(`day` >= date '2024-01-05' AND `day` < date '2024-01-06')"
+            ),
+        ),
+    ],
+)
+def test_keys_become_a_predicate(keys: list[str], definition: Any, expr: str, expected: str) -> None:
+    """Values are listed, neighbouring windows joined, quotes doubled, column names quoted."""
+    assert expected == predicate(keys, definition, expr)
+
+
+@pytest.mark.parametrize(
+    "column,expected",
+    [
+        ("at", "`at` >= timestamp '2024-03-30 23:00:00+00:00' AND `at` < timestamp '2024-03-31 22:00:00+00:00'"),
+        ("local", "`local` >= timestamp '2024-03-31 00:00:00' AND `local` < timestamp '2024-04-01 00:00:00'"),
+    ],
+)
+def test_time_zone_of_the_partitions(column: str, expected: str) -> None:
+    """Instants are compared as instants, over a change to summer time too; naive times as the clock shows them."""
+    berlin = dg.DailyPartitionsDefinition("2024-03-01", timezone="Europe/Berlin")
+    assert expected == predicate(["2024-03-31"], berlin, column)
+
+
+def test_sets_of_two_dimensions() -> None:
+    """A full rectangle is one AND; what has equal rests shares a term; the rest is OR."""
+    expr = {"day": "day", "region": "text"}
+    square = [both(day, region) for day in ("2024-01-01", "2024-01-02") for region in ("eu", "us")]
+    two_days = "(`day` >= date '2024-01-01' AND `day` < date '2024-01-03')"
+    assert f"{two_days} AND (`text` IN ('eu', 'us'))" == predicate(square, BOTH, expr)
+    assert predicate([both("2024-01-01", "eu"), both("2024-01-02", "us")], BOTH, expr) == (
+        "((`day` >= date '2024-01-01' AND `day` < date '2024-01-02') AND (`text` IN ('eu'))) OR "
+        "((`day` >= date '2024-01-02' AND `day` < date '2024-01-03') AND (`text` IN ('us')))"
+    )
+
+
+@pytest.mark.parametrize(
+    "definition,expr,says",
+    [
+        (REGIONS, None, 'metadata {"partition_expr": "<column>"}'),
+        (BOTH, None, '{"day": "<column>", "region": "<column>"}'),
+        (BOTH, "day", "partition_expr of log/events must be"),
+        (BOTH, {"day": "day"}, "partition_expr of log/events must be"),
+        (REGIONS, {"region": "region"}, 'must be "<column>"'),
+        (REGIONS, "regoin", "names column 'regoin'; the columns are day, at, local"),
+        (REGIONS, "day", "'day' is date32[day], which only partitions by time can select from"),
+        (REGIONS, "n", "partition key 'eu' is no value of column 'n', which is int32"),
+        (REGIONS, "ok", "partition key 'eu' is no value of column 'ok'"),
+        (REGIONS, "x", "column 'x' is double"),
+    ],
+)
+def test_partition_expr_that_does_not_fit(definition: Any, expr: object, says: str) -> None:
+    """One error that names the asset or the column, and what would be right."""
+    with pytest.raises(InvalidInputError) as caught:
+        predicate(["eu"] if definition is REGIONS else [both("2024-01-01", "eu")], definition, expr)
+    assert says in str(caught.value)
+
+
+def test_hours_need_a_timestamp() -> None:
+    """A date column cannot tell the hours of a day apart."""
+    with pytest.raises(InvalidInputError, match="need a timestamp column"):
+        predicate(["2024-01-01-05:00"], dg.HourlyPartitionsDefinition("2024-01-01-00:00"), "day")
+
+
+def test_quoting() -> None:
+    """Every name but one with a backtick can be quoted."""
+    assert quote_name("Order Id") == "`Order Id`"
+    assert quote_text("a'b") == "'a''b'"
+    with pytest.raises(InvalidInputError, match="backtick"):
+        quote_name("a`b")
+
+
+def test_predicates_select_in_lance_what_they_say(tmp_table_uri: str) -> None:
+    """Lance reads the literals as they are meant, for each type of column."""
+    noon = dt.datetime(2024, 1, 2, 12, tzinfo=dt.UTC)
+    hours = [noon - dt.timedelta(hours=hour) for hour in (36, 12, 11, 0)] + [noon + dt.timedelta(hours=12)]
+    schema = pa.schema([SCHEMA.field(name) for name in ("at", "local", "day")])
+    table = LanceTable.create(tmp_table_uri, schema)
+    naive = [hour.replace(tzinfo=None) for hour in hours]
+    days = [hour.date() for hour in hours]
+    table.append(pa.table({"at": hours, "local": naive, "day": days}, schema=schema))
+    for column in ("at", "local", "day"):
+        assert table.count_rows(filter=predicate(["2024-01-02"], DAYS, column)) == 3, column
+    assert table.count_rows(filter=predicate([], DAYS, "day")) == 0
+    berlin = dg.DailyPartitionsDefinition("2024-01-01", timezone="Europe/Berlin")
+    assert table.count_rows(filter=predicate(["2024-01-03"], berlin, "at")) == 1
+
+
+def rows_for(context: dg.AssetExecutionContext) -> pa.Table:
+    """One row per partition key, as of this run."""
+    keys = context.partition_keys
+    days = [dt.date.fromisoformat(key.split("|")[0][:10]) for key in keys]
+    regions = [key.split("|")[-1] for key in keys]
+    return pa.table({"day": days, "region": regions, "run": [context.run.run_id] * len(keys)})
+
+
+def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
+    """Materialize some assets."""
+    resources = {"io_manager": LanceIOManager(lance=lake)}
+    """Materialize some assets."""
+    # One branch for all runs, so that each test can look at what several of them left.
+    tags = {"lance/branch": "dev", **options.pop("tags", {})}
+    return dg.materialize(list(assets), resources=resources, tags=tags, **options)
+
+
+def found(lake: LanceResource) -> dict[tuple[str, str], str]:
+    """Which run wrote the row of each day and region."""
+    rows = lake.table(EVENTS).read("dev").to_pylist()
+    assert len(rows) == len({(row["day"], row["region"]) for row in rows})
+    return {(row["day"].isoformat(), row["region"]): row["run"] for row in rows}
+
+
+def partitioned(definition: Any, expr: object, **options: Any) -> Any:
+    """The events, partitioned."""
+    make = dg.asset(key=EVENTS, partitions_def=definition, metadata={"partition_expr": expr}, **options)
+    return make(rows_for)
+
+
+def test_days_replace_only_their_own_rows(lake: LanceResource) -> None:
+    """Writing a day again leaves the other days as they were."""
+    events = partitioned(DAYS, "day")
+    first = run(lake, events, partition_key="2024-01-01")
+    second = run(lake, events, partition_key="2024-01-02")
+    third = run(lake, events, partition_key="2024-01-01")
+    assert first.success
+    assert found(lake) == {
+        ("2024-01-01", "2024-01-01"): third.run_id,
+        ("2024-01-02", "2024-01-02"): second.run_id,
+    }
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_range_of_days_in_one_run(lake: LanceResource) -> None:
+    """A single-run backfill is one commit for all of its days."""
+    events = partitioned(DAYS, "day", backfill_policy=dg.BackfillPolicy.single_run())
+    run(lake, events, partition_key="2024-01-03")
+    tags = {"dagster/asset_partition_range_start": "2024-01-02", "dagster/asset_partition_range_end": "2024-01-04"}
+    result = run(lake, events, tags=tags)
+    assert [day for day, _ in sorted(found(lake))] == ["2024-01-02", "2024-01-03", "2024-01-04"]
+    assert set(found(lake).values()) == {result.run_id}
+    metadata = result.asset_materializations_for_node("log__events")[0].metadata
+    assert metadata["dagster/partition_row_count"].value == 3
+
+
+def test_two_dimensions(lake: LanceResource) -> None:
+    """A cell of day and region is replaced alone."""
+    events = partitioned(BOTH, {"day": "day", "region": "region"})
+    first = run(lake, events, partition_key=both("2024-01-01", "eu"))
+    second = run(lake, events, partition_key=both("2024-01-01", "us"))
+    third = run(lake, events, partition_key=both("2024-01-01", "us"))
+    assert found(lake) == {("2024-01-01", "eu"): first.run_id, ("2024-01-01", "us"): third.run_id}
+    assert second.success
+
+
+def test_dynamic_partitions(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Keys that are made at run time are plain values."""
+    definition = dg.DynamicPartitionsDefinition(name="cities")
+    instance.add_dynamic_partitions("cities", ["oslo", "rome"])
+
+    @dg.asset(key=EVENTS, partitions_def=definition, metadata={"partition_expr": "region"})
+    def cities(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"region": [context.partition_key], "run": [context.run.run_id]})
+
+    for key in ("oslo", "rome", "oslo"):
+        assert run(lake, cities, partition_key=key, instance=instance).success
+    assert lake.table(EVENTS).count_rows("dev") == 2
+
+
+def test_inputs_see_their_partitions(lake: LanceResource) -> None:
+    """A day reads its day; a mapping with gaps reads just these days, in one scan; no partitions read all."""
+    events = partitioned(DAYS, "day")
+    for day in ("2024-01-01", "2024-01-02", "2024-01-05"):
+        run(lake, events, partition_key=day)
+    seen: dict[str, list[str]] = {}
+
+    def reader(name: str, mapping: dg.PartitionMapping | None, definition: Any) -> dg.AssetsDefinition:
+        @dg.asset(
+            name=name,
+            partitions_def=definition,
+            ins={"events": dg.AssetIn(EVENTS, partition_mapping=mapping)},
+        )
+        def read(events: pa.Table) -> None:
+            seen[name] = sorted(row["day"].isoformat() for row in events.to_pylist())
+
+        return read
+
+    upstream = dg.AssetSpec(EVENTS, partitions_def=DAYS, metadata={"partition_expr": "day"})
+    gaps = dg.SpecificPartitionsPartitionMapping(["2024-01-01", "2024-01-05"])
+    run(lake, upstream, reader("same", None, DAYS), partition_key="2024-01-02")
+    run(lake, upstream, reader("gaps", gaps, None))
+    run(lake, upstream, reader("all", None, None))
+    assert seen == {
+        "same": ["2024-01-02"],
+        "gaps": ["2024-01-01", "2024-01-05"],
+        "all": ["2024-01-01", "2024-01-02", "2024-01-05"],
+    }

@@ -1,0 +1,307 @@
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, build_publisher, build_table_checks
+from lance_dagster.plugin import RowCount
+from lance_dagster.plugin.publication import (
+    Publication,
+    find_by_run,
+    merge_all,
+    move_tags,
+    retire_all,
+)
+from lance_dagster.plugin.run_chain import RunChain
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
+
+CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
+PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
+
+
+def reasons(result: dg.ExecuteInProcessResult) -> str:
+    """Why the publisher refused."""
+    assert not result.success
+    return failure(result)
+
+
+def candidates(shop: Shop, instance: dg.DagsterInstance) -> str:
+    """Write and audit both tables and leave them on their branches; the id of the run."""
+    result = shop.run(instance, selection=CANDIDATES)
+    assert result.success
+    return result.run_id
+
+
+def publications(shop: Shop) -> list[Publication]:
+    """Both tables, before anything was looked up."""
+    nodes = ((ORDERS, PRODUCTION_ORDERS), (CUSTOMERS, PRODUCTION_CUSTOMERS))
+    return [
+        Publication(candidate=candidate, promoted=promoted, table=shop.table(candidate))
+        for candidate, promoted in nodes
+    ]
+
+
+def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Audited versions of main can be promoted in any order, and the event says from where, to where and why."""
+    shop.run(instance)
+    first = shop.tag()
+    shop.play(orders=[4, 5])
+    shop.run(instance)
+    second = shop.tag()
+    assert shop.publish(instance, ref=first, reason="too few orders").success
+    assert shop.tag() == first
+    assert shop.ids("production") == [1, 2, 3]
+    metadata = recorded(instance, PRODUCTION_ORDERS).metadata
+    assert (metadata["lance/from"], metadata["lance/to"]) == (second, first)
+    assert metadata["lance/reason"] == "too few orders"
+    assert shop.table().tags()["production"].metadata["lance/reason"] == "too few orders"
+    assert shop.publish(instance, ref="main").success
+    assert shop.tag() == second
+
+
+def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Foreign commits and the empty first version are refused, unless somebody takes the blame."""
+    shop.run(instance)
+    before = shop.tag()
+    foreign = shop.table().append(pa.table({"id": [99]}))
+    for ref in (str(foreign), "main@1"):
+        assert f"{ref} was not made by a published run" in reasons(shop.publish(instance, ref=ref))
+    assert shop.tag() == before
+    assert "ignore_failed_checks needs a reason" in reasons(
+        shop.publish(instance, ref=str(foreign), ignore_failed_checks=True)
+    )
+    assert shop.publish(instance, ref=str(foreign), ignore_failed_checks=True, reason="looked at it").success
+    assert shop.tag() == str(foreign)
+    assert "was not made by a published run" in recorded(instance, PRODUCTION_ORDERS).metadata["lance/ignored"][0]
+
+
+def test_branch_that_was_left_behind(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A run without a publisher leaves branches; naming the run publishes them, once."""
+    run_id = candidates(shop, instance)
+    assert shop.table().tags() == {}
+    for _ in range(2):
+        assert shop.publish(instance, *PROMOTED, ref=f"run/{run_id}").success
+        assert (shop.ids("production"), shop.ids("production", CUSTOMERS)) == ([1, 2, 3], [10, 20])
+        assert shop.table().branches() == shop.table(CUSTOMERS).branches() == {}
+        assert shop.table().head().number == 2
+
+
+def test_branch_whose_check_failed(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Naming its branch does not help a run that failed its audit; the reasons are those of the checks."""
+    shop.play(orders=[-1])
+    run_id = shop.run(instance).run_id
+    text = reasons(shop.publish(instance, ref=f"run/{run_id}"))
+    assert f"'ids_are_positive' failed on run/{run_id}@2: 1 ids are not positive" in text
+    assert shop.publish(instance, ref=f"run/{run_id}", ignore_failed_checks=True, reason="known").success
+    assert shop.ids("production") == [-1]
+
+
+def test_head_newer_than_what_was_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Rows that came to the branch after the checks are not published with the others."""
+    run_id = candidates(shop, instance)
+    shop.table().append(pa.table({"id": [-5]}), branch=f"run/{run_id}")
+    text = reasons(shop.publish(instance, ref=f"run/{run_id}"))
+    assert f"run/{run_id}@3 is to be published, but what the run materialized was run/{run_id}@2" in text
+    assert shop.publish(instance, ref=f"run/{run_id}@2").success
+    assert shop.ids("production") == [1, 2, 3]
+
+
+def test_check_of_another_version_does_not_count(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A check that says it looked at the published version says nothing about the branch."""
+
+    @dg.asset_check(asset=ORDERS, blocking=True, name="ids_are_positive")
+    def lazy_check() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True, metadata={"lance/branch": "main", "lance/version": 1})
+
+    checks = [one for one in shop.assets if isinstance(one, dg.AssetChecksDefinition)]
+    replaced = next(one for one in checks if one.check_key.name == "ids_are_positive")
+    assets = [one for one in shop.assets if one is not replaced]
+    result = Shop(shop.lance, [*assets, lazy_check]).run(instance)
+    assert "looked at main@1, not at run/" in reasons(result)
+
+
+def test_dry_run_moves_nothing(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """It asks the gate and stops; the promoted node is not materialized."""
+    run_id = candidates(shop, instance)
+    assert shop.publish(instance, ref=f"run/{run_id}", dry_run=True).success
+    assert shop.table().tags() == {}
+    assert shop.table().head().number == 1
+    assert instance.get_latest_materialization_event(PRODUCTION_ORDERS) is None
+
+
+def test_nothing_to_publish(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """The button alone, without a run that wrote anything, says what to do."""
+    assert "no table shop/orders" in reasons(shop.publish(instance))
+    shop.run(instance)
+    assert "set ref to main@<n> or run/<run id>" in reasons(shop.publish(instance))
+    assert "no branch or tag 'mian'" in reasons(shop.publish(instance, ref="mian@2"))
+
+
+def test_table_that_the_run_did_not_write_is_left_out(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A table of slow dimensions does not keep the facts from being published."""
+    shop.run(instance)
+    before = shop.tag(CUSTOMERS)
+    shop.play(orders=[8])
+    result = shop.run(instance, selection=dg.AssetSelection.assets(ORDERS, *PROMOTED))
+    assert result.success
+    assert shop.ids("production") == [8]
+    assert shop.tag(CUSTOMERS) == before
+    events = result.asset_materializations_for_node("publish_production")
+    assert [event.asset_key for event in events] == [PRODUCTION_ORDERS]
+
+
+def test_materialized_without_a_branch(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """An asset that went around the IO manager is not taken for one that had nothing to say."""
+
+    @dg.asset(key=ORDERS)
+    def orders() -> dg.MaterializeResult[Any]:
+        lake.table(ORDERS)
+        return dg.MaterializeResult()
+
+    LanceIOManager(lance=lake).handle_output(dg.build_output_context(asset_key=ORDERS), pa.table({"id": [1]}))
+    result = dg.materialize(
+        [orders, build_publisher([orders])], instance=instance, resources={"lance": lake}, raise_on_error=False
+    )
+    assert "materialized it, but left no branch" in reasons(result)
+
+
+STEPS = ["nothing", "merge one", "merge all", "tag one", "tag all", "retire one", "retire all"]
+
+
+@pytest.mark.parametrize("done", range(len(STEPS)), ids=STEPS)
+def test_publication_that_was_cut_off_is_finished(shop: Shop, instance: dg.DagsterInstance, done: int) -> None:
+    """Wherever a publisher dies, the next one ends where it would have ended, with one merge in each table."""
+    run_id = candidates(shop, instance)
+    chain = RunChain.of(instance.get_run_by_id(run_id), instance)
+    found = [find_by_run(one, chain, with_backfill=False) for one in publications(shop)]
+    merged = merge_all(found[: {0: 0, 1: 1}.get(done, 2)], chain)
+    move_tags(merged[: {3: 1}.get(done, 2 if done > 3 else 0)], "production", {}, backwards=False)
+    retire_all(merged[: {5: 1}.get(done, 2 if done > 5 else 0)], chain)
+    assert shop.publish(instance, *PROMOTED, ref=f"run/{run_id}").success
+    assert (shop.ids("production"), shop.ids("production", CUSTOMERS)) == ([1, 2, 3], [10, 20])
+    for key in (ORDERS, CUSTOMERS):
+        assert shop.table(key).branches() == {}
+        assert shop.table(key).head().number == 2
+        assert shop.tag(key) == "main@2"
+
+
+def test_run_that_was_overtaken_does_not_move_the_tag_back(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Cut off before its tag moved, and a later run is published meanwhile: resumed, it leaves the tag there."""
+    shop.play(mode="append")
+    run_id = candidates(shop, instance)
+    chain = RunChain.of(instance.get_run_by_id(run_id), instance)
+    found = [find_by_run(one, chain, with_backfill=False) for one in publications(shop)]
+    merged = merge_all(found[:1], chain)
+    shop.play(mode="append", orders=[4])
+    assert shop.run(instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)).success
+    later = shop.tag()
+    move_tags(merged, "production", {}, backwards=False)
+    assert shop.tag() == later
+    assert shop.ids("production") == [1, 2, 3, 4]
+
+
+MONTHS = dg.StaticPartitionsDefinition(["2024-01", "2024-02"])
+SALES, PRODUCTION_SALES = dg.AssetKey(["shop", "sales"]), dg.AssetKey(["production", "shop", "sales"])
+
+
+def sales_of(lake: LanceResource, *, partitioned: bool) -> tuple[list[Any], dict[str, Any]]:
+    """A table that is replaced month by month."""
+
+    @dg.asset(key=SALES, partitions_def=MONTHS, metadata={"partition_expr": "month"})
+    def sales(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"month": [context.partition_key], "run": [context.run.run_id]})
+
+    publisher = build_publisher([sales], partitions_def=MONTHS if partitioned else None)
+    checks = build_table_checks(sales, [RowCount(minimum=1)])
+    return [sales, publisher, *checks], {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
+
+
+def months(lake: LanceResource) -> list[str]:
+    """The months that readers see, with one entry for each row."""
+    return sorted(row["month"] for row in lake.table(SALES).read("production").to_pylist())
+
+
+@pytest.mark.parametrize("second_month,success", [("2024-01", False), ("2024-02", True)])
+def test_two_runs_at_once(
+    lake: LanceResource, instance: dg.DagsterInstance, second_month: str, *, success: bool
+) -> None:
+    """Both fork from the same version. The same month is refused, with who was first; other months join."""
+    assets, resources = sales_of(lake, partitioned=True)
+    options: dict[str, Any] = {"instance": instance, "resources": resources, "raise_on_error": False}
+    first = dg.materialize(assets, selection=[SALES], partition_key="2024-01", **options)
+    second = dg.materialize(assets, selection=[SALES], partition_key=second_month, **options)
+    results = [
+        dg.materialize(
+            assets,
+            selection=[PRODUCTION_SALES],
+            partition_key=month,
+            run_config={"ops": {"publish_production": {"config": {"ref": f"run/{run.run_id}"}}}},
+            **options,
+        )
+        for run, month in ((first, "2024-01"), (second, second_month))
+    ]
+    assert [result.success for result in results] == [True, success]
+    table = lake.table(SALES)
+    rows = {row["month"]: row["run"] for row in table.read("production").to_pylist()}
+    if success:
+        assert rows == {"2024-01": first.run_id, "2024-02": second.run_id}
+    else:
+        text = reasons(results[1])
+        assert "shop/sales" in text
+        assert "partition 2024-01" in text
+        assert first.run_id in text
+        assert rows == {"2024-01": first.run_id}
+        assert f"run/{second.run_id}" in table.branches()
+
+
+def test_partitioned_publisher_works_in_every_run(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A backfill of partitioned nodes publishes month by month, each in its own run."""
+    assets, resources = sales_of(lake, partitioned=True)
+    for month in MONTHS.get_partition_keys():
+        assert dg.materialize(
+            assets, partition_key=month, instance=instance, resources=resources, tags={"dagster/backfill": "bf"}
+        ).success
+    assert months(lake) == ["2024-01", "2024-02"]
+
+
+def test_one_publisher_after_a_backfill(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Unpartitioned, it finds the branches of all runs of its backfill, and of no other; twice is once."""
+    assets, resources = sales_of(lake, partitioned=False)
+    options: dict[str, Any] = {"instance": instance, "resources": resources, "raise_on_error": False}
+    for month, backfill in (("2024-01", "bf"), ("2024-02", "bf"), ("2024-01", "other")):
+        selection = dg.AssetSelection.assets(SALES)
+        assert dg.materialize(
+            assets, selection=selection, partition_key=month, tags={"dagster/backfill": backfill}, **options
+        ).success
+    for _ in range(2):
+        result = dg.materialize(assets, selection=[PRODUCTION_SALES], tags={"dagster/backfill": "bf"}, **options)
+        assert result.success, failure(result)
+        table = lake.table(SALES)
+        assert months(lake) == ["2024-01", "2024-02"]
+        assert len(table.branches()) == 1
+        assert table.head().number == 3
+
+
+def test_publisher_without_tables() -> None:
+    """Each table once, and at least one."""
+    for tables in ([], [ORDERS, ORDERS]):
+        with pytest.raises(InvalidInputError, match="each table once"):
+            build_publisher(tables)
+
+
+GOLD_ORDERS, GOLD_EVENTS = dg.AssetKey(["gold", "shop", "orders"]), dg.AssetKey(["gold", "events"])
+
+
+def test_promoted_nodes_point_at_their_candidates() -> None:
+    """Lineage per table, the tag as first part of the key, metadata that inputs and pages read."""
+    publisher = build_publisher(["shop/orders", dg.AssetSpec("events", metadata={"schema": "raw"})], tag="gold")
+    orders, events = publisher.specs_by_key[GOLD_ORDERS], publisher.specs_by_key[GOLD_EVENTS]
+    assert publisher.op.name == "publish_gold"
+    assert publisher.op.pool == "lance_publish"
+    assert orders.key.path == ["gold", "shop", "orders"]
+    assert [dep.asset_key for dep in orders.deps] == [ORDERS]
+    assert orders.metadata["lance/table"] == "shop/orders"
+    assert orders.metadata["lance/ref"] == "gold"
+    assert events.metadata["dagster/table_name"] == "raw.events"
+    assert "lance" in orders.kinds

@@ -1,0 +1,138 @@
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    SparkResource,
+    TableNotFoundError,
+)
+from tests.plugin.shop import ORDERS, Shop
+
+
+@pytest.mark.parametrize(
+    "key,metadata,schema_name,expected",
+    [
+        ("orders", {}, "", "public/orders"),
+        ("shop/orders", {}, "", "shop/orders"),
+        ("eu/shop/orders", {}, "", "shop/orders"),
+        ("shop/orders", {}, "raw", "raw/orders"),
+        ("shop/orders", {"schema": "gold"}, "raw", "gold/orders"),
+        ("production/shop/orders", {"lance/table": "shop/orders"}, "", "shop/orders"),
+        ("production/shop/orders", {"lance/table": "shop/orders"}, "raw", "raw/orders"),
+    ],
+)
+def test_place_of_a_table(key: str, metadata: dict[str, object], schema_name: str, expected: str) -> None:
+    """Metadata, then the resource, then the asset key, then public; a promoted node is where its candidate is."""
+    lake = LanceResource(root="/lake", schema_name=schema_name)
+    assert f"/lake/{expected}.lance" == lake.uri_of(key, metadata)
+    assert lake.uri_of(dg.AssetKey(key.split("/")), metadata) == lake.uri_of(key, metadata)
+
+
+@pytest.mark.parametrize(
+    "fields,says",
+    [
+        ({"root": ""}, "LanceResource.root is empty; give an absolute local path or s3://bucket/path"),
+        ({"root": "lake"}, f"give an absolute path such as {str(Path.cwd() / 'lake')!r}"),
+        ({"root": "ftp://host/lake"}, "LanceResource.root 'ftp://host/lake': cannot store tables at ftp://"),
+        ({"root": "/lake", "rot": "/x"}, "LanceResource has no field 'rot'; did you mean 'root'?"),
+        ({"root": "/lake", "zone": "x"}, "fields: read_ref, root, schema_name, storage_options"),
+    ],
+)
+def test_wrong_field_is_named(fields: dict[str, str], says: str) -> None:
+    """One error that says which field, and what would be right."""
+    with pytest.raises(InvalidInputError) as caught:
+        LanceResource(**fields)
+    assert says in str(caught.value)
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither by repr nor by the error about a wrong value."""
+    lake = LanceResource(root="s3://bucket/lake", storage_options={"aws_secret_access_key": "hush"})
+    assert "hush" not in repr(lake) + str(lake) + repr(LanceIOManager(lance=lake))
+    with pytest.raises(ValueError, match="storage_options") as caught:
+        LanceResource(root="/lake", storage_options={"aws_secret_access_key": ["hush"]})
+    assert "hush" not in str(caught.value)
+
+
+def test_root_and_options_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing about them has to be known when the definitions are loaded."""
+    monkeypatch.setenv("LAKE", str(tmp_path / "lake"))
+    lake = LanceResource(root=dg.EnvVar("LAKE"))
+    assert "dagster/uri" not in lake.definition_metadata(ORDERS)
+
+    @dg.asset(key=ORDERS)
+    def orders() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    manager = LanceIOManager(lance=lake)
+    assert dg.materialize([orders], resources={"io_manager": manager}).success
+    assert LanceTable.exists(str(tmp_path / "lake/shop/orders.lance"))
+
+
+def test_wrong_root_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found when it is used, by the same words."""
+    monkeypatch.setenv("LAKE", "lake")
+
+    @dg.asset
+    def orders() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    manager = LanceIOManager(lance=LanceResource(root=dg.EnvVar("LAKE")))
+    with pytest.raises(dg.DagsterResourceFunctionError) as caught:
+        dg.materialize([orders], resources={"io_manager": manager})
+    assert "LanceResource.root is relative: 'lake'" in str(caught.value.__cause__)
+
+
+def test_open_pins_what_the_run_sees(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Inside of the run its own branch, outside of it main; neither moves while it is looked at."""
+    shop.run(instance)
+    seen: list[object] = []
+
+    @dg.asset(deps=[ORDERS])
+    def look(context: dg.AssetExecutionContext) -> None:
+        table = shop.lance.open(context, ORDERS)
+        seen.append((table.version.branch, table.read(["id"], "id > 4")["id"].to_pylist(), table.count_rows()))
+        table.table.append(pa.table({"id": [6]}), branch=table.version.branch)
+        seen.append((table.count_rows(), table.scan().read_all().num_rows, table.to_lance().count_rows()))
+
+    shop.play(orders=[4, 5])
+    run = dg.materialize(
+        [*shop.assets, look],
+        selection=dg.AssetSelection.assets(ORDERS, look),
+        instance=instance,
+        resources=shop.resources,
+    )
+    assert seen == [(f"run/{run.run_id}", [5], 2), (2, 2, 2)]
+    assert shop.lance.open(dg.build_asset_context(), ORDERS).ref == "main@2"
+    assert shop.lance.open(None, ORDERS).schema.names == ["id"]
+
+
+def test_read_ref_for_runs_without_a_branch(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A resource that reads production never sees what is on main only."""
+    shop.run(instance)
+    shop.table().append(pa.table({"id": [9]}))
+    reader = LanceResource(root=shop.lance.root, read_ref="production")
+    assert reader.open(None, ORDERS).count_rows() == 3
+    assert shop.lance.open(None, ORDERS).count_rows() == 4
+
+
+def test_table_that_is_not_there(lake: LanceResource) -> None:
+    """The name, the place, and why it may be missing."""
+    with pytest.raises(TableNotFoundError, match=r"no table shop/orders at .*: no run has written it yet"):
+        lake.table(ORDERS)
+    with pytest.raises(InvalidInputError, match="a table is named schema/table"):
+        lake.table("shop//orders")
+
+
+@pytest.mark.slow
+def test_spark_session_is_started_when_asked_for(spark: object) -> None:
+    """The resource gives the session of the process."""
+    assert SparkResource(app_name="x").session is spark
+    with pytest.raises(InvalidInputError, match="did you mean 'master'"):
+        SparkResource(maste="local")

@@ -1,0 +1,120 @@
+"""What every store has to do; the test of a provider inherits it and gives a `store` fixture."""
+
+import pytest
+
+from lance_dagster.store import Store
+
+
+class StoreConformance:
+    """The verbs of a store, one test each."""
+
+    def test_nothing_is_there_at_first(self, store: Store) -> None:
+        """Reading what does not exist is an answer, not an error."""
+        assert store.get("a/b") is None
+        assert store.get_with_tag("a/b") is None
+        assert [] == store.list("a")
+        store.delete("a/b")
+        store.delete_folder("a")
+
+    @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 4096], ids=["empty", "byte", "megabyte"])
+    def test_what_was_put_is_read(self, store: Store, data: bytes) -> None:
+        """Bytes come back whole, whatever their number."""
+        store.put("a/b", data)
+        assert data == store.get("a/b")
+
+    def test_put_replaces(self, store: Store) -> None:
+        """The last put is what is read."""
+        store.put("a/b", b"1")
+        store.put("a/b", b"2")
+        assert b"2" == store.get("a/b")
+
+    def test_put_if_absent_writes_once(self, store: Store) -> None:
+        """The second writer of a name is told, and changes nothing."""
+        assert store.put_if_absent("a/b", b"1")
+        assert not store.put_if_absent("a/b", b"2")
+        assert b"1" == store.get("a/b")
+
+    def test_a_name_is_free_again_after_delete(self, store: Store) -> None:
+        """Deleting an object is what makes its name free, and nothing else."""
+        store.put_if_absent("a/b", b"1")
+        store.delete("a/b")
+        assert store.get("a/b") is None
+        assert store.put_if_absent("a/b", b"2")
+
+    def test_a_swap_needs_the_tag_of_what_is_there(self, store: Store) -> None:
+        """A tag is good once: after the swap the object has another."""
+        store.put("refs/tags/a", b"1")
+        _, tag = store.get_with_tag("refs/tags/a") or (b"", "")
+        assert store.compare_and_swap("refs/tags/a", b"2", tag)
+        assert not store.compare_and_swap("refs/tags/a", b"3", tag)
+        found, newer = store.get_with_tag("refs/tags/a") or (b"", "")
+        assert b"2" == found
+        assert store.compare_and_swap("refs/tags/a", b"4", newer)
+
+    def test_a_swap_does_not_bring_back_what_was_deleted(self, store: Store) -> None:
+        """An object that is gone does not match any tag."""
+        store.put("refs/tags/a", b"1")
+        _, tag = store.get_with_tag("refs/tags/a") or (b"", "")
+        store.delete("refs/tags/a")
+        assert not store.compare_and_swap("refs/tags/a", b"2", tag)
+        assert store.get("refs/tags/a") is None
+
+    def test_a_swap_where_nothing_ever_was_fails(self, store: Store) -> None:
+        """Not even the folder has to be there to say no."""
+        assert not store.compare_and_swap("refs/tags/a", b"2", "0" * 32)
+
+    def test_a_listing_is_sorted_and_of_one_folder(self, store: Store) -> None:
+        """Names directly in the folder, in order; neither folders nor what lies in them."""
+        for key in ("a/c", "a/b", "a/d/e", "ab/x", "f"):
+            store.put(key, b"1")
+        assert ["b", "c"] == store.list("a")
+        assert ["e"] == store.list("a/d")
+
+    def test_a_listing_can_be_cut(self, store: Store) -> None:
+        """The limit takes the first names of the order."""
+        for name in ("c", "a", "d", "b"):
+            store.put(f"x/{name}", b"1")
+        assert ["a", "b"] == store.list("x", limit=2)
+        assert ["a", "b", "c", "d"] == store.list("x", limit=9)
+
+    def test_an_odd_name_is_a_name(self, store: Store) -> None:
+        """The encoded slash of branch files is three characters, not a slash."""
+        store.put("refs/run%2F1.json", b"1")
+        assert ["run%2F1.json"] == store.list("refs")
+        assert b"1" == store.get("refs/run%2F1.json")
+
+    def test_a_file_is_copied(self, store: Store) -> None:
+        """A copy has the bytes of the original, which stays."""
+        store.put("tree/b/data/x.lance", b"rows")
+        assert store.copy_in(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
+        assert (b"rows", b"rows") == (store.get("data/x.lance"), store.get("tree/b/data/x.lance"))
+
+    def test_a_folder_is_copied(self, store: Store) -> None:
+        """Everything below comes along, under the same names; the neighbour with a longer name does not."""
+        store.put("tree/b/data/x/1.blob", b"1")
+        store.put("tree/b/data/x/deep/2.blob", b"2")
+        store.put("tree/b/data/xy/3.blob", b"3")
+        assert store.copy_in(f"{store.uri}/tree/b/data/x", "data/x")
+        assert ["1.blob"] == store.list("data/x")
+        assert b"2" == store.get("data/x/deep/2.blob")
+        assert [] == store.list("data")
+
+    def test_copying_nothing_is_told(self, store: Store) -> None:
+        """Whoever needs the file has to know that it was not there."""
+        assert not store.copy_in(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
+        assert store.get("data/x.lance") is None
+
+    def test_a_folder_is_deleted_and_its_neighbours_stay(self, store: Store) -> None:
+        """Everything below goes; a folder whose name only starts the same does not."""
+        for key in ("tree/run/1/a", "tree/run/1/b/c", "tree/run/10/a", "tree/run/x"):
+            store.put(key, b"1")
+        store.delete_folder("tree/run/1")
+        assert store.get("tree/run/1/b/c") is None
+        assert b"1" == store.get("tree/run/10/a")
+        assert ["x"] == store.list("tree/run")
+
+    def test_syncing_is_always_possible(self, store: Store) -> None:
+        """A folder can be synced before and after it exists."""
+        store.sync_folder("a")
+        store.put("a/b", b"1")
+        store.sync_folder("a")

@@ -1,0 +1,148 @@
+"""A store that asks a script before every request: how a test lets somebody in, loses an answer or pulls the plug."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lance_dagster.errors import StoreError
+from lance_dagster.store import Store
+
+WRITES = frozenset({"put", "put_if_absent", "compare_and_swap", "copy_in", "delete", "delete_folder"})
+
+
+class PlugPulledError(Exception):
+    """The process dies here; no code is written to handle it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to the store below: `send` makes it."""
+
+    verb: str
+    key: str
+    send: Callable[[], Any]
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes something."""
+        return self.verb in WRITES
+
+    @property
+    def commits(self) -> bool:
+        """Whether it is the put of a manifest."""
+        return self.verb == "put_if_absent" and "_versions/" in self.key
+
+
+Script = Callable[[Request], Any]
+
+
+class ScriptedStore:
+    """A store whose every request goes through a script."""
+
+    def __init__(self, below: Store, script: Script) -> None:
+        """Take the store that does the work."""
+        self._below = below
+        self.script = script
+
+    @property
+    def uri(self) -> str:
+        """The canonical URI of the folder."""
+        return self._below.uri
+
+    @property
+    def ordered_listing(self) -> bool:
+        """As below."""
+        return self._below.ordered_listing
+
+    def get(self, key: str) -> bytes | None:
+        """Ask the script, then read."""
+        return self._ask("get", key, lambda: self._below.get(key))  # type: ignore[no-any-return]
+
+    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+        """Ask the script, then read."""
+        return self._ask("get_with_tag", key, lambda: self._below.get_with_tag(key))  # type: ignore[no-any-return]
+
+    def put(self, key: str, data: bytes) -> None:
+        """Ask the script, then write."""
+        self._ask("put", key, lambda: self._below.put(key, data))
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Ask the script, then write."""
+        return bool(self._ask("put_if_absent", key, lambda: self._below.put_if_absent(key, data)))
+
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
+        """Ask the script, then write."""
+        return bool(self._ask("compare_and_swap", key, lambda: self._below.compare_and_swap(key, data, tag)))
+
+    def list(self, folder: str, limit: int | None = None) -> list[str]:
+        """Ask the script, then list."""
+        return self._ask("list", folder, lambda: self._below.list(folder, limit))  # type: ignore[no-any-return]
+
+    def copy_in(self, source_uri: str, key: str) -> bool:
+        """Ask the script, then copy."""
+        return bool(self._ask("copy_in", key, lambda: self._below.copy_in(source_uri, key)))
+
+    def delete(self, key: str) -> None:
+        """Ask the script, then delete."""
+        self._ask("delete", key, lambda: self._below.delete(key))
+
+    def delete_folder(self, folder: str) -> None:
+        """Ask the script, then delete."""
+        self._ask("delete_folder", folder, lambda: self._below.delete_folder(folder))
+
+    def sync_folder(self, folder: str) -> None:
+        """Ask the script, then sync."""
+        self._ask("sync_folder", folder, lambda: self._below.sync_folder(folder))
+
+    def _ask(self, verb: str, key: str, send: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the verb answers
+        return self.script(Request(verb, key, send))
+
+
+def obedient(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+    """Do what is asked."""
+    return request.send()
+
+
+def plug_pulled_before_write(number: int) -> Script:
+    """Let `number` writes through, and die before the next one."""
+    left = number
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        nonlocal left
+        if request.writes:
+            if not left:
+                raise PlugPulledError
+            left -= 1
+        return request.send()
+
+    return script
+
+
+def answer_lost_at_write(number: int) -> Script:
+    """Make every write, and lose the answer to one of them."""
+    left = number
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        nonlocal left
+        answer = request.send()
+        if request.writes:
+            left -= 1
+            if left == -1:
+                raise StoreError(f"the answer to {request.verb} {request.key} is lost")
+        return answer
+
+    return script
+
+
+def intruder_at_commit(intrude: Callable[[], object], *, times: int = 1) -> Script:
+    """Let somebody else commit just before each of the first manifests is put."""
+    left = times
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        nonlocal left
+        if request.commits and left:
+            left -= 1
+            intrude()
+        return request.send()
+
+    return script

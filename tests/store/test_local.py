@@ -1,0 +1,109 @@
+"""Tables on local disk."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from lance_dagster.errors import InvalidInputError, StoreError
+from lance_dagster.store import LocalStore, open_store
+from tests.store.conformance import StoreConformance
+
+
+class TestLocalStore(StoreConformance):
+    """A folder does what a store has to do."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> LocalStore:
+        """A folder that does not exist yet."""
+        return LocalStore(str(tmp_path / "table"))
+
+
+def claim(root: str, name: str, mine: bytes) -> bool:
+    """Try to be the writer of a name, in a process of its own."""
+    return LocalStore(root).put_if_absent(name, mine)
+
+
+def count_up(root: str, times: int) -> None:
+    """Add one to a shared number as often as asked, by compare-and-swap, in a process of its own."""
+    store = LocalStore(root)
+    while times:
+        data, tag = store.get_with_tag("refs/tags/n") or (b"", "")
+        times -= store.compare_and_swap("refs/tags/n", b"%d" % (int(data) + 1), tag)
+
+
+def test_one_of_many_processes_gets_a_name(tmp_path: Path) -> None:
+    """Put-if-absent is atomic between processes, and the winner's bytes are what is read."""
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        jobs = [(str(tmp_path), f"v/{number // 4}", b"%d" % number) for number in range(80)]
+        won = pool.starmap(claim, jobs, chunksize=1)
+    winners = [number for number, success in enumerate(won) if success]
+    assert list(range(20)) == [number // 4 for number in winners]
+    assert [b"%d" % number for number in winners] == [(tmp_path / f"v/{name}").read_bytes() for name in range(20)]
+
+
+def test_no_swap_is_lost_between_processes(tmp_path: Path) -> None:
+    """Compare-and-swap is atomic between processes."""
+    LocalStore(str(tmp_path)).put("refs/tags/n", b"0")
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        pool.starmap(count_up, [(str(tmp_path), 50)] * 3)
+    assert b"150" == LocalStore(str(tmp_path)).get("refs/tags/n")
+
+
+def test_no_temporary_file_stays(tmp_path: Path) -> None:
+    """Neither a win nor a loss leaves a file behind."""
+    store = LocalStore(str(tmp_path))
+    store.put_if_absent("a/b", b"1")
+    store.put_if_absent("a/b", b"2")
+    store.put("a/b", b"3")
+    assert ["b"] == os.listdir(tmp_path / "a")
+
+
+def test_temporary_files_of_others_are_not_listed(tmp_path: Path) -> None:
+    """A writer that was killed leaves a file that is no object."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/.tmp123").write_bytes(b"half")
+    assert [] == LocalStore(str(tmp_path)).list("a")
+
+
+def test_a_deleted_folder_takes_empty_parents_along(tmp_path: Path) -> None:
+    """The last branch of a prefix leaves no empty folders, which are objects nowhere else."""
+    store = LocalStore(str(tmp_path))
+    store.put("tree/run/1/a", b"1")
+    store.put("data/x", b"1")
+    store.delete_folder("tree/run/1")
+    assert ["data"] == os.listdir(tmp_path)
+
+
+def test_a_folder_that_cannot_be_deleted_is_an_error(tmp_path: Path) -> None:
+    """A branch whose files are still there must not pass for deleted."""
+    store = LocalStore(str(tmp_path))
+    (tmp_path / "tree").write_bytes(b"a file where a folder should be")
+    with pytest.raises(StoreError, match="cannot delete"):
+        store.delete_folder("tree")
+
+
+@pytest.mark.parametrize("verb", ["put", "put_if_absent", "copy_in"])
+def test_a_write_that_fails_names_the_file(tmp_path: Path, verb: str) -> None:
+    """A file where a folder is needed fails every write with the path in the message."""
+    (tmp_path / "a").write_bytes(b"1")
+    store = LocalStore(str(tmp_path))
+    arguments = (str(tmp_path / "a"), "a/b") if verb == "copy_in" else ("a/b", b"2")
+    with pytest.raises(StoreError, match=f"{tmp_path}/a/b"):
+        getattr(store, verb)(*arguments)
+
+
+def test_an_object_is_no_folder_and_a_folder_no_object(tmp_path: Path) -> None:
+    """Asking for the one where the other is finds nothing."""
+    store = LocalStore(str(tmp_path))
+    store.put("a/b", b"1")
+    assert store.get("a") is None
+    assert store.get("a/b/c") is None
+    assert [] == store.list("a/b")
+
+
+def test_storage_options_are_for_remote_tables(tmp_path: Path) -> None:
+    """Credentials for a local path are a mistake in the path or in the options."""
+    with pytest.raises(InvalidInputError, match="a local table takes no storage options"):
+        open_store(tmp_path, {"aws_region": "eu-central-1"})

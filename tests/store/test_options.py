@@ -1,0 +1,108 @@
+"""Spellings of URIs and words for credentials."""
+
+from pathlib import Path
+
+import pytest
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.store import canonical_uri, open_store
+from lance_dagster.store.options import s3fs_options
+
+
+@pytest.mark.parametrize(
+    "given,canonical",
+    [
+        ("/lake/t", "/lake/t"),
+        ("/lake/t/", "/lake/t"),
+        ("/lake//x/../t", "/lake/t"),
+        ("file:///lake/t", "/lake/t"),
+        ("file:///lake/my%20t/", "/lake/my t"),
+        ("FILE:///lake/t", "/lake/t"),
+        ("s3://bucket/lake/t", "s3://bucket/lake/t"),
+        ("s3://bucket//lake/t/", "s3://bucket/lake/t"),
+        ("s3a://bucket/t", "s3://bucket/t"),
+        ("s3n://bucket/t", "s3://bucket/t"),
+        ("S3://Bucket/T", "s3://Bucket/T"),
+        ("s3://bucket", "s3://bucket"),
+        (Path("/lake/t"), "/lake/t"),
+    ],
+)
+def test_a_place_has_one_spelling(given: str | Path, canonical: str) -> None:
+    """However it is written, and written again."""
+    assert canonical == canonical_uri(given)
+    assert canonical == canonical_uri(canonical)
+
+
+def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pylance keeps base paths as they were given, and resolves them against wherever it runs."""
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path / "lake/t") == canonical_uri("lake/t")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert str(tmp_path / "t") == canonical_uri("~/t")
+
+
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        ("", "cannot be empty"),
+        ("  ", "cannot be empty"),
+        ("s3://bucket/t?versionId=1", "without"),
+        ("s3://bucket/t#x", "without"),
+        ("s3:///t", "without"),
+        ("s3://bucket/a/../b", r"cannot contain '\.'"),
+    ],
+)
+def test_a_uri_that_is_none_is_refused(given: str, said: str) -> None:
+    """Each with what is wrong."""
+    with pytest.raises(InvalidInputError, match=said):
+        canonical_uri(given)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az", "abfss", "memory", "http"])
+def test_a_scheme_that_cannot_hold_tables_is_refused(scheme: str) -> None:
+    """The message names what can be used."""
+    with pytest.raises(InvalidInputError, match=rf"cannot store tables at {scheme}://; use a local path or s3://"):
+        open_store(f"{scheme}://bucket/t")
+
+
+def test_options_are_understood_with_and_without_prefix() -> None:
+    """The two spellings pylance takes are one option here, in any case."""
+    plain = {"access_key_id": "k", "secret_access_key": "s", "session_token": "t", "region": "r", "endpoint": "https://e"}
+    prefixed = {f"AWS_{name.upper()}": value for name, value in plain.items()}
+    found = s3fs_options(plain)
+    assert found == s3fs_options(prefixed)
+    assert ("k", "s", "t", False) == (found["key"], found["secret"], found["token"], found["anon"])
+    assert {"endpoint_url": "https://e", "region_name": "r"} == found["client_kwargs"]
+
+
+@pytest.mark.parametrize(
+    "options,style",
+    [
+        ({}, "auto"),
+        ({"endpoint": "https://e"}, "path"),
+        ({"endpoint": "https://e", "virtual_hosted_style_request": "true"}, "virtual"),
+    ],
+)
+def test_a_server_of_ones_own_is_addressed_by_path(options: dict[str, str], style: str) -> None:
+    """A host name per bucket exists only where somebody set it up."""
+    assert {"s3": {"addressing_style": style}} == s3fs_options(options)["config_kwargs"]
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        ({"acces_key_id": "k"}, "unknown storage option 'acces_key_id'; known: aws_access_key_id, "),
+        ({"endpoint": "http://e"}, "the endpoint uses plain http; set the storage option allow_http to 'true'"),
+        ({"endpoint": "http://e", "allow_http": "false"}, "set the storage option allow_http"),
+        ({"region": 3}, "storage option 'region' must be a string, not int"),
+    ],
+)
+def test_an_option_that_would_not_work_is_refused(options: dict[str, str], said: str) -> None:
+    """Each with what would be right."""
+    with pytest.raises(InvalidInputError, match=said):
+        s3fs_options(options)
+
+
+def test_listings_are_never_remembered() -> None:
+    """Other writers make objects meanwhile."""
+    assert s3fs_options({})["use_listings_cache"] is False

@@ -1,0 +1,113 @@
+"""Tables on a server that speaks S3."""
+
+import pickle
+
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
+from lance_dagster.store import S3Store, open_store
+from tests.conftest import S3Storage, free_port
+from tests.ledger import SCHEMA, contents, entries
+from tests.store.conformance import StoreConformance
+
+SECRET = "wJalrXUtnFEMI-secret"
+KEY = "AKIA-key"
+
+
+class TestS3Store(StoreConformance):
+    """A prefix of a bucket does what a store has to do."""
+
+    @pytest.fixture(params=["", "/deep/prefix"], ids=["bucket", "prefix"])
+    def store(self, s3_storage: S3Storage, request: pytest.FixtureRequest) -> S3Store:
+        """A place where nothing is yet."""
+        return S3Store(f"{s3_storage.uri}{request.param}", s3_storage.storage_options)
+
+
+def test_a_long_listing_is_read_to_its_end(s3_storage: S3Storage) -> None:
+    """A listing that the server sends in pages is one listing."""
+    store = S3Store(s3_storage.uri, s3_storage.storage_options)
+    for number in range(25):
+        store.put(f"x/{number:03}", b"1")
+        store.put(f"x/{number:03}/below", b"1")
+    assert [f"{number:03}" for number in range(25)] == store.list("x")
+    assert [f"{number:03}" for number in range(7)] == store.list("x", limit=7)
+
+
+def test_a_bucket_that_does_not_exist_is_a_clear_error(s3_storage: S3Storage) -> None:
+    """Every write and listing names what it could not do; nothing of the client's own errors comes out."""
+    store = S3Store(f"{s3_storage.uri}-missing", s3_storage.storage_options)
+    for verb in (
+        lambda: store.put("a", b"1"),
+        lambda: store.put_if_absent("a", b"1"),
+        lambda: store.compare_and_swap("a", b"1", "tag"),
+        lambda: store.list("a"),
+    ):
+        with pytest.raises(StoreError, match="-missing"):
+            verb()
+
+
+def test_a_server_that_does_not_answer_is_a_store_error() -> None:
+    """A wrong endpoint is reported by every verb as a failure of the storage."""
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    options = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "endpoint": endpoint, "allow_http": "true"}
+    with pytest.raises(StoreError) as caught:
+        S3Store("s3://bucket/table", options).list("a")
+    assert SECRET not in str(caught.value)
+
+
+def test_a_wrong_key_is_a_store_error(s3_storage: S3Storage) -> None:
+    """Missing credentials are found out by the client and reported as a failure of the storage."""
+    options = {key: value for key, value in s3_storage.storage_options.items() if "key" not in key}
+    with pytest.raises(StoreError):
+        S3Store(s3_storage.uri, options | {"aws_access_key_id": KEY}).put("a", b"1")
+
+
+def test_options_are_checked_before_anything_is_sent() -> None:
+    """pylance ignores an option it does not know, and the request then fails much later."""
+    with pytest.raises(InvalidInputError, match="unknown storage option 'aws_secret_acces_key'"):
+        open_store("s3://bucket/table", {"aws_secret_acces_key": SECRET})
+
+
+def test_secrets_are_in_no_text(s3_storage: S3Storage) -> None:
+    """What a log could show of a store, a table or a write target holds no credentials."""
+    options = {**s3_storage.storage_options, "aws_secret_access_key": SECRET, "aws_access_key_id": KEY}
+    table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=options)
+    target = table.target()
+    for shown in (table, target, S3Store(s3_storage.uri, options), table._parts):  # noqa: SLF001 - its repr is the point
+        assert SECRET not in repr(shown) + str(shown)
+        assert KEY not in repr(shown) + str(shown)
+    for broken in ({"aws_secret_access_key": SECRET, "typo": SECRET}, {"allow_http": "no", "endpoint": "http://x"}):
+        with pytest.raises(InvalidInputError) as caught:
+            open_store("s3://bucket/t", {**options, **broken})
+        assert SECRET not in str(caught.value)
+
+
+def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
+    """Create, append, branch, replace, merge, tag, move, read: the same as on a disk."""
+    uri, options = f"{s3_storage.uri}/lake/ledger", s3_storage.storage_options
+    with pytest.raises(TableNotFoundError, match="no Lance table at s3://"):
+        LanceTable.open(uri, options)
+    table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
+    table.append(entries("a", 1, 2, 3))
+    table.create_branch("run")
+    table.replace_where("value = 2", entries("b", 9), branch="run")
+    table.append(entries("c", 1))
+    table.merge("run")
+    assert [("a", 1), ("a", 3), ("b", 9), ("c", 1)] == contents(table)
+    table.move_tag("production", "main")
+    table.move_tag("production", "main@1", expected=table.head())
+    table.delete_branch("run")
+    again = pickle.loads(pickle.dumps(table))  # noqa: S301 - our own bytes
+    assert [] == contents(again, "production")
+    assert {} == again.branches()
+    dataset = again.to_lance()
+    dataset.insert(entries("d", 1))
+    assert 5 == LanceTable.open(uri, options).count_rows()
+
+
+def test_no_version_hint_is_written_on_s3(s3_storage: S3Storage) -> None:
+    """pylance reads hints only where listings are unordered, and one that nobody updates would mislead it."""
+    LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
+    names = S3Store(f"{s3_storage.uri}/t", s3_storage.storage_options).list("_versions")
+    assert ["18446744073709551614.manifest"] == names
