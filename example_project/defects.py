@@ -3,8 +3,7 @@
 from enum import Enum
 from typing import assert_never
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, functions as sf
 
 
 class Defect(Enum):

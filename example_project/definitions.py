@@ -26,7 +26,7 @@ def build_definitions(executor: dg.ExecutorDefinition = dg.in_process_executor) 
         asset_checks=checks.CHECKS,
         jobs=[publishing.load_month],
         schedules=[publishing.monthly],
-        sensors=[publishing.main_sensor],
+        sensors=[publishing.main_sensor, reports.automation],
         resources={"lance": lance, "spark": spark, "io_manager": LanceIOManager(lance=lance, spark=spark)},
         executor=executor,
     )

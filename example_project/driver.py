@@ -47,14 +47,14 @@ class Driver:
 
     def load(self, month: str, defect: Defect = Defect.none) -> Run:
         """Load a month, with a defect in its flights when one is asked for."""
-        return self._load(f"loading {month}", defect, {_PARTITION: month})
+        config = _run_config({"nyc__flights": {"config": {"defect": defect.name}}})
+        return self._load(f"loading {month}", config, {_PARTITION: month})
 
     def go_on(self, failed: Run, month: str, *, first_step: str) -> Run:
-        """Re-execute a failed run from one of its steps on, with a sound delivery; earlier steps are not repeated."""
+        """Re-execute a failed run from one of its steps on, as it was configured; earlier steps are not repeated."""
         selection = [f"{first_step}*"]
-        tags = {_PARTITION: month, _STEP_SELECTION: ",".join(selection)}
         again = dg.ReexecutionOptions(failed.run_id, selection)
-        return self._load(f"going on with {month}", Defect.none, tags, again)
+        return self._load(f"going on with {month}", None, {_PARTITION: month, _STEP_SELECTION: selection[0]}, again)
 
     def promote(self, table: str, ref: str, *, reason: str) -> Run:
         """Materialize a promoted node with a version to move its tag to, newer or older than the present one."""
@@ -104,14 +104,17 @@ class Driver:
         return looked, {key for key in keys if isinstance(key, dg.AssetKey)}
 
     def _load(
-        self, waiting: str, defect: Defect, tags: Mapping[str, str], again: dg.ReexecutionOptions | None = None
+        self,
+        waiting: str,
+        config: Config | None,
+        tags: Mapping[str, str],
+        again: dg.ReexecutionOptions | None = None,
     ) -> Run:
-        config = {"nyc__flights": {"config": {"defect": defect.name}}}
         with progress.watch(self.console, waiting):
             done = dg.execute_job(
                 dg.reconstructable(load_month_job),
                 self.instance,
-                run_config=_run_config(config),
+                run_config=config,
                 tags=tags,
                 reexecution_options=again,
             )

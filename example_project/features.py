@@ -6,8 +6,7 @@ air time) is among the features; the arrival delay travels beside them as the la
 
 import math
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as sf
+from pyspark.sql import Column, DataFrame, functions as sf
 
 VECTOR = "features"
 DIMENSIONS = 16

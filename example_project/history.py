@@ -8,8 +8,9 @@
     ├─╯
     ● main@2      27,004 rows  append by lance 14.0.2
 
-A version is drawn above its parents, an open branch above the version it was forked from. A merged one is retired, so of its versions only the tip is known by name:
-the second parent of the merge. A commit that no Dagster run made is red and says which program made it.
+A version is drawn above its parents, an open branch above the version it was forked from. A merged one is retired, so
+of its versions only the tip is known by name: the second parent of the merge. A commit that no Dagster run made is red
+and says which program made it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,10 +9,12 @@ import pandas as pd
 
 from example_project import places
 
+GROUP = "reports"
+
 
 @dg.asset(
-    key_prefix="reports",
-    group_name="reports",
+    key_prefix=GROUP,
+    group_name=GROUP,
     ins={
         "training_set": dg.AssetIn(
             key=dg.AssetKey(["production", "nyc", "training_set"]), metadata={"columns": ["carrier", "late"]}
@@ -38,6 +40,14 @@ def delay_by_carrier(training_set: pd.DataFrame, airlines: pd.DataFrame) -> dg.M
             "path": dg.MetadataValue.path(str(target)),
         }
     )
+
+
+# Dagster's own automation sensor has to be switched on by hand; this one runs from the start.
+automation = dg.AutomationConditionSensorDefinition(
+    "reports_automation",
+    target=dg.AssetSelection.groups(GROUP),
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
 
 
 def _markdown(report: pd.DataFrame) -> str:

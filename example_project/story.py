@@ -98,7 +98,7 @@ class Story:
 
     def somebody_else(self) -> None:
         """Somebody appends to `main` with plain pylance; the sensor announces it and production stays."""
-        title, outcome = "4 A row from outside", "announced by the sensor, not in production"
+        title, outcome = "4 Row from outside", "announced by the sensor, not in production"
         with self._chapter(title, outcome, "nyc/airlines"):
             self.cursor, early = self.driver.tick(None)
             _expect(not early, "the first look of the sensor only remembers where everything is")

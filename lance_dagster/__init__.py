@@ -13,77 +13,31 @@ if TYPE_CHECKING:
     )
     from lance_dagster.datafiles import (
         StagedFile as StagedFile,
-    )
-    from lance_dagster.datafiles import (
         StagedFiles as StagedFiles,
-    )
-    from lance_dagster.datafiles import (
         WriteTarget as WriteTarget,
-    )
-    from lance_dagster.datafiles import (
         write_files as write_files,
     )
     from lance_dagster.errors import (
         AlreadyExistsError as AlreadyExistsError,
-    )
-    from lance_dagster.errors import (
         CommitConflictError as CommitConflictError,
-    )
-    from lance_dagster.errors import (
         CommitStateUnknownError as CommitStateUnknownError,
-    )
-    from lance_dagster.errors import (
         ConditionalPutUnsupportedError as ConditionalPutUnsupportedError,
-    )
-    from lance_dagster.errors import (
         ConflictError as ConflictError,
-    )
-    from lance_dagster.errors import (
         CorruptFileError as CorruptFileError,
-    )
-    from lance_dagster.errors import (
         FormatError as FormatError,
-    )
-    from lance_dagster.errors import (
         InvalidInputError as InvalidInputError,
-    )
-    from lance_dagster.errors import (
         InvalidRefNameError as InvalidRefNameError,
-    )
-    from lance_dagster.errors import (
         LanceDagsterError as LanceDagsterError,
-    )
-    from lance_dagster.errors import (
         MergeConflictError as MergeConflictError,
-    )
-    from lance_dagster.errors import (
         NotFoundError as NotFoundError,
-    )
-    from lance_dagster.errors import (
         PublishRefusedError as PublishRefusedError,
-    )
-    from lance_dagster.errors import (
         RefMovedError as RefMovedError,
-    )
-    from lance_dagster.errors import (
         RefNotFoundError as RefNotFoundError,
-    )
-    from lance_dagster.errors import (
         RefSyntaxError as RefSyntaxError,
-    )
-    from lance_dagster.errors import (
         SchemaMismatchError as SchemaMismatchError,
-    )
-    from lance_dagster.errors import (
         StoreError as StoreError,
-    )
-    from lance_dagster.errors import (
         TableNotFoundError as TableNotFoundError,
-    )
-    from lance_dagster.errors import (
         UnsupportedFeatureError as UnsupportedFeatureError,
-    )
-    from lance_dagster.errors import (
         VersionNotFoundError as VersionNotFoundError,
     )
     from lance_dagster.format.transaction import (
@@ -91,8 +45,6 @@ if TYPE_CHECKING:
     )
     from lance_dagster.history.refs import (
         Branch as Branch,
-    )
-    from lance_dagster.history.refs import (
         Tag as Tag,
     )
     from lance_dagster.history.versions import (
@@ -100,75 +52,33 @@ if TYPE_CHECKING:
     )
     from lance_dagster.plugin import (
         InRange as InRange,
-    )
-    from lance_dagster.plugin import (
         KeysExist as KeysExist,
-    )
-    from lance_dagster.plugin import (
         LanceIOManager as LanceIOManager,
-    )
-    from lance_dagster.plugin import (
         LanceResource as LanceResource,
-    )
-    from lance_dagster.plugin import (
         NotNull as NotNull,
-    )
-    from lance_dagster.plugin import (
         NullRate as NullRate,
-    )
-    from lance_dagster.plugin import (
         PinnedTable as PinnedTable,
-    )
-    from lance_dagster.plugin import (
         PublishConfig as PublishConfig,
-    )
-    from lance_dagster.plugin import (
         RowCount as RowCount,
-    )
-    from lance_dagster.plugin import (
         RunBranch as RunBranch,
-    )
-    from lance_dagster.plugin import (
         RunChain as RunChain,
-    )
-    from lance_dagster.plugin import (
         SparkResource as SparkResource,
-    )
-    from lance_dagster.plugin import (
         Unique as Unique,
-    )
-    from lance_dagster.plugin import (
         build_publisher as build_publisher,
-    )
-    from lance_dagster.plugin import (
         build_ref_sensor as build_ref_sensor,
-    )
-    from lance_dagster.plugin import (
         build_table_checks as build_table_checks,
-    )
-    from lance_dagster.plugin import (
         ref_asset_specs as ref_asset_specs,
     )
     from lance_dagster.spark import (
         LanceDataSource as LanceDataSource,
-    )
-    from lance_dagster.spark import (
         ensure_java as ensure_java,
-    )
-    from lance_dagster.spark import (
         local_session as local_session,
-    )
-    from lance_dagster.spark import (
         read_table as read_table,
-    )
-    from lance_dagster.spark import (
         stage as stage,
         target_schema as target_schema,
     )
     from lance_dagster.table import (
         LanceTable as LanceTable,
-    )
-    from lance_dagster.table import (
         MergePreview as MergePreview,
     )
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 from lance.file import LanceFileWriter
+from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, StoreError
 from lance_dagster.format.model import DataFile, Field, Fragment
@@ -167,8 +169,9 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
     """
     problems = [f"column {name!r} is missing" for name in wanted.names if name not in found.names]
     problems += [f"column {name!r} is not in the table" for name in found.names if name not in wanted.names]
+    problems += [f"column {name!r} is given twice" for name in wanted.names if found.names.count(name) > 1]
     for column in wanted:
-        if column.name not in found.names:
+        if found.names.count(column.name) != 1:
             continue
         given = found.field(column.name).type
         if not _same_kind(given, column.type):
@@ -178,6 +181,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+    given, wanted = _stored(given), _stored(wanted)
     if given == wanted or pa.types.is_null(given):
         return True
     if any(given in family and wanted in family for family in (_STRINGS, _BINARIES)):
@@ -195,6 +199,11 @@ def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow ty
     if pa.types.is_map(given) and pa.types.is_map(wanted):
         return _same_kind(given.key_type, wanted.key_type) and _same_kind(given.item_type, wanted.item_type)
     return False
+
+
+def _stored(arrow: pa.DataType) -> pa.DataType:
+    # A table holds the storage of an extension type, and says in the column's metadata what it stands for.
+    return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
 
 
 def _same_struct(given: pa.StructType, wanted: pa.StructType) -> bool:
@@ -215,7 +224,7 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
         return values
     try:
         return values.cast(column.type)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
             f"column {column.name!r} is {values.type}, the table holds {column.type}: {error}"
         ) from error
@@ -245,21 +254,31 @@ def scan(
         return dataset.scanner(columns=list(columns) if columns is not None else None, filter=filter).to_reader()
 
 
+def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+    """Read rows into memory; unlike a stream's, errors that only show in the rows are this package's too."""
+    stream = scan(dataset, columns, filter)
+    with _query_errors(filter):
+        return stream.read_all()
+
+
 def count(dataset: lance.LanceDataset, filter: str | None = None) -> int:
     """Count the rows that match a filter."""
     with _query_errors(filter):
         return dataset.count_rows(filter=filter)
 
 
-def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, list[int]]:
+def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, BitMap]:
     """Return the offsets of the live rows that match, by fragment id; fragments without a match are left out."""
-    found: dict[int, list[int]] = {}
+    found: dict[int, BitMap] = {}
     with _query_errors(predicate):
         scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True)
         for batch in scanner.to_batches():
-            addresses: list[Any] = batch.column("_rowaddr").to_pylist()
-            for address in addresses:
-                found.setdefault(address >> 32, []).append(address & 0xFFFFFFFF)
+            # A row address is the fragment's id in the high half and the offset in the low one.
+            addresses = batch.column("_rowaddr").to_numpy()
+            fragments = addresses >> 32
+            for fragment in np.unique(fragments):
+                offsets = (addresses[fragments == fragment] & 0xFFFFFFFF).astype(np.uint32)
+                found.setdefault(int(fragment), BitMap()).update(offsets)
     return found
 
 
@@ -282,14 +301,18 @@ def _query_errors(filter: str | None) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, NotImplementedError) as error:
-        raise InvalidInputError(f"cannot evaluate the filter {filter!r}: {_first_line(error)}") from error
+        # pylance raises either class for either cause.
+        if "LanceError(IO)" in str(error):
+            raise StoreError(f"cannot read rows: {_first_line(error)}") from error
+        what = "read the columns" if filter is None else f"evaluate the filter {filter!r}"
+        raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
 
 
 @contextmanager
 def _storage_errors(what: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NotImplementedError) as error:
         raise StoreError(f"cannot {what}: {_first_line(error)}") from error
 
 

@@ -68,7 +68,7 @@ def plan_merge(base: Manifest, source: Side, dest: Side) -> MergePlan | tuple[Co
         source: What is merged.
         dest: What it is merged into; the result is its next version.
     """
-    delta = _Delta.between(base, source.manifest, dest.manifest)
+    delta = _Delta.between(base, source, dest)
     conflicts = [
         *_incomprehensible(base, source, delta),
         *_schema_conflicts(base, source, dest, delta),
@@ -93,19 +93,20 @@ class _Delta:
     """What the source did to the base's fragments, matched with the dest's by the names of their files."""
 
     added: tuple[Fragment, ...]
-    """The source's fragments that neither base nor dest have."""
+    """The source's fragments that the base has not and the dest never had."""
     removed: tuple[Fragment, ...]
     """The dest's fragments, untouched since the base, that the source removed."""
     masked: tuple[tuple[Fragment, Fragment], ...]
     """Pairs of dest and source fragment where only the source deleted rows."""
     contested: tuple[Fragment, ...]
-    """Base fragments that both sides changed."""
+    """Fragments that both sides had and changed."""
     dest_added: tuple[Fragment, ...]
+    """The dest's fragments that neither base nor source have."""
     dest_changed: bool
 
     @classmethod
-    def between(cls, base: Manifest, source: Manifest, dest: Manifest) -> "_Delta":
-        in_base, in_source, in_dest = (_by_files(state) for state in (base, source, dest))
+    def between(cls, base: Manifest, source: Side, dest: Side) -> "_Delta":
+        in_base, in_source, in_dest = (_by_files(state) for state in (base, source.manifest, dest.manifest))
         removed: list[Fragment] = []
         masked: list[tuple[Fragment, Fragment]] = []
         contested: list[Fragment] = []
@@ -119,12 +120,18 @@ class _Delta:
                 removed.append(theirs)
             else:
                 masked.append((theirs, mine))
-        dest_added = tuple(fragment for names, fragment in in_dest.items() if names not in in_base)
+        added = {names: fragment for names, fragment in in_source.items() if names not in in_base}
+        for names in added.keys() & (in_dest.keys() | dest.fragments.keys()):
+            # An earlier merge brought it to both sides. What the dest did to it since then holds.
+            fragment = added.pop(names)
+            if not _same_deletions(fragment, in_dest.get(names) or dest.fragments[names]):
+                contested.append(fragment)
+        dest_added = tuple(
+            fragment for names, fragment in in_dest.items() if names not in in_base and names not in in_source
+        )
         kept = sum(1 for names, own in in_base.items() if _untouched(in_dest.get(names), own))
         return cls(
-            added=tuple(
-                fragment for names, fragment in in_source.items() if names not in in_base and names not in in_dest
-            ),
+            added=tuple(added.values()),
             removed=tuple(removed),
             masked=tuple(masked),
             contested=tuple(contested),

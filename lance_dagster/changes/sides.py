@@ -1,10 +1,10 @@
 """What a merge knows about each side: its state, what it did since the merge base, and who did it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lance_dagster.changes.claims import OVERWRITE, Claim, claims_of
-from lance_dagster.format.model import Manifest
+from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import MERGE, Operation, OtherOperation, Overwrite, Restore, Transaction
 
 RUN_ID = "dagster/run_id"
@@ -54,11 +54,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a merge: where it is now, what it did since the merge base, how to look at its rows."""
+    """One side of a merge: where it is now, what it did since the merge base, how to look at its rows.
+
+    `fragments` are those it had at some time since then, by the names of their files.
+    """
 
     name: str
     manifest: Manifest
     changes: Sequence[Change]
+    fragments: Mapping[frozenset[str], Fragment]
     rows_matching: RowsMatching
 
 

@@ -15,6 +15,8 @@ MESSAGE = "__lance_commit_message"
 COMMITTER = "lance_dagster.committer"
 CLAIMS = "lance_dagster.claims"
 MERGE = "lance_dagster.merge"
+"""The property of a merge that names the version merged; the next one has the id of its branch."""
+MERGED_BRANCH = "lance_dagster.merge.branch"
 MERGED_PREFIX = "lance_dagster.merged."
 """Table metadata keys: this prefix and a branch id -> the last version of that branch merged, as "source@dest"."""
 

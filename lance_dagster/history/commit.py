@@ -49,8 +49,11 @@ class Proposal:
     manifest: Manifest
 
 
-Propose = Callable[[State], Proposal]
-"""Makes the next version out of a head. Called again with the newer head whenever another writer was first."""
+Propose = Callable[[State], Proposal | State]
+"""Makes the next version out of a head, or finds that the change is in already, as which version.
+
+Called again with the newer head whenever another writer was first.
+"""
 
 
 def now_ns() -> int:
@@ -72,10 +75,12 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
         return landed
     judged = transaction.read_version
 
-    def propose(head: State) -> Proposal:
+    def propose(head: State) -> Proposal | State:
         nonlocal judged
         for number in range(judged + 1, head.number + 1):
-            _check(versions, branch, number, transaction)
+            same = _check(versions, branch, number, transaction)
+            if same is not None:
+                return same
         judged = head.number
         return Proposal(transaction, next_manifest(versions, head, transaction))
 
@@ -102,6 +107,8 @@ def commit(versions: Versions, branch: str, propose: Propose) -> State:
     head = versions.head(branch)
     while True:
         proposal = propose(head)
+        if isinstance(proposal, State):
+            return proposal
         landed = _put(versions, branch, proposal)
         if landed is not None:
             return landed
@@ -176,7 +183,8 @@ def _find(versions: Versions, branch: str, transaction: Transaction) -> State | 
     return None
 
 
-def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> None:
+def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> State | None:
+    """Raise when a version committed meanwhile contradicts a transaction; return it when it is that transaction."""
     try:
         state = versions.load(branch, number)
     except VersionNotFoundError:
@@ -184,9 +192,12 @@ def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> N
         theirs, who = None, "somebody"
     else:
         theirs, who = state.transaction, state.writer
+        if theirs is not None and theirs.uuid == mine.uuid:
+            # Another process commits the same transaction, and was faster.
+            return state
     verdict = Verdict.RETRYABLE if theirs is None else judge(mine, theirs)
     if verdict is Verdict.COMPATIBLE:
-        return
+        return None
     did = theirs.operation_name if theirs else "a change of unknown kind"
     raise CommitConflictError(
         f"cannot commit {mine.operation_name} to {branch} of {versions.store.uri}: "

@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 
 import pendulum
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, CorruptFileError, RefMovedError, RefNotFoundError, StoreError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptFileError,
+    RefMovedError,
+    RefNotFoundError,
+    StoreError,
+)
 from lance_dagster.format import layout
 from lance_dagster.store import Store
 

@@ -1,30 +1,26 @@
 """Stores what assets return on the branch of their run, and gives inputs the version their run should see."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never, get_args
+from typing import Any
 
 import dagster as dg
-import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.datafiles import LanceDataset, StagedFiles
+from lance_dagster.datafiles import LanceDataset
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.frames import Destination, Rows, handler_for, handlers
-from lance_dagster.plugin.partitions import partition_predicate
+from lance_dagster.plugin.frames import Destination, handler_for, handlers
+from lance_dagster.plugin.partitions import partition_filter
 from lance_dagster.plugin.pinned import PinnedTable, all_of
 from lance_dagster.plugin.resource import LanceResource, check_fields
 from lance_dagster.plugin.run_branch import RunBranch, create_table
 from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain
 from lance_dagster.plugin.spark_resource import SparkResource
+from lance_dagster.plugin.writes import PassedRows, Write, partitions_definition, write_mode
 from lance_dagster.table import LanceTable
-
-WriteMode = Literal["append", "overwrite", "replace"]
-_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
 
 
 class LanceIOManager(dg.ConfigurableIOManager):
@@ -57,7 +53,7 @@ class LanceIOManager(dg.ConfigurableIOManager):
         check_fields(type(self), fields)
         super().__init__(**fields)
         if self.write_mode and not isinstance(self.write_mode, dg.EnvVar):
-            _mode(self.write_mode)
+            write_mode(self.write_mode)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Find out which run this is and which runs it continues; once per step process."""
@@ -70,12 +66,12 @@ class LanceIOManager(dg.ConfigurableIOManager):
             InvalidInputError: The value, the write mode or the partition column cannot work; nothing was
                 written. SchemaMismatchError: The rows do not fit the table.
         """
-        write = _Write.of(context, self.write_mode)
+        write = Write.of(context, self.write_mode)
         handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
         vectors = _vectors(context.definition_metadata)
         schema = handler.schema(obj, vectors)
         # Found out here, because creating the table is the first thing that cannot be taken back.
-        write.predicate(schema)
+        write.scope(schema)
         uri = self.lance.uri_of(context.asset_key, context.definition_metadata)
         table = create_table(uri, schema, self.lance.storage_options)
         branch = RunBranch(table=table, chain=self._chain_of(context))
@@ -83,9 +79,9 @@ class LanceIOManager(dg.ConfigurableIOManager):
         base = table.head(name)
         current = None if write.mode == "overwrite" else table.schema(name)
         rows = handler.rows(obj, Destination(table=table, branch=name, schema=current, vectors=vectors))
-        counted = _Counted(rows)
-        version = write.commit(branch, counted.rows, current)
-        self._report(context, table, _Committed(version, base, counted.count if write.keys else None))
+        passed = PassedRows(rows, write)
+        version = write.commit(branch, passed.rows)
+        self._report(context, table, _Committed(version, base, passed.count if write.keys else None))
 
     def load_input(self, context: dg.InputContext) -> object:
         """Return the upstream table as this run should see it, as the type the input is annotated with.
@@ -152,130 +148,17 @@ class _Committed:
     partition_rows: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Write:
-    """What one output asks to be done to its table."""
-
-    asset: str
-    mode: WriteMode
-    keys: tuple[str, ...]
-    definition: dg.PartitionsDefinition | None
-    partition_expr: object
-    properties: Mapping[str, str]
-
-    @classmethod
-    def of(cls, context: dg.OutputContext, default_mode: str) -> "_Write":
-        if not context.has_asset_key:
-            raise InvalidInputError(
-                f"output {context.name!r} belongs to no asset, so it has no table; give it another IO manager"
-            )
-        asset = context.asset_key.to_user_string()
-        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
-        given = md.text(context.output_metadata, md.WRITE_MODE) or md.text(context.definition_metadata, md.WRITE_MODE)
-        mode = _mode(given or default_mode or ("replace" if keys else "overwrite"))
-        if mode == "replace" and not keys:
-            raise InvalidInputError(f"write_mode 'replace' of {asset} needs partitions; use overwrite or append")
-        return cls(
-            asset=asset,
-            mode=mode,
-            keys=keys,
-            definition=partitions_definition(context),
-            partition_expr=md.plain(context.definition_metadata.get(md.PARTITION_EXPR)),
-            properties=_properties(context, asset, keys),
-        )
-
-    def predicate(self, schema: pa.Schema) -> str | None:
-        """Return which rows a replace takes out, or None for the other modes."""
-        if self.mode != "replace":
-            return None
-        return partition_predicate(
-            self.keys,
-            schema,
-            definition=self.definition,
-            partition_expr=self.partition_expr,
-            asset=self.asset,
-        )
-
-    def commit(self, branch: RunBranch, rows: Rows, schema: pa.Schema | None) -> Version:
-        table, name, props, keys = branch.table, branch.name, self.properties, self.keys
-        message = f"{self.mode} {self.asset}" + (f" {', '.join(keys[:3])}" if keys else "")
-        match self.mode:
-            case "append":
-                earlier = branch.earlier_attempt(props)
-                return table.append(
-                    rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier
-                )
-            case "overwrite":
-                return table.overwrite(rows, branch=name, message=message, properties=props, partitions=keys)
-            case "replace":
-                predicate = self.predicate(schema or rows.schema) or ""
-                return table.replace_where(
-                    predicate, rows, branch=name, message=message, properties=props, partitions=keys
-                )
-            case _:
-                assert_never(self.mode)
-
-
-class _Counted:
-    """Rows on their way into a table, and how many they were."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._streamed = 0
-        self._known: int | None = None
-        self.rows: Rows = rows
-        if isinstance(rows, pa.RecordBatchReader):
-            self.rows = pa.RecordBatchReader.from_batches(rows.schema, self._counting(rows))
-        else:
-            self._known = rows.rows if isinstance(rows, StagedFiles) else rows.num_rows
-
-    @property
-    def count(self) -> int:
-        return self._streamed if self._known is None else self._known
-
-    def _counting(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            self._streamed += batch.num_rows
-            yield batch
-
-
-def partitions_definition(
-    context: dg.OutputContext | dg.InputContext,
-) -> dg.PartitionsDefinition | None:
-    """Return the partitions of a context's asset, or None when it has none or was built without them."""
-    try:
-        return context.asset_partitions_def
-    except dg.DagsterInvariantViolationError:
-        return None
-
-
 def _partition_filter(context: dg.InputContext, upstream: Mapping[str, object], pinned: PinnedTable) -> str | None:
     if not context.has_asset_partitions:
         return None
-    return partition_predicate(
+    selected = partition_filter(
         list(context.asset_partition_keys),
         pinned.schema,
         definition=partitions_definition(context),
         partition_expr=md.plain(upstream.get(md.PARTITION_EXPR)),
         asset=context.asset_key.to_user_string(),
     )
-
-
-def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
-    properties = {md.ASSET_KEY: asset}
-    if context.run_id not in (None, EPHEMERAL_RUN_ID):
-        properties[md.RUN_ID] = context.run_id
-    with suppress(dg.DagsterInvariantViolationError):  # called directly
-        properties[md.STEP_KEY] = context.step_key
-    if keys:
-        properties[md.PARTITION_KEYS] = md.partition_property(keys)
-    return properties
-
-
-def _mode(given: str) -> WriteMode:
-    for mode in _MODES:
-        if given == mode:
-            return mode
-    raise InvalidInputError(f"write_mode is one of {', '.join(_MODES)}, not {given!r}")
+    return selected.predicate
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:

@@ -7,6 +7,8 @@ for dynamic partitions. Neighbouring time windows are joined, so that a year of 
 365.
 """
 
+import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
@@ -14,11 +16,22 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 
-_NOTHING = "false"
+
+@dataclass(frozen=True, slots=True)
+class PartitionFilter:
+    """Which rows belong to some partitions, for Lance and for Arrow."""
+
+    predicate: str
+    expression: pc.Expression
+
+    def outside(self, rows: pa.Table) -> int:
+        """Count the rows that belong to none of the partitions; a row without a value is one of them."""
+        return rows.num_rows - rows.filter(self.expression).num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +41,34 @@ class _Dimension:
     column: "pa.Field[Any]"
     definition: dg.PartitionsDefinition | None
 
-    def select(self, keys: Iterable[str]) -> str:
-        """Return the predicate for any number of this dimension's keys."""
-        name, kind = quote_name(self.column.name), self.column.type
+    def select(self, keys: Iterable[str]) -> PartitionFilter:
+        """Return the filter for any number of this dimension's keys."""
+        kind = self.column.type
         timed = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
         if isinstance(self.definition, dg.TimeWindowPartitionsDefinition) and timed:
             windows = _joined(self.definition.time_window_for_partition_key(key) for key in keys)
-            return _any(
-                f"{name} >= {_moment(start, self.column)} AND {name} < {_moment(end, self.column)}"
-                for start, end in windows
-            )
+            return _any([_window(self.column, start, end) for start, end in windows])
         if timed:
             raise InvalidInputError(
                 f"column {self.column.name!r} is {kind}, which only partitions by time can select from"
             )
-        return f"{name} IN ({', '.join(_literal(key, self.column) for key in sorted(set(keys)))})"
+        values = {key: _value(key, self.column) for key in sorted(set(keys))}
+        listed = ", ".join(_literal(value) for value in values.values())
+        return PartitionFilter(
+            f"{quote_name(self.column.name)} IN ({listed})",
+            pc.field(self.column.name).isin(pa.array(values.values(), kind)),
+        )
 
 
-def partition_predicate(
+def partition_filter(
     keys: Sequence[str],
     schema: pa.Schema,
     *,
     definition: dg.PartitionsDefinition | None,
     partition_expr: object,
     asset: str,
-) -> str:
-    """Return the Lance SQL predicate for the rows of some partitions.
+) -> PartitionFilter:
+    """Return what selects the rows of some partitions.
 
     Args:
         keys: The partition keys; none selects no rows.
@@ -69,7 +84,7 @@ def partition_predicate(
     names = _column_names(asset, dimensions, partition_expr)
     columns = [_field(asset, name, schema) for name in names]
     if not keys:
-        return _NOTHING
+        return PartitionFilter("false", pc.scalar(False))  # noqa: FBT003
     if not isinstance(definition, dg.MultiPartitionsDefinition):
         return _Dimension(columns[0], definition).select(keys)
     parts = sorted(definition.partitions_defs, key=lambda part: part.name)
@@ -113,8 +128,8 @@ def _coordinates(definition: dg.MultiPartitionsDefinition, key: str) -> Mapping[
     return found.keys_by_dimension
 
 
-def _select_points(points: set[tuple[str, ...]], dimensions: Sequence[_Dimension]) -> str:
-    """Return the predicate for any set of points; values of the first dimension with equal rests share a term."""
+def _select_points(points: set[tuple[str, ...]], dimensions: Sequence[_Dimension]) -> PartitionFilter:
+    """Return the filter for any set of points; values of the first dimension with equal rests share a term."""
     first, *others = dimensions
     if not others:
         return first.select(point[0] for point in points)
@@ -124,15 +139,21 @@ def _select_points(points: set[tuple[str, ...]], dimensions: Sequence[_Dimension
     values_by_rest: dict[frozenset[tuple[str, ...]], list[str]] = {}
     for value, rest_points in rests.items():
         values_by_rest.setdefault(frozenset(rest_points), []).append(value)
+    ordered = sorted(values_by_rest.items(), key=lambda item: sorted(item[1]))
     return _any(
-        f"({first.select(values)}) AND ({_select_points(set(rest_points), others)})"
-        for rest_points, values in sorted(values_by_rest.items(), key=lambda item: sorted(item[1]))
+        [_both(first.select(values), _select_points(set(rest_points), others)) for rest_points, values in ordered]
     )
 
 
-def _any(terms: Iterable[str]) -> str:
-    found = list(terms)
-    return found[0] if len(found) == 1 else " OR ".join(f"({term})" for term in found)
+def _both(one: PartitionFilter, other: PartitionFilter) -> PartitionFilter:
+    return PartitionFilter(f"({one.predicate}) AND ({other.predicate})", one.expression & other.expression)
+
+
+def _any(filters: Sequence[PartitionFilter]) -> PartitionFilter:
+    if len(filters) == 1:
+        return filters[0]
+    predicate = " OR ".join(f"({one.predicate})" for one in filters)
+    return PartitionFilter(predicate, functools.reduce(operator.or_, (one.expression for one in filters)))
 
 
 def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]:
@@ -146,37 +167,51 @@ def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]
     return joined
 
 
-def _moment(moment: datetime, column: "pa.Field[Any]") -> str:
-    """Return the boundary of a window as a literal of the column's type.
+def _window(column: "pa.Field[Any]", start: datetime, end: datetime) -> PartitionFilter:
+    name, (first, lower), (last, upper) = quote_name(column.name), _moment(start, column), _moment(end, column)
+    values = pc.field(column.name)
+    return PartitionFilter(f"{name} >= {first} AND {name} < {last}", (values >= lower) & (values < upper))
+
+
+def _moment(moment: datetime, column: "pa.Field[Any]") -> "tuple[str, pa.Scalar[Any]]":
+    """Return the boundary of a window as a literal and as a value of the column's type.
 
     A column with a time zone holds instants. One without holds what a clock in the time zone of the
     partitions shows.
     """
-    if pa.types.is_date(column.type):
+    kind = column.type
+    if pa.types.is_date(kind):
         if moment.time() != time():
             raise InvalidInputError(
-                f"column {column.name!r} is {column.type}, and a partition starts or ends at {moment}: "
+                f"column {column.name!r} is {kind}, and a partition starts or ends at {moment}: "
                 "partitions shorter than a day need a timestamp column"
             )
-        return f"date '{moment:%Y-%m-%d}'"
-    if column.type.tz is not None:
-        return f"timestamp '{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}+00:00'"
-    return f"timestamp '{moment:%Y-%m-%d %H:%M:%S}'"
+        return f"date '{moment:%Y-%m-%d}'", pa.scalar(moment.date(), kind)
+    if kind.tz is not None:
+        return f"timestamp '{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}+00:00'", pa.scalar(moment, kind)
+    return f"timestamp '{moment:%Y-%m-%d %H:%M:%S}'", pa.scalar(moment.replace(tzinfo=None), kind)
 
 
-def _literal(key: str, column: "pa.Field[Any]") -> str:
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        wanted = str(key).strip().lower()
-        fits = wanted in ("true", "false") if pa.types.is_boolean(kind) else wanted.lstrip("-").isdecimal()
-        if not fits:
-            raise InvalidInputError(f"partition key {key!r} is no value of column {column.name!r}, which is {kind}")
-        return wanted
+def _value(key: str, column: "pa.Field[Any]") -> str | int | bool:
+    """Return a partition key as a value of the column's type."""
+    kind, plain = column.type, str(key)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return quote_text(key)
+        return plain
+    if pa.types.is_integer(kind) and plain.removeprefix("-").isdecimal():
+        return int(plain)
+    if pa.types.is_boolean(kind) and plain.lower() in ("true", "false"):
+        return plain.lower() == "true"
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        raise InvalidInputError(f"partition key {plain!r} is no value of column {column.name!r}, which is {kind}")
     raise InvalidInputError(
         f"column {column.name!r} is {kind}; partitions select from text, integer, boolean, date and timestamp columns"
     )
+
+
+def _literal(value: str | int | bool) -> str:  # noqa: FBT001
+    if isinstance(value, bool):
+        return str(value).lower()
+    return quote_text(value) if isinstance(value, str) else str(value)
 
 
 def quote_text(value: str) -> str:

@@ -1,10 +1,10 @@
-"""Merge one branch into another: find the merge base, gather what both sides did, commit the plan.
+"""Merge one branch into another: gather what both sides did since their merge base, commit the plan.
 
 The rules are in `changes.merge`; here is what they need from the store.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lance_dagster.changes.apply import with_flags
@@ -13,41 +13,34 @@ from lance_dagster.changes.merge import MergePlan, plan_merge
 from lance_dagster.changes.places import data_uri, placed_under_root
 from lance_dagster.changes.sides import Change, Conflict, Side
 from lance_dagster.datafiles import count_in_fragments
-from lance_dagster.errors import CorruptFileError, InvalidInputError, MergeConflictError
+from lance_dagster.errors import CorruptFileError, MergeConflictError
 from lance_dagster.format.layout import DATA, MAIN
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import (
     CLAIMS,
     MERGE,
+    MERGED_BRANCH,
     MERGED_PREFIX,
     MESSAGE,
     Append,
-    Clone,
     Overwrite,
     Transaction,
     Update,
 )
 from lance_dagster.history.commit import Proposal, commit, next_manifest
+from lance_dagster.history.lineage import (
+    Lineage,
+    Stretch,
+    changes_since,
+    fork_point,
+    lineage_of,
+    merge_base,
+    merged_as,
+    new_records,
+)
 from lance_dagster.history.versions import State
 from lance_dagster.table.parts import Parts
 from lance_dagster.table.write import read_deletion, store_deletion
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A stretch of history: a branch, its id, and the newest version of it that counts."""
-
-    branch: str
-    id: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """A merge base: the version both sides contain, and the number from which on the dest's changes count."""
-
-    state: State
-    dest_number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +60,16 @@ def merge(parts: Parts, source: State, into: str, *, message: str | None, proper
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
-    merged = find_merged(parts, source, into)
-    if merged is not None:
-        return merged
+    ours = lineage_of(source, parts.refs)
     transaction_id = str(uuid.uuid4())
+    parts.head(into)
 
-    def propose(head: State) -> Proposal:
-        plan, claims = _plan(parts, source, head)
+    def propose(head: State) -> Proposal | State:
+        theirs = lineage_of(head, parts.refs)
+        merged = merged_as(ours, theirs, parts.versions)
+        if merged is not None:
+            return merged
+        plan, claims = _plan(parts, ours, theirs)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
         transaction = Transaction(
@@ -84,11 +80,12 @@ def merge(parts: Parts, source: State, into: str, *, message: str | None, proper
                 **properties,
                 MESSAGE: message or f"merge {source} into {into}",
                 MERGE: str(source),
+                MERGED_BRANCH: ours.id,
                 CLAIMS: encode_claims(claims),
             },
         )
         manifest = next_manifest(parts.versions, head, transaction)
-        metadata = {**_live_records(parts, plan.table_metadata), **_records(parts, source, head)}
+        metadata = _live_records(parts, {**plan.table_metadata, **new_records(ours, theirs)})
         return Proposal(transaction, with_flags(replace(manifest, table_metadata=metadata, config=dict(plan.config))))
 
     return commit(parts.versions, into, propose)
@@ -97,9 +94,10 @@ def merge(parts: Parts, source: State, into: str, *, message: str | None, proper
 def preview(parts: Parts, source: State, into: str) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     head = parts.head(into)
-    if find_merged(parts, source, into) is not None:
+    ours, theirs = lineage_of(source, parts.refs), lineage_of(head, parts.refs)
+    if merged_as(ours, theirs, parts.versions) is not None:
         return MergePreview(source=str(source), dest=str(head), conflicts=())
-    plan, _ = _plan(parts, source, head)
+    plan, _ = _plan(parts, ours, theirs)
     if not isinstance(plan, MergePlan):
         return MergePreview(source=str(source), dest=str(head), conflicts=plan)
     operation = plan.operation
@@ -114,100 +112,35 @@ def preview(parts: Parts, source: State, into: str) -> MergePreview:
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
     """Return the version of `into` that contains everything `source` has, or None when it has something new."""
-    head = parts.head(into)
-    lines = _lines(parts, source)
-    recorded = _recorded(head, lines[0])
-    if recorded is not None and recorded[0] >= source.number:
-        return parts.versions.load(into, recorded[1])
-    base = _merge_base(parts, source, head)
-    return head if not _changes(parts, source, base.state) else None
+    ours, theirs = lineage_of(source, parts.refs), lineage_of(parts.head(into), parts.refs)
+    return merged_as(ours, theirs, parts.versions)
 
 
-def _plan(parts: Parts, source: State, head: State) -> tuple[MergePlan | tuple[Conflict, ...], list[Claim]]:
+def _plan(parts: Parts, source: Lineage, dest: Lineage) -> tuple[MergePlan | tuple[Conflict, ...], list[Claim]]:
     """Plan a merge into one particular head; returns what the source claims beside it."""
-    base = _merge_base(parts, source, head)
-    ours = _changes(parts, source, base.state)
-    theirs = _changes_after(parts, head, base.dest_number)
-    plan = plan_merge(base.state.manifest, _side(parts, source, ours), _side(parts, head, theirs))
-    return plan, _all_claims(ours)
+    base = merge_base(source, dest, parts.refs, parts.versions).manifest
+    # Rows that are older than the source's own branches have smaller row ids than this.
+    forked = fork_point(source, dest, parts.versions).manifest
+    ours, theirs = changes_since(source, dest, parts.versions), changes_since(dest, source, parts.versions)
+    plan = plan_merge(
+        replace(base, next_row_id=forked.next_row_id),
+        _side(parts, source.state, ours),
+        _side(parts, dest.state, theirs),
+    )
+    return plan, _all_claims(ours.changes)
 
 
-def _side(parts: Parts, state: State, changes: Sequence[Change]) -> Side:
+def _side(parts: Parts, state: State, stretch: Stretch) -> Side:
     def rows_matching(fragment_ids: Iterable[int], predicate: str) -> int:
         return count_in_fragments(parts.dataset(state), fragment_ids, predicate)
 
-    return Side(name=str(state), manifest=state.manifest, changes=changes, rows_matching=rows_matching)
-
-
-def _lines(parts: Parts, state: State) -> list[_Line]:
-    """Return a version's branch and every branch that was forked from, up to main."""
-    lines: list[_Line] = []
-    branch, number = state.branch, state.number
-    while branch != MAIN:
-        found = parts.refs.branch(branch)
-        if found is None:
-            raise InvalidInputError(f"branch {branch!r} of {parts.uri} is gone, and with it where it was forked")
-        lines.append(_Line(branch, found.id, number))
-        branch, number = found.parent_branch, found.parent_version
-    return [*lines, _Line(MAIN, MAIN, number)]
-
-
-def _recorded(head: State, line: _Line) -> tuple[int, int] | None:
-    """Return which version of a line was merged last, and as which version, from the head's records."""
-    record = head.manifest.table_metadata.get(f"{MERGED_PREFIX}{line.id}")
-    if record is None:
-        return None
-    source, _, dest = record.partition("@")
-    return int(source), int(dest)
-
-
-def _merge_base(parts: Parts, source: State, head: State) -> _Base:
-    """Find the newest version that both sides contain.
-
-    Going up from the source: the first line that the dest lies on as well, or that was merged into it before.
-    Version numbers go on counting when a branch is forked, so a number marks a place on a whole chain of lines.
-    """
-    own = {line.id: line for line in _lines(parts, head)}
-    for line in _lines(parts, source):
-        if line.id in own:
-            number = min(line.number, own[line.id].number)
-            return _Base(parts.versions.load(line.branch, number), number)
-        recorded = _recorded(head, line)
-        if recorded is not None:
-            number = min(line.number, recorded[0])
-            return _Base(parts.versions.load(line.branch, number), recorded[1])
-    raise InvalidInputError(f"{source} and {head} of {parts.uri} have no version in common")
-
-
-def _changes(parts: Parts, state: State, base: State) -> list[Change]:
-    """Return what happened from the merge base to a version, oldest first."""
-    found: list[Change] = []
-    for line in _lines(parts, state):
-        at_base = line.branch == base.branch
-        first = base.number if at_base else -1
-        found[:0] = _changes_on(parts, line.branch, first, line.number)
-        if at_base:
-            break
-    return found
-
-
-def _changes_after(parts: Parts, head: State, number: int) -> list[Change]:
-    found: list[Change] = []
-    for line in _lines(parts, head):
-        found[:0] = _changes_on(parts, line.branch, number, line.number)
-    return found
-
-
-def _changes_on(parts: Parts, branch: str, after: int, until: int) -> list[Change]:
-    found: list[Change] = []
-    for number in parts.versions.numbers(branch):
-        if not after < number <= until:
-            continue
-        state = parts.versions.load(branch, number)
-        # The first version of a branch repeats the one it was forked from.
-        if state.transaction is None or not isinstance(state.transaction.operation, Clone):
-            found.append(Change(version=str(state), writer=state.writer, transaction=state.transaction))
-    return found
+    return Side(
+        name=str(state),
+        manifest=state.manifest,
+        changes=stretch.changes,
+        fragments=stretch.fragments,
+        rows_matching=rows_matching,
+    )
 
 
 def _all_claims(changes: Iterable[Change]) -> list[Claim]:
@@ -221,16 +154,9 @@ def _all_claims(changes: Iterable[Change]) -> list[Claim]:
     )
 
 
-def _records(parts: Parts, source: State, head: State) -> dict[str, str]:
-    """Record what a merge brings in: the source, and every branch between it and the dest that it contains."""
-    own = {line.id for line in _lines(parts, head)}
-    lines = (line for line in _lines(parts, source) if line.id not in own)
-    return {f"{MERGED_PREFIX}{line.id}": f"{line.number}@{head.number + 1}" for line in lines}
-
-
 def _live_records(parts: Parts, metadata: Mapping[str, str]) -> dict[str, str]:
     """Drop the records of merges whose branch is gone: nobody can merge it again."""
-    live = {f"{MERGED_PREFIX}{branch.id}" for branch in parts.refs.branches().values()}
+    live = {f"{MERGED_PREFIX}{name}" for name in (MAIN, *(branch.id for branch in parts.refs.branches().values()))}
     return {key: value for key, value in metadata.items() if not key.startswith(MERGED_PREFIX) or key in live}
 
 

@@ -18,8 +18,7 @@ from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.log import first_parents
 from lance_dagster.history.refs import READY, Branch, Tag
 from lance_dagster.history.versions import State, Version
-from lance_dagster.table import join as joining
-from lance_dagster.table import write
+from lance_dagster.table import join as joining, write
 from lance_dagster.table.join import MergePreview
 from lance_dagster.table.parts import Parts, open_parts, schema_of
 from lance_dagster.table.write import Note, Rows, create_empty
@@ -166,7 +165,7 @@ class LanceTable:
 
     def read(self, ref: str = MAIN, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
         """Read rows into memory; the arguments are those of `scan`."""
-        return self.scan(ref, columns, filter).read_all()
+        return datafiles.read(self.to_lance(ref), columns, filter)
 
     def target(self, schema: pa.Schema | None = None, branch: str = MAIN) -> datafiles.WriteTarget:
         """Return what another process needs to write data files: `datafiles.write_files(target, batches)`.

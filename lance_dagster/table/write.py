@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+from pyroaring import BitMap
 
 from lance_dagster.changes.apply import apply, empty_manifest
 from lance_dagster.changes.claims import APPEND, OVERWRITE, REPLACE, Claim, encode_claims
 from lance_dagster.changes.places import folder_of, placed_under_root
+from lance_dagster.changes.sides import Change
 from lance_dagster.datafiles import (
     FILE_VERSION,
     StagedFiles,
@@ -24,7 +26,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.deletions import decode_offsets, encode_offsets
 from lance_dagster.format.model import DeletionFile, Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
-from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Operation, Overwrite, Transaction, Update
+from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Delete, Operation, Overwrite, Transaction, Update
 from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
 from lance_dagster.history.versions import State, Version
 from lance_dagster.store import open_store
@@ -82,8 +84,7 @@ def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> St
     added = _placed(parts, staged, head.manifest.fields, head)
     operation: Operation = Append(fragments=added)
     if replaces is not None:
-        stale = _added_by(parts, replaces) & head.manifest.fragment_map().keys()
-        operation = Update(removed_fragment_ids=tuple(sorted(stale)), new_fragments=added)
+        operation = Update(removed_fragment_ids=_left_of(parts, replaces, head), new_fragments=added)
     return _commit(parts, head, operation, note.as_properties(APPEND))
 
 
@@ -175,12 +176,33 @@ def _types(schema: pa.Schema) -> str:
     return ", ".join(f"{column.name} {column.type}{'' if column.nullable else ' not null'}" for column in schema)
 
 
-def _added_by(parts: Parts, version: Version) -> frozenset[int]:
-    """Return the ids of the fragments a version has and the one before it has not."""
-    state = parts.versions.load(version.branch, version.number)
-    before = parts.at(version.parents[0]) if version.parents else None
-    known = before.manifest.fragment_map().keys() if before else set()
-    return frozenset(state.manifest.fragment_map().keys() - known)
+def _left_of(parts: Parts, earlier: Version, head: State) -> tuple[int, ...]:
+    """Return the ids of the fragments that an earlier attempt added and that are still there."""
+    if earlier.branch != head.branch:
+        raise InvalidInputError(
+            f"{earlier} is no version of branch {head.branch!r}, so rows there cannot replace its own"
+        )
+    state = parts.versions.load(earlier.branch, earlier.number)
+    before = parts.at(earlier.parents[0]).manifest.fragment_map() if earlier.parents else {}
+    added = {number: own for number, own in state.manifest.fragment_map().items() if number not in before}
+    left = {number: own for number, own in head.manifest.fragment_map().items() if number in added}
+    if left != added:
+        _refuse_moved_rows(parts, earlier, head)
+    return tuple(sorted(left))
+
+
+def _refuse_moved_rows(parts: Parts, earlier: Version, head: State) -> None:
+    """Refuse to replace the rows of a version that may be in other fragments by now: they would stay beside the new."""
+    for number in range(earlier.number + 1, head.number + 1):
+        state = parts.versions.load(head.branch, number)
+        change = Change(version=str(state), writer=state.writer, transaction=state.transaction)
+        if change.claims or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
+            continue
+        raise CommitConflictError(
+            f"cannot replace the rows of {earlier}: {state.writer} may have moved them in {state}",
+            str(state),
+            retryable=False,
+        )
 
 
 def _taken_out(parts: Parts, head: State, predicate: str) -> tuple[tuple[int, ...], tuple[Fragment, ...]]:
@@ -197,26 +219,26 @@ def _taken_out(parts: Parts, head: State, predicate: str) -> tuple[tuple[int, ..
     return tuple(removed), tuple(updated)
 
 
-def _with_deleted(parts: Parts, head: State, fragment: Fragment, offsets: Iterable[int]) -> Fragment:
-    deleted = deleted_offsets(parts, head, fragment)
-    kind, data = encode_offsets(deleted | set(offsets))
+def _with_deleted(parts: Parts, head: State, fragment: Fragment, offsets: BitMap) -> Fragment:
+    deleted = deleted_offsets(parts, head, fragment) | offsets
+    kind, data = encode_offsets(deleted)
     deletion = DeletionFile(
         kind=kind,
         read_version=head.number,
         id=secrets.randbits(64),
-        deleted_rows=len(deleted | set(offsets)),
+        deleted_rows=len(deleted),
     )
     changed = replace(fragment, deletion=deletion)
     store_deletion(parts, head.branch, changed, data)
     return changed
 
 
-def deleted_offsets(parts: Parts, state: State, fragment: Fragment) -> frozenset[int]:
+def deleted_offsets(parts: Parts, state: State, fragment: Fragment) -> BitMap:
     """Read the deletion vector of a fragment."""
     if fragment.deletion is None:
-        return frozenset()
+        return BitMap()
     data = read_deletion(parts, state, fragment)
-    return frozenset(decode_offsets(fragment.deletion.kind, data, f"deletion file of fragment {fragment.id}"))
+    return decode_offsets(fragment.deletion.kind, data, f"deletion file of fragment {fragment.id}")
 
 
 def read_deletion(parts: Parts, state: State, fragment: Fragment) -> bytes:

@@ -63,9 +63,10 @@ def test_the_schedule_loads_months() -> None:
     assert ("load_month", "0 0 1 * *") == (schedule.job_name, schedule.cron_schedule)
 
 
-def test_the_sensor_watches_from_the_start() -> None:
-    """The sensor is on without anybody switching it on."""
-    assert dg.DefaultSensorStatus.RUNNING == defs.resolve_sensor_def("main_sensor").default_status
+@pytest.mark.parametrize("sensor", ["main_sensor", "reports_automation"])
+def test_sensors_watch_from_the_start(sensor: str) -> None:
+    """Versions are announced and the report is made without anybody switching it on."""
+    assert dg.DefaultSensorStatus.RUNNING == defs.resolve_sensor_def(sensor).default_status
 
 
 @pytest.mark.slow
@@ -89,27 +90,17 @@ def test_a_month_under_the_multiprocess_executor(tmp_path: Path, monkeypatch: py
     """With every step in its own process a broken month is stopped, and goes on to be published when it is mended."""
     monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path / "state"))
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        broken = launch(instance, "unknown_carrier")
+        job, tags = dg.reconstructable(load_two_tables), {"dagster/partition": MONTH}
+        config = {"ops": {"nyc__flights": {"config": {"defect": "unknown_carrier"}}}}
+        broken = dg.execute_job(job, instance, config, tags)
         failed = {event.step_key for event in broken.all_events if event.is_step_failure}
         assert {"nyc__flights_keys_exist_carrier"} == failed
         assert {} == flights().tags()
-        mended = launch(instance, "none", dg.ReexecutionOptions(broken.run_id, ["nyc__flights*"]))
+        again = dg.ReexecutionOptions(broken.run_id, ["nyc__flights*"])
+        mended = dg.execute_job(job, instance, tags=tags, reexecution_options=again)
         assert mended.success
     assert source.rows_by_month("flights")[1] == flights().count_rows("production")
     assert 0 == flights().count_rows("production", "carrier = '??'")
-
-
-def launch(
-    instance: dg.DagsterInstance, defect: str, again: dg.ReexecutionOptions | None = None
-) -> dg.JobExecutionResult:
-    """Load a month, or go on with a run that tried to."""
-    return dg.execute_job(
-        dg.reconstructable(load_two_tables),
-        instance,
-        run_config={"ops": {"nyc__flights": {"config": {"defect": defect}}}},
-        tags={"dagster/partition": MONTH},
-        reexecution_options=again,
-    )
 
 
 def flights() -> LanceTable:

@@ -64,7 +64,7 @@ def run_demo(root: Path) -> "subprocess.CompletedProcess[str]":
 
 def test_every_step_is_told(demo: Demo) -> None:
     """Six steps, the drawing and the way to open a table are printed."""
-    for title in ("1 January", "2 February", "3 February", "4 A row", "5 Back and forward", "6 The report"):
+    for title in ("1 January", "2 February", "3 February", "4 Row from", "5 Back and forward", "6 The report"):
         assert title in demo.output
     assert "◀ production" in demo.output
     assert f'lance.dataset("{demo.uri("flights")}", version="production")' in demo.output
@@ -74,7 +74,7 @@ def test_every_step_is_told(demo: Demo) -> None:
 def test_pylance_opens_production_and_finds_it_valid(demo: Demo, table: str) -> None:
     """The tag opens as a version of main, and pylance's own validation has nothing against it."""
     production = demo.production(table)
-    production.validate()  # type: ignore[no-untyped-call]
+    production.validate()
     assert production.to_table().num_rows == production.count_rows()
 
 

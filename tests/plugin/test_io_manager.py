@@ -17,6 +17,7 @@ from lance_dagster import (
     LanceTable,
     PinnedTable,
     SchemaMismatchError,
+    SparkResource,
     write_files,
 )
 from lance_dagster.datafiles import StagedFiles
@@ -155,8 +156,9 @@ def test_spark_frames_go_both_ways(lake: LanceResource, spark: SparkSession) -> 
     def reader(numbers: DataFrame) -> None:
         seen.append(sorted(row.id for row in numbers.collect()))
 
+    manager = LanceIOManager(lance=lake, spark=SparkResource())
     assert run(lake, numbers, reader).success
-    result = run(lake, numbers, reader)
+    result = run(lake, numbers, reader, resources={"io_manager": manager})
     assert result.success, error_of(result)
     assert seen == [[1, 2], [1, 2]]
     assert pa.list_(pa.float32(), 2) == written(lake, result).schema.field("embedding").type

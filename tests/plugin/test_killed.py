@@ -18,16 +18,16 @@ quiet = {"telemetry": {"enabled": False}}
 with dg.DagsterInstance.local_temp(sys.argv[2], overrides=quiet) as instance:
     shop_at(sys.argv[1]).execute(instance)
 """
-MERGED, TAGGED = "_versions", "_refs/tags"
+MERGED, TAGGED = "_versions/*.manifest", "_refs/tags/*.json"
 
 
-def killed_when(shop: Shop, instance_folder: Path, key: dg.AssetKey, folder: str, *, entries: int) -> None:
-    """Run the shop's job in a process of its own and kill it as soon as a folder of a table has some entries."""
-    watched = Path(shop.lance.uri_of(key), folder)
+def killed_when(shop: Shop, instance_folder: Path, key: dg.AssetKey, pattern: str, *, files: int) -> None:
+    """Run the shop's job in a process of its own and kill it as soon as a table has some files."""
+    table = Path(shop.lance.uri_of(key))
     command = [sys.executable, "-c", RUN, shop.lance.root, str(instance_folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            if watched.exists() and sum(1 for _ in watched.glob("[!.]*[!n]")) >= entries:
+            if sum(1 for _ in table.glob(pattern)) >= files:
                 process.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.001)
@@ -36,18 +36,22 @@ def killed_when(shop: Shop, instance_folder: Path, key: dg.AssetKey, folder: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "key,folder,entries",
-    [(ORDERS, MERGED, 2), (ORDERS, TAGGED, 1), (CUSTOMERS, TAGGED, 1)],
-    ids=["while merging", "while tagging", "while retiring"],
+    "key,pattern,files,by_hand",
+    [
+        (ORDERS, MERGED, 2, True),
+        (ORDERS, MERGED, 2, False),
+        (ORDERS, TAGGED, 1, False),
+        (CUSTOMERS, TAGGED, 1, True),
+    ],
+    ids=["merging, by hand", "merging, from failure", "tagging, from failure", "retiring, by hand"],
 )
-@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "from failure"])
 def test_killed_publisher_is_finished(
-    shop: Shop, tmp_path: Path, key: dg.AssetKey, folder: str, *, entries: int, by_hand: bool
+    shop: Shop, tmp_path: Path, key: dg.AssetKey, pattern: str, *, files: int, by_hand: bool
 ) -> None:
     """A publisher that is killed for good leaves nothing that the next one does not put right."""
     home = tmp_path / "dagster"
     home.mkdir()
-    killed_when(shop, home, key, folder, entries=entries)
+    killed_when(shop, home, key, pattern, files=files)
     with dg.DagsterInstance.local_temp(str(home), overrides={"telemetry": {"enabled": False}}) as instance:
         (run,) = instance.get_runs()
         instance.report_run_failed(run)

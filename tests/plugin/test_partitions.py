@@ -8,29 +8,33 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
-from lance_dagster.plugin.partitions import partition_predicate, quote_name, quote_text
+from lance_dagster.plugin.partitions import PartitionFilter, partition_filter, quote_name, quote_text
 
 EVENTS = dg.AssetKey(["log", "events"])
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-11")
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us", "o'brien"])
 BOTH = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
-SCHEMA = pa.schema(
-    [
-        pa.field("day", pa.date32()),
-        pa.field("at", pa.timestamp("us", "UTC")),
-        pa.field("local", pa.timestamp("us")),
-        pa.field("text", pa.string()),
-        pa.field("region", pa.string()),
-        pa.field("n", pa.int32()),
-        pa.field("ok", pa.bool_()),
-        pa.field("x", pa.float64()),
-    ]
-)
+COLUMNS: dict[str, pa.DataType] = {
+    "day": pa.date32(),
+    "at": pa.timestamp("us", "UTC"),
+    "local": pa.timestamp("us"),
+    "text": pa.string(),
+    "region": pa.string(),
+    "n": pa.int32(),
+    "ok": pa.bool_(),
+    "x": pa.float64(),
+}
+SCHEMA = pa.schema(COLUMNS)
+
+
+def selected(keys: Sequence[str], definition: Any = None, expr: object = None) -> PartitionFilter:
+    """What some partitions select, over the columns above."""
+    return partition_filter(keys, SCHEMA, definition=definition, partition_expr=expr, asset="log/events")
 
 
 def predicate(keys: Sequence[str], definition: Any = None, expr: object = None) -> str:
     """The predicate over the columns above."""
-    return partition_predicate(keys, SCHEMA, definition=definition, partition_expr=expr, asset="log/events")
+    return selected(keys, definition, expr).predicate
 
 
 def both(day: str, region: str) -> dg.MultiPartitionKey:
@@ -147,6 +151,32 @@ def test_predicates_select_in_lance_what_they_say(tmp_table_uri: str) -> None:
     assert table.count_rows(filter=predicate([], DAYS, "day")) == 0
     berlin = dg.DailyPartitionsDefinition("2024-01-01", timezone="Europe/Berlin")
     assert table.count_rows(filter=predicate(["2024-01-03"], berlin, "at")) == 1
+
+
+def test_rows_outside_are_counted() -> None:
+    """Arrow says the same as Lance about which rows belong to the partitions; a row without a value does not."""
+    days = [dt.date(2024, 1, 1), dt.date(2024, 1, 2), None, dt.date(2024, 1, 5)]
+    rows = pa.table({"day": days, "text": ["eu", "us", "eu", None], "n": pa.array([1, 2, 3, None], pa.int32())})
+    assert selected(["2024-01-01", "2024-01-05"], DAYS, "day").outside(rows) == 2
+    assert selected(["1", "2"], None, "n").outside(rows) == 2
+    cells = [both("2024-01-01", "eu"), both("2024-01-02", "us"), both("2024-01-05", "us")]
+    assert selected(cells, BOTH, {"day": "day", "region": "text"}).outside(rows) == 2
+    assert selected([], DAYS, "day").outside(rows) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["table", "stream"])
+def test_rows_of_another_partition_are_refused(lake: LanceResource, *, stream: bool) -> None:
+    """They would stand there twice once their own partition is written; nothing is written instead."""
+
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"partition_expr": "day"})
+    def events() -> Any:
+        rows = pa.table({"day": [dt.date(2024, 1, 1), dt.date(2024, 1, 2)]})
+        return rows.to_reader(max_chunksize=1) if stream else rows
+
+    with pytest.raises(InvalidInputError) as caught:
+        run(lake, events, partition_key="2024-01-01")
+    assert "returned 1 rows that are not in the partitions it was asked for (2024-01-01)" in str(caught.value)
+    assert lake.table(EVENTS).count_rows("dev") == 0
 
 
 def rows_for(context: dg.AssetExecutionContext) -> pa.Table:

@@ -1,19 +1,32 @@
 """Fields, fragments, data files and deletion files: wire messages to values and back."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
+from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-not-found, unused-ignore]  # no stub
 
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.model import BasePath, DataFile, DeletionFile, Field, Fragment
 
 
-def unknown_numbers(message: Message) -> list[str]:
-    """Return the field numbers of a message that this package has no name for."""
-    name = message.DESCRIPTOR.name
+def unknown_fields(message: Message) -> list[str]:
+    """Name every field of a message, and of the messages in it, that this package has no name for."""
+    known: Any = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    # A manifest may hold thousands of messages, and hardly ever an unknown field: look closer only when one is there.
+    return [] if known.ByteSize() == message.ByteSize() else list(dict.fromkeys(_unknown_in(message)))
+
+
+def _unknown_in(message: Message) -> Iterator[str]:
     unknown: Any = UnknownFieldSet(message)
-    return [f"{name} field {unknown[index].field_number}" for index in range(len(unknown))]
+    yield from (f"{message.DESCRIPTOR.name} field {unknown[index].field_number}" for index in range(len(unknown)))
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        for nested in [value] if isinstance(value, Message) else value:
+            yield from _unknown_in(nested)
 
 
 def field_from_wire(message: wire.Field) -> Field:
@@ -154,7 +167,7 @@ def fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
 
 def fragment_problems(message: wire.DataFragment) -> list[str]:
     """Name what a fragment uses that this package does not understand."""
-    found = unknown_numbers(message)
+    found = []
     if message.overlays:
         found.append("data overlay files")
     spilled = ("spilled_row_ids", "spilled_last_updated_at_versions", "spilled_created_at_versions")
@@ -162,8 +175,4 @@ def fragment_problems(message: wire.DataFragment) -> list[str]:
         found.append("spilled row lineage")
     if message.clustering_id or message.metadata:
         found.append("fragment clustering or metadata")
-    for file in message.files:
-        found += unknown_numbers(file)
-    if message.HasField("deletion_file"):
-        found += unknown_numbers(message.deletion_file)
     return found

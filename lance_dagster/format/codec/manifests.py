@@ -22,7 +22,7 @@ from lance_dagster.format.codec.fragments import (
     fragment_from_wire,
     fragment_problems,
     fragment_to_wire,
-    unknown_numbers,
+    unknown_fields,
 )
 from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
 from lance_dagster.format.model import Flag, Manifest, WriterVersion
@@ -98,7 +98,7 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
     flags = message.reader_feature_flags | message.writer_feature_flags
     found = [f"feature flag {1 << bit}" for bit in range(64) if flags & ~_KNOWN_FLAGS & (1 << bit)]
     for part in (message, *message.fields, *message.base_paths, message.writer_version, message.data_format):
-        found += unknown_numbers(part)
+        found += unknown_fields(part)
     if message.fragment_tree:
         found.append("fragment tree")
     if message.clustering or message.HasField("max_clustering_id"):

@@ -14,7 +14,7 @@ from lance_dagster.format.codec.fragments import (
     field_to_wire,
     fragment_from_wire,
     fragment_to_wire,
-    unknown_numbers,
+    unknown_fields,
 )
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import (
@@ -48,7 +48,7 @@ def decode_transaction(data: bytes, path: str) -> Transaction:
         raise CorruptFileError(path, f"its transaction cannot be parsed: {error}") from error
     kind = message.WhichOneof("operation")
     if kind is None:
-        raise UnsupportedFeatureError(path, unknown_numbers(message) or ["a transaction without operation"])
+        raise UnsupportedFeatureError(path, unknown_fields(message) or ["a transaction without operation"])
     return Transaction(
         read_version=message.read_version,
         uuid=message.uuid,

@@ -1,0 +1,89 @@
+import dagster as dg
+import pytest
+
+from lance_dagster import RunChain
+from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, branch_of, family_of, run_of
+
+PARENT = {"dagster/parent_run_id": "a", "dagster/root_run_id": "a"}
+STEPS = ["one", "two"]
+
+
+def add(instance: dg.DagsterInstance, run_id: str, parent: str | None = None, **options: object) -> dg.DagsterRun:
+    """Record a run, the child of another one or not."""
+    run = dg.DagsterRun(
+        job_name="job",
+        run_id=run_id,
+        parent_run_id=parent,
+        root_run_id="a" if parent else None,
+        **options,  # type: ignore[arg-type]
+    )
+    return instance.add_run(run)
+
+
+@pytest.mark.parametrize(
+    "tags,steps,chain",
+    [
+        ({"dagster/is_resume_retry": "true"}, ["two"], ("b", "a")),
+        ({"dagster/is_asset_resume_retry": "true"}, None, ("b", "a")),
+        ({"dagster/step_selection": "two"}, ["two"], ("b", "a")),
+        ({}, ["two"], ("b", "a")),
+        ({}, STEPS, ("b",)),
+        ({}, None, ("b",)),
+    ],
+    ids=["from failure", "from asset failure", "chosen steps", "from Python", "all steps, Python", "all steps, UI"],
+)
+def test_which_reexecutions_continue_their_parent(
+    instance: dg.DagsterInstance, tags: dict[str, str], steps: list[str] | None, chain: tuple[str, ...]
+) -> None:
+    """Each way Dagster re-executes a run leaves other traces; only a full one starts clean."""
+    add(instance, "a", step_keys_to_execute=STEPS)
+    run = add(instance, "b", "a", tags=tags, step_keys_to_execute=steps)
+    assert chain == RunChain.of(run, instance).run_ids
+    assert RunChain.of(run, instance).root_run_id == "a"
+
+
+def test_chain_goes_up_until_a_run_that_started_clean(instance: dg.DagsterInstance) -> None:
+    """Retries of retries reach back; the run before a clean start is no part of it."""
+    resume = {"dagster/is_resume_retry": "true"}
+    add(instance, "a", step_keys_to_execute=STEPS)
+    add(instance, "b", "a", step_keys_to_execute=STEPS)
+    add(instance, "c", "b", tags=resume)
+    run = add(instance, "d", "c", tags={**resume, "dagster/backfill": "bf"})
+    chain = RunChain.of(run, instance)
+    assert chain.run_ids == ("d", "c", "b")
+    assert chain.branch_names == ("run/d", "run/c", "run/b")
+    assert chain.backfill_id == "bf"
+
+
+def test_deleted_parent_still_names_its_branch(instance: dg.DagsterInstance) -> None:
+    """Dagster's record of a run may be gone before the run's branch is."""
+    run = add(instance, "b", "gone", tags={"dagster/is_resume_retry": "true"})
+    assert RunChain.of(run, instance).branch_names == ("run/b", "run/gone")
+
+
+def test_chain_without_a_run() -> None:
+    """Nothing to follow, and nothing made of the id that stands for no run."""
+    assert RunChain.of(None, None) == RunChain.of_run_id(EPHEMERAL_RUN_ID) == RunChain.of_run_id(None)
+    assert RunChain.of_context(dg.build_asset_context()).run_ids == ()
+    assert RunChain().after(EPHEMERAL_RUN_ID) == RunChain()
+    assert RunChain(run_ids=("b", "a")).after("a").run_ids == ("b", "a")
+    assert RunChain(run_ids=("b",)).after("x").run_ids == ("x", "b")
+
+
+def test_family_has_the_runs_that_go_on_with_a_run(instance: dg.DagsterInstance) -> None:
+    """Re-executions that continue it, by tag or named by the caller; no clean start, no stranger."""
+    resume = {**PARENT, "dagster/is_resume_retry": "true"}
+    add(instance, "a", step_keys_to_execute=STEPS)
+    add(instance, "b", "a", tags=resume)
+    add(instance, "c", "a", tags=PARENT, step_keys_to_execute=STEPS)
+    add(instance, "d", "a", step_keys_to_execute=["two"])
+    add(instance, "stranger")
+    assert family_of("a", instance) == ("a", "b")
+    assert family_of("a", instance, ["d", "stranger"]) == ("a", "b", "d")
+    assert family_of("gone", instance) == ()
+
+
+def test_branches_are_named_after_runs() -> None:
+    """And only these belong to a run."""
+    assert run_of(branch_of("4f2a")) == "4f2a"
+    assert run_of("dev") is None

@@ -1,0 +1,705 @@
+"""Merging branches: what is carried over, what is refused, and that nothing but metadata is written."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import (
+    CommitStateUnknownError,
+    InvalidInputError,
+    MergeConflictError,
+    RefNotFoundError,
+    StoreError,
+)
+from lance_dagster.format.transaction import Restore, Transaction
+from lance_dagster.store import LocalStore
+from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table, parts_on
+from tests.store.scripted import (
+    PlugPulledError,
+    Request,
+    Script,
+    ScriptedStore,
+    answer_lost_at_write,
+    intruder_at_commit,
+    plug_pulled_before_write,
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Two partitions, a version each, and a branch `run` forked from `main@3`."""
+    made = new_table(tmp_path, entries("a", 1, 2), entries("b", 1, 2))
+    made.create_branch("run")
+    return made
+
+
+def through(table: LanceTable, script: Script) -> LanceTable:
+    """The same table behind a store that follows a script."""
+    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+
+
+def replace(table: LanceTable, key: str, *values: int, branch: str = "main", run: str | None = None) -> None:
+    """Replace a partition, as a run does that knows its partitions."""
+    properties = {"dagster/run_id": run} if run else None
+    table.replace_where(
+        f"key = '{key}'", entries(key, *values), branch=branch, partitions=[key], properties=properties
+    )
+
+
+def add(table: LanceTable, key: str, *values: int, branch: str = "main") -> None:
+    """Add rows to a partition, as a run does that knows its partitions."""
+    table.append(entries(key, *values), branch=branch, partitions=[key])
+
+
+def snapshot(table: LanceTable) -> dict[str, tuple[int, int, int]]:
+    """Every file of a table, with what would change if it were copied or written again."""
+    root = Path(table.uri)
+    found = ((path.relative_to(root), path.stat()) for path in root.rglob("*") if path.is_file())
+    return {str(path): (stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in found}
+
+
+def refused(table: LanceTable, source: str = "run", into: str = "main") -> MergeConflictError:
+    """Merge, expect to be refused, and see that nothing was written."""
+    before, rows = snapshot(table), contents(table, into)
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge(source, into)
+    assert before == snapshot(table)
+    assert rows == contents(table, into)
+    assert caught.value.conflicts == table.preview_merge(source, into).conflicts
+    assert str(caught.value).startswith(f"cannot merge {source}@")
+    assert table.uri in str(caught.value)
+    return caught.value
+
+
+def units(error: MergeConflictError) -> list[str]:
+    """What the conflicts are about."""
+    return [str(conflict).partition(":")[0] for conflict in error.conflicts]
+
+
+# What is carried over.
+
+
+def test_appends_of_both_sides_are_kept(table: LanceTable) -> None:
+    """Rows of different partitions, and of the same, are a union."""
+    add(table, "c", 1, branch="run")
+    add(table, "b", 3, branch="run")
+    add(table, "d", 1)
+    add(table, "b", 3)
+    version = table.merge("run")
+    wanted = [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("b", 3), ("b", 3), ("c", 1), ("d", 1)]
+    assert wanted == contents(table)
+    assert ("Append", ("main@5", "run@5")) == (version.operation, version.parents)
+
+
+def test_a_replaced_partition_is_replaced(table: LanceTable) -> None:
+    """Also when the dest went on with other partitions."""
+    replace(table, "a", 7, branch="run")
+    replace(table, "b", 8)
+    assert "Update" == table.merge("run").operation
+    assert [("a", 7), ("b", 8)] == contents(table)
+
+
+def test_deleted_rows_of_a_shared_fragment_stay_deleted(tmp_path: Path) -> None:
+    """A deletion vector is carried over to the dest's fragment."""
+    table = new_table(tmp_path, pa.concat_tables([entries("a", 1, 2, 3), entries("b", 1, 2)]))
+    table.create_branch("run")
+    replace(table, "a", 9, branch="run")
+    add(table, "c", 1)
+    table.merge("run")
+    assert [("a", 9), ("b", 1), ("b", 2), ("c", 1)] == contents(table)
+    table.to_lance().validate()
+
+
+def test_rows_deleted_from_an_added_fragment_stay_deleted(table: LanceTable) -> None:
+    """A fragment that came and lost rows on the branch arrives without them, under another id."""
+    add(table, "c", 1, 2, 3, branch="run")
+    table.replace_where("key = 'c' and value = 2", entries("c"), branch="run")
+    add(table, "d", 1)
+    table.merge("run")
+    assert [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("c", 3), ("d", 1)] == contents(table)
+    table.to_lance().validate()
+
+
+def test_an_overwritten_table_is_overwritten(table: LanceTable) -> None:
+    """With the new columns, when the dest did nothing meanwhile."""
+    table.overwrite(pa.table({"name": ["x"]}), branch="run")
+    assert "Overwrite" == table.merge("run").operation
+    assert ["name"] == table.schema().names
+    assert [{"name": "x"}] == table.read().to_pylist()
+
+
+def test_deletes_by_pylance_are_carried_over(table: LanceTable) -> None:
+    """Of single rows, and of a whole fragment."""
+    as_pylance(table, "run").delete("key = 'a' and value = 1")
+    as_pylance(table, "run").delete("key = 'b'")
+    table.merge("run")
+    assert [("a", 2)] == contents(table)
+
+
+def test_appends_by_pylance_come_along(table: LanceTable) -> None:
+    """Their files lie in the branch's folder, which goes away with the branch, so they are copied."""
+    as_pylance(table, "run").insert(entries("p", 1))
+    table.merge("run")
+    table.delete_branch("run")
+    assert [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("p", 1)] == contents(table)
+    assert not (Path(table.uri) / "tree").exists()
+
+
+def test_configuration_and_metadata_are_merged_by_key(table: LanceTable) -> None:
+    """What one side set, changed or removed holds."""
+    as_pylance(table).update_config({"own": "1", "gone": "1"})
+    table.create_branch("later")
+    as_pylance(table, "later").update_config({"theirs": "2", "own": "2"})
+    as_pylance(table, "later").delete_config_keys(["gone"])
+    as_pylance(table, "later").update_metadata({"owner": "ann"})
+    as_pylance(table).update_config({"ours": "3"})
+    table.merge("later")
+    found = {key: value for key, value in as_pylance(table).config().items() if not key.startswith("lance.")}
+    assert {"own": "2", "theirs": "2", "ours": "3"} == found
+    assert "ann" == table._parts.head("main").manifest.table_metadata["owner"]  # noqa: SLF001 - pylance shows it nowhere
+
+
+def test_a_compaction_of_the_dest_does_not_disturb_appends(table: LanceTable) -> None:
+    """The source never touched the fragments that are gone."""
+    add(table, "c", 1, branch="run")
+    as_pylance(table).optimize.compact_files()
+    table.merge("run")
+    assert [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1)] == contents(table)
+
+
+def test_messages_and_properties_are_the_callers(table: LanceTable) -> None:
+    """With the run that merged, the claims of what was merged, and a message in any case."""
+    add(table, "c", 1, branch="run")
+    version = table.merge("run", message="publish", properties={"dagster/run_id": "r9"})
+    assert ("publish", "r9") == (version.message, version.properties["dagster/run_id"])
+    add(table, "c", 2, branch="run")
+    assert "merge run@5 into main" == table.merge("run").message
+
+
+def test_nothing_but_metadata_is_written(tmp_path: Path) -> None:
+    """No data file is copied, renamed or written again, however large it is."""
+    table = new_table(tmp_path, entries("a", *range(100_000)))
+    table.create_branch("run")
+    replace(table, "c", *range(100_000), branch="run")
+    table.replace_where("value = 3", entries("a"), branch="run")
+    before = snapshot(table)
+    table.merge("run")
+    after = snapshot(table)
+    new = after.keys() - before.keys()
+    changed = {path for path in before if before[path] != after[path]}
+    assert {"_versions", "_transactions", "_deletions"} == {path.split("/")[0] for path in new}
+    assert {"_versions/latest_version_hint.json"} == changed
+    assert sum(after[path][2] for path in new) < 10_000
+    manifest = table._parts.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+    assert () == manifest.base_paths
+    assert {None} == {file.base_id for fragment in manifest.fragments for file in fragment.files}
+
+
+# What is refused.
+
+
+def test_a_partition_replaced_on_both_sides_is_refused(table: LanceTable) -> None:
+    """The error names the table, the partition and the other run."""
+    replace(table, "a", 7, branch="run", run="mine")
+    replace(table, "a", 8, run="theirs")
+    text = str(refused(table))
+    assert f"cannot merge run@4 into main@4 of {table.uri}; nothing was written:" in text
+    assert "  - partition a: run mine replaced it in run@4; run theirs replaced it in main@4" in text.splitlines()
+
+
+def test_a_new_partition_provided_twice_is_refused(table: LanceTable) -> None:
+    """Neither side removed anything, so only the claims show it."""
+    replace(table, "new", 7, branch="run")
+    replace(table, "new", 8)
+    assert ["partition new"] == units(refused(table))
+
+
+def test_the_run_behind_a_merge_is_named(table: LanceTable) -> None:
+    """What came to the dest by a merge is known by the run that merged."""
+    table.create_branch("other")
+    replace(table, "a", 7, branch="run")
+    replace(table, "a", 8, branch="other")
+    table.merge("other", properties={"dagster/run_id": "r7"})
+    assert "run r7 replaced it in main@4" in str(refused(table))
+
+
+@pytest.mark.parametrize("by_name", [True, False], ids=["partition", "predicate"])
+@pytest.mark.parametrize("replacing", ["run", "main"])
+def test_rows_added_to_a_replaced_partition_are_refused(table: LanceTable, replacing: str, by_name: bool) -> None:
+    """Whichever side replaced it, and whether partitions are named or only a predicate."""
+    keys = ["a"] if by_name else []
+    adding = "main" if replacing == "run" else "run"
+    table.replace_where("key = 'a'", entries("a", 7), branch=replacing, partitions=keys)
+    table.append(entries("a", 8), branch=adding, partitions=keys)
+    assert ["partition a" if by_name else "rows where key = 'a'"] == units(refused(table))
+
+
+@pytest.mark.parametrize("replacing", ["run", "main"])
+def test_rows_added_by_pylance_to_a_replaced_partition_are_found(table: LanceTable, replacing: str) -> None:
+    """It claims nothing, so its rows are looked at."""
+    replace(table, "a", 7, branch=replacing)
+    as_pylance(table, "main" if replacing == "run" else "run").insert(entries("a", 8))
+    assert ["partition a"] == units(refused(table))
+
+
+@pytest.mark.parametrize("replacing", ["run", "main"])
+def test_rows_added_by_pylance_elsewhere_are_no_conflict(table: LanceTable, replacing: str) -> None:
+    """Looked at, and found to be of another partition."""
+    replace(table, "a", 7, branch=replacing)
+    as_pylance(table, "main" if replacing == "run" else "run").insert(entries("c", 8))
+    table.merge("run")
+    assert [("a", 7), ("b", 1), ("b", 2), ("c", 8)] == contents(table)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda table, branch: add(table, "z", 1, branch=branch),
+        lambda table, branch: replace(table, "b", 1, branch=branch),
+        lambda table, branch: table.overwrite(entries("z", 1), branch=branch),
+        lambda table, branch: as_pylance(table, branch).insert(entries("z", 1)),
+        lambda table, branch: as_pylance(table, branch).delete("key = 'a'"),
+    ],
+    ids=["append", "replace", "overwrite", "append by pylance", "delete by pylance"],
+)
+@pytest.mark.parametrize("overwriting", ["run", "main"])
+def test_a_table_overwritten_on_one_side_tolerates_nothing_on_the_other(
+    table: LanceTable, other: Callable[[LanceTable, str], object], overwriting: str
+) -> None:
+    """An overwrite claims every row."""
+    table.overwrite(entries("o", 1), branch=overwriting)
+    other(table, "main" if overwriting == "run" else "run")
+    refused(table)
+
+
+def test_a_compaction_of_the_dest_hides_what_the_source_replaced(table: LanceTable) -> None:
+    """The rows to take out are in another fragment, and nobody says in which."""
+    as_pylance(table).optimize.compact_files()
+    replace(table, "a", 7, branch="run")
+    text = str(refused(table))
+    assert "2 rows in fragments 0 of the merge base" in text
+    assert "lance 14.0.2 (main@5) changed, moved or deleted some" in text
+
+
+@pytest.mark.parametrize(
+    "change,said",
+    [
+        (lambda dataset: dataset.update({"value": "9"}, where="value = 1"), "its rows were updated or moved"),
+        (
+            lambda dataset: dataset.merge_insert("value").when_matched_update_all().execute(entries("x", 1)),
+            "its rows were updated or moved",
+        ),
+        (lambda dataset: dataset.optimize.compact_files(), "lance 14.0.2 made a Rewrite"),
+        (lambda dataset: dataset.add_columns({"more": "value + 1"}), "lance 14.0.2 made a Merge"),
+        (lambda dataset: dataset.drop_columns(["value"]), "lance 14.0.2 made a Project"),
+        (lambda dataset: dataset.checkout_version(("run", 3)).restore(), "lance 14.0.2 made a Restore"),
+    ],
+    ids=["update", "merge_insert", "compaction", "new column", "dropped column", "restore"],
+)
+def test_what_pylance_did_to_rows_of_the_branch_is_refused_by_name(
+    table: LanceTable, change: Callable[[lance.LanceDataset], object], said: str
+) -> None:
+    """Rows that moved without saying so could be doubled or lost."""
+    change(as_pylance(table, "run"))
+    text = str(refused(table))
+    assert said in text
+    assert "only appended, replaced, deleted and overwritten rows can be merged" in text
+
+
+def test_an_update_without_row_ids_is_refused(tmp_path: Path) -> None:
+    """On a table without stable row ids nothing tells moved rows from new ones."""
+    uri = str(tmp_path / "addresses")
+    lance.write_dataset(entries("a", 1, 2), uri)
+    table = LanceTable.open(uri)
+    table.create_branch("run")
+    as_pylance(table, "run").update({"value": "9"}, where="value = 1")
+    assert "lance 14.0.2 updated rows" in str(refused(table))
+
+
+def test_a_table_without_row_ids_can_be_merged(tmp_path: Path) -> None:
+    """Appends and replaces need none."""
+    uri = str(tmp_path / "addresses")
+    lance.write_dataset(entries("a", 1, 2), uri)
+    table = LanceTable.open(uri)
+    table.create_branch("run")
+    replace(table, "a", 7, branch="run")
+    add(table, "b", 1)
+    table.merge("run")
+    assert [("a", 7), ("b", 1)] == contents(table)
+    as_pylance(table).validate()
+
+
+def test_new_columns_on_the_dest_are_refused(table: LanceTable) -> None:
+    """The rows of the branch have no values for them."""
+    add(table, "c", 1, branch="run")
+    as_pylance(table).add_columns({"more": "value + 1"})
+    text = str(refused(table))
+    assert "schema: run@4 wrote rows of the old one; lance 14.0.2 (main@4) changed it" in text
+
+
+def test_a_new_schema_beside_other_rows_is_refused_whatever_they_are(table: LanceTable) -> None:
+    """Also when the other side replaced by a column that the new rows do not have."""
+    table.overwrite(pa.table({"name": ["x"]}), branch="run")
+    table.replace_where("key = 'a'", entries("a", 7))
+    assert {"schema", "the whole table", "rows where key = 'a'"} == set(units(refused(table)))
+
+
+def test_the_same_key_set_differently_is_refused(table: LanceTable) -> None:
+    """Configuration too has one value."""
+    as_pylance(table, "run").update_config({"own": "1"})
+    as_pylance(table).update_config({"own": "2"})
+    assert ["config key 'own'"] == units(refused(table))
+
+
+def test_every_conflict_is_told_at_once(table: LanceTable) -> None:
+    """Nobody has to fix one to learn of the next."""
+    for branch in ("run", "main"):
+        replace(table, "a", 7, branch=branch)
+        replace(table, "b", 8, branch=branch)
+    assert ["partition a", "partition b"] == units(refused(table))[:2]
+
+
+def test_a_dest_restored_meanwhile_is_refused(table: LanceTable) -> None:
+    """Somebody took the table back, and has to say whether these rows should come."""
+    add(table, "c", 1, branch="run")
+    restore = Transaction(read_version=3, uuid=str(uuid.uuid4()), operation=Restore(version=2))
+    table.commit(restore)
+    assert "the whole table" in units(refused(table))
+
+
+# Again, and further.
+
+
+def test_merging_twice_is_merging_once(table: LanceTable) -> None:
+    """The same version is returned and nothing is written, also after others went on."""
+    add(table, "c", 1, branch="run")
+    assert table.is_merged("run") is None
+    first = table.merge("run")
+    add(table, "d", 1)
+    before = snapshot(table)
+    assert first == table.merge("run") == table.is_merged("run")
+    assert before == snapshot(table)
+
+
+def test_a_branch_without_commits_is_merged_already(table: LanceTable) -> None:
+    """There is nothing it could bring."""
+    before = snapshot(table)
+    assert "main@3" == str(table.merge("run"))
+    assert before == snapshot(table)
+
+
+def test_further_commits_of_a_merged_branch_add_only_what_is_new(table: LanceTable) -> None:
+    """The second parent of the last merge is the base of the next."""
+    add(table, "c", 1, branch="run")
+    table.merge("run")
+    add(table, "c", 2, branch="run")
+    replace(table, "a", 9, branch="run")
+    version = table.merge("run")
+    assert ("main@4", "run@6") == version.parents
+    assert [("a", 9), ("b", 1), ("b", 2), ("c", 1), ("c", 2)] == contents(table)
+
+
+def test_further_commits_are_merged_after_a_compaction_of_the_dest(table: LanceTable) -> None:
+    """The rows that were merged are not merged again, although their fragments are gone."""
+    add(table, "c", 1, branch="run")
+    table.merge("run")
+    as_pylance(table).optimize.compact_files()
+    add(table, "c", 2, branch="run")
+    table.merge("run")
+    assert [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("c", 2)] == contents(table)
+
+
+def test_rows_of_the_dest_that_the_branch_never_saw_count_after_a_merge_too(table: LanceTable) -> None:
+    """A partition that the dest filled before the first merge is not silently joined by a later replace."""
+    add(table, "n", 1)
+    add(table, "c", 1, branch="run")
+    table.merge("run")
+    replace(table, "n", 2, branch="run")
+    assert ["partition n"] == units(refused(table))
+
+
+def test_a_version_between_two_merges_can_be_merged(table: LanceTable) -> None:
+    """A ref expression names what is merged; older versions are in already."""
+    for value in (1, 2, 3):
+        add(table, "c", value, branch="run")
+    table.merge("run@5")
+    assert [("c", 1), ("c", 2)] == contents(table)[4:]
+    assert table.is_merged("run") is None
+    assert "main@4" == str(table.merge("run@4"))
+    table.merge("run")
+    assert [("c", 1), ("c", 2), ("c", 3)] == contents(table)[4:]
+
+
+def test_a_chain_of_branches_is_merged_downwards(table: LanceTable) -> None:
+    """Inner into outer, outer into main."""
+    add(table, "c", 1, branch="run")
+    table.create_branch("inner", "run")
+    add(table, "d", 1, branch="inner")
+    replace(table, "a", 9, branch="inner")
+    add(table, "e", 1, branch="run")
+    assert "run@6" == str(table.merge("inner", into="run"))
+    assert [("a", 9), ("b", 1), ("b", 2), ("c", 1), ("d", 1), ("e", 1)] == contents(table, "run")
+    assert "main@4" == str(table.merge("run"))
+    assert contents(table, "run") == contents(table)
+    as_pylance(table).validate()
+    as_pylance(table, "run").validate()
+
+
+def test_a_branch_merged_past_its_parent_takes_the_parent_along(table: LanceTable) -> None:
+    """What the parent had at the fork comes with the child, once: not again with the parent."""
+    add(table, "c", 1, branch="run")
+    table.create_branch("inner", "run")
+    add(table, "d", 1, branch="inner")
+    replace(table, "a", 9, branch="inner")
+    table.merge("inner")
+    as_pylance(table).optimize.compact_files()
+    add(table, "e", 1, branch="run")
+    table.merge("run")
+    assert [("a", 9), ("b", 1), ("b", 2), ("c", 1), ("d", 1), ("e", 1)] == contents(table)
+
+
+def test_main_can_be_merged_into_a_branch_and_back(table: LanceTable) -> None:
+    """A long run takes in what happened meanwhile, more than once, and conflicts with none of it afterwards."""
+    replace(table, "m", 1)
+    table.merge("main", into="run")
+    replace(table, "m", 2)
+    replace(table, "r", 1, branch="run")
+    table.merge("main", into="run")
+    assert [("m", 2), ("r", 1)] == contents(table, "run")[4:]
+    replace(table, "m", 3, branch="run")
+    assert [("m", 2)] == contents(table)[4:]
+    table.merge("run")
+    assert [("m", 3), ("r", 1)] == contents(table)[4:]
+    assert table.is_merged("main", into="run") is not None
+
+
+def test_rows_that_came_from_main_are_not_brought_back_to_it(table: LanceTable) -> None:
+    """Although main compacted, and replaced some, after the branch took them in."""
+    add(table, "m", 1)
+    add(table, "n", 1)
+    table.merge("main", into="run")
+    as_pylance(table).optimize.compact_files()
+    replace(table, "n", 2)
+    add(table, "r", 1, branch="run")
+    table.merge("run")
+    assert [("m", 1), ("n", 2), ("r", 1)] == contents(table)[4:]
+
+
+def test_a_deletion_on_the_branch_of_rows_that_came_from_main_is_carried_back(table: LanceTable) -> None:
+    """The rows belong to both since then, so taking them out is a change like others."""
+    add(table, "m", 1, 2)
+    table.merge("main", into="run")
+    table.replace_where("key = 'm' and value = 1", entries("m"), branch="run")
+    table.merge("run")
+    assert [("m", 2)] == contents(table)[4:]
+
+
+def test_two_branches_that_took_in_a_third_bring_it_once(table: LanceTable) -> None:
+    """Whichever way it comes first, and although its fragments were compacted in between."""
+    table.create_branch("shared")
+    replace(table, "s", 1, branch="shared")
+    for name in ("one", "two"):
+        table.create_branch(name)
+        table.merge("shared", into=name)
+        add(table, name, 1, branch=name)
+    table.merge("one")
+    as_pylance(table).optimize.compact_files()
+    table.merge("two")
+    table.merge("shared")
+    assert [("one", 1), ("s", 1), ("two", 1)] == contents(table)[4:]
+
+
+def test_a_branch_forked_after_a_merge_has_it(table: LanceTable) -> None:
+    """Merging the first into the second again finds the version of main that did it."""
+    add(table, "c", 1, branch="run")
+    merged = table.merge("run")
+    add(table, "d", 1)
+    table.create_branch("later")
+    add(table, "e", 1, branch="later")
+    assert merged == table.merge("run", into="later")
+
+
+def test_a_name_used_again_is_another_branch(table: LanceTable) -> None:
+    """Records go by id: what the first branch of that name brought says nothing about the second."""
+    add(table, "c", 1, branch="run")
+    table.merge("run")
+    table.delete_branch("run")
+    table.create_branch("run", "main@3")
+    add(table, "c", 2, branch="run")
+    table.merge("run")
+    assert [("c", 1), ("c", 2)] == contents(table)[4:]
+
+
+def test_a_record_lives_as_long_as_its_branch(table: LanceTable) -> None:
+    """Thousands of runs do not fill the manifest with records."""
+    for number in range(5):
+        table.create_branch(f"run/{number}")
+        add(table, "c", number, branch=f"run/{number}")
+        table.merge(f"run/{number}")
+        table.delete_branch(f"run/{number}")
+    metadata = table._parts.head("main").manifest.table_metadata  # noqa: SLF001 - pylance shows it nowhere
+    assert 1 == len([key for key in metadata if key.startswith("lance_dagster.merged.")])
+
+
+def test_the_fork_may_be_cleaned_up_while_the_branch_lives(table: LanceTable) -> None:
+    """The first version of a branch stands in for the version it was forked from."""
+    replace(table, "a", 9, branch="run")
+    add(table, "d", 1)
+    as_pylance(table).cleanup_old_versions(retain_versions=1)
+    again = LanceTable.open(table.uri)
+    assert [4] == again.versions_after(0)
+    again.merge("run")
+    assert [("a", 9), ("b", 1), ("b", 2), ("d", 1)] == contents(again)
+
+
+def test_what_a_cleaned_up_version_added_is_looked_for(table: LanceTable) -> None:
+    """Its claims are gone with it, its rows are not."""
+    replace(table, "n", 1)
+    add(table, "d", 1)
+    as_pylance(table).cleanup_old_versions(retain_versions=1)
+    replace(table, "n", 2, branch="run")
+    again = LanceTable.open(table.uri)
+    assert "partition n" in units(refused(again))
+
+
+def test_a_branch_that_was_cleaned_up_is_refused(table: LanceTable) -> None:
+    """Nobody knows any more what its older versions did."""
+    for value in (1, 2, 3):
+        add(table, "c", value, branch="run")
+    as_pylance(table, "run").cleanup_old_versions(retain_versions=1)
+    assert "its transaction is gone" in str(refused(LanceTable.open(table.uri)))
+
+
+# Others at the same time, and failures.
+
+
+def test_an_append_in_between_is_merged_with(table: LanceTable) -> None:
+    """The plan is made again for the newer head."""
+    replace(table, "a", 9, branch="run")
+    version = through(table, intruder_at_commit(lambda: add(table, "d", 1))).merge("run")
+    assert "main@5" == str(version)
+    assert [("a", 9), ("b", 1), ("b", 2), ("d", 1)] == contents(table)
+
+
+def test_a_conflict_that_appears_in_between_is_a_conflict(table: LanceTable) -> None:
+    """A merge that was fine for the older head is refused for the newer."""
+    replace(table, "a", 9, branch="run")
+    with pytest.raises(MergeConflictError, match="partition a"):
+        through(table, intruder_at_commit(lambda: replace(table, "a", 8))).merge("run")
+    assert [("a", 8), ("b", 1), ("b", 2)] == contents(table)
+
+
+def test_the_same_merge_in_between_is_found(table: LanceTable) -> None:
+    """Two that merge one branch get one version."""
+    replace(table, "a", 9, branch="run")
+    version = through(table, intruder_at_commit(lambda: table.merge("run"))).merge("run")
+    assert ("main@4", [1, 2, 3, 4]) == (str(version), table.versions_after(0))
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_merge_that_died_can_be_made_again(tmp_path: Path, step: int) -> None:
+    """Whatever was written before, the rows are in once."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
+    table.create_branch("run")
+    table.replace_where("key = 'a' and value = 1", entries("a", 9), branch="run")
+    as_pylance(table, "run").insert(entries("p", 1))
+    with pytest.raises(PlugPulledError):
+        through(table, plug_pulled_before_write(step)).merge("run")
+    table.merge("run")
+    assert [("a", 2), ("a", 9), ("b", 1), ("p", 1)] == contents(table)
+    assert [1, 2, 3, 4] == table.versions_after(0)
+    as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_a_merge_whose_answer_was_lost_is_in_once(tmp_path: Path, step: int) -> None:
+    """Whichever answer it was."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
+    table.create_branch("run")
+    table.replace_where("key = 'a' and value = 1", entries("a", 9), branch="run")
+    as_pylance(table, "run").insert(entries("p", 1))
+    try:
+        through(table, answer_lost_at_write(step)).merge("run")
+    except StoreError:
+        table.merge("run")
+    assert [("a", 2), ("a", 9), ("b", 1), ("p", 1)] == contents(table)
+    assert [1, 2, 3, 4] == table.versions_after(0)
+
+
+def test_a_merge_in_doubt_is_settled_by_merging_again(table: LanceTable) -> None:
+    """Whether it landed is found out from the records."""
+    replace(table, "a", 9, branch="run")
+
+    def blind(request: Request) -> object:
+        if request.commits:
+            request.send()
+            raise StoreError("connection reset")
+        if request.verb == "get" and request.key.endswith("611.manifest"):
+            raise StoreError("connection reset")
+        return request.send()
+
+    with pytest.raises(CommitStateUnknownError):
+        through(table, blind).merge("run")
+    assert "main@4" == str(table.merge("run"))
+    assert [1, 2, 3, 4] == table.versions_after(0)
+
+
+@pytest.mark.parametrize(
+    "source,into,error,said",
+    [
+        ("rum", "main", RefNotFoundError, "did you mean 'run'?"),
+        ("run", "mian", RefNotFoundError, "did you mean 'main'?"),
+        ("run@99", "main", LookupError, "has no version 99"),
+        ("run", "release", RefNotFoundError, "no branch"),
+    ],
+)
+def test_a_merge_of_what_is_not_there_is_a_clear_error(
+    table: LanceTable, source: str, into: str, error: type[Exception], said: str
+) -> None:
+    """A tag is no branch to merge into."""
+    table.create_tag("release", "main@2")
+    with pytest.raises(error, match=said.replace("?", r"\?")):
+        table.merge(source, into)
+
+
+def test_a_version_of_a_deleted_branch_cannot_be_merged(table: LanceTable) -> None:
+    """Where it was forked is gone with it."""
+    as_pylance(table).tags.create("kept", ("run", 3))
+    (Path(table.uri) / "_refs/branches/run.json").unlink()
+    with pytest.raises(InvalidInputError, match="branch 'run' of .* is gone"):
+        table.merge("kept")
+
+
+# Without writing.
+
+
+def test_a_preview_tells_rows_and_writes_nothing(table: LanceTable) -> None:
+    """Added and removed, as the merge will."""
+    replace(table, "a", 7, 8, 9, branch="run")
+    before = snapshot(table)
+    preview = table.preview_merge("run")
+    assert ("run@4", "main@3", (), 3, 2) == (
+        preview.source,
+        preview.dest,
+        preview.conflicts,
+        preview.rows_added,
+        preview.rows_removed,
+    )
+    assert before == snapshot(table)
+    table.merge("run")
+    assert (0, 0) == (table.preview_merge("run").rows_added, table.preview_merge("run").rows_removed)
+
+
+def test_a_preview_of_an_overwrite_counts_everything(tmp_path: Path) -> None:
+    """All rows go, all new ones come."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    table.create_branch("run")
+    table.overwrite(pa.table({"name": ["x"]}), branch="run")
+    preview = table.preview_merge("run")
+    assert (1, 2) == (preview.rows_added, preview.rows_removed)
+    assert SCHEMA.names == table.schema().names
