@@ -99,6 +99,8 @@ def step_lines(_: dg.InitLoggerContext) -> logging.Logger:
 @contextmanager
 def watch(console: Console, waiting: str) -> Iterator[None]:
     """Print the steps of every run that starts meanwhile; a spinner says what is being waited for."""
+    if not console.is_terminal:  # where no spinner turns
+        console.print(f"  {waiting} ...", markup=False)
     logger = logging.getLogger(_NAME)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False

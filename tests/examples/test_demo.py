@@ -70,6 +70,14 @@ def test_every_step_is_told(demo: Demo) -> None:
     assert f'lance.dataset("{demo.uri("flights")}", version="production")' in demo.output
 
 
+def test_a_folder_of_somebody_else_stops_the_demo(tmp_path: Path) -> None:
+    """Nothing is deleted from a folder the demo did not make, and the exit code says so."""
+    (tmp_path / "thesis.odt").touch()
+    done = run_demo(tmp_path)
+    assert (2, True) == (done.returncode, (tmp_path / "thesis.odt").exists())
+    assert "was not made by this demo" in done.stdout
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_pylance_opens_production_and_finds_it_valid(demo: Demo, table: str) -> None:
     """The tag opens as a version of main, and pylance's own validation has nothing against it."""
