@@ -33,6 +33,7 @@ def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.
         InvalidInputError: Two checks have the same name.
 
     Example:
+        >>> from lance_dagster import RowCount
         >>> [check.check_key.name for check in build_table_checks("orders", [RowCount(minimum=1)])]
         ['row_count']
     """

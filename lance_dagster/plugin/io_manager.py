@@ -15,9 +15,10 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.frames import Destination, handler_for, handlers
 from lance_dagster.plugin.partitions import partition_filter
 from lance_dagster.plugin.pinned import PinnedTable, all_of
+from lance_dagster.plugin.published import landed_as
 from lance_dagster.plugin.resource import LanceResource, check_fields
 from lance_dagster.plugin.run_branch import RunBranch, create_table
-from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain
+from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain, started_at
 from lance_dagster.plugin.spark_resource import SparkResource
 from lance_dagster.plugin.writes import PassedRows, Write, partitions_definition, write_mode
 from lance_dagster.table import LanceTable
@@ -47,6 +48,7 @@ class LanceIOManager(dg.ConfigurableIOManager):
     )
 
     _chain: RunChain = PrivateAttr(default_factory=RunChain)
+    _instance: dg.DagsterInstance | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: object) -> None:
         """Refuse unknown fields and modes where they are written."""
@@ -57,6 +59,7 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Find out which run this is and which runs it continues; once per step process."""
+        self._instance = context.instance
         self._chain = RunChain.of(context.run, context.instance)
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
@@ -75,6 +78,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
         uri = self.lance.uri_of(context.asset_key, context.definition_metadata)
         table = create_table(uri, schema, self.lance.storage_options)
         branch = RunBranch(table=table, chain=self._chain_of(context))
+        if write.mode == "append" and branch.find() is None:
+            self._refuse_published(write.asset, branch)
         name = branch.ensure()
         base = table.head(name)
         current = None if write.mode == "overwrite" else table.schema(name)
@@ -113,6 +118,19 @@ class LanceIOManager(dg.ConfigurableIOManager):
     def _read_chain(self, context: dg.InputContext) -> RunChain:
         produced_in = context.upstream_output.run_id if context.upstream_output else EPHEMERAL_RUN_ID
         return self._chain.after(produced_in)
+
+    def _refuse_published(self, asset: str, branch: RunBranch) -> None:
+        """Refuse to append what a run that this one continues has published already: it would be there twice."""
+        earlier = branch.chain.run_ids[1:]
+        if not earlier or self._instance is None:
+            return
+        since = started_at(dg.RunsFilter(run_ids=list(earlier)), self._instance)
+        landed = landed_as(branch.table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
+        if landed is not None:
+            raise InvalidInputError(
+                f"run {landed.properties[md.RUN_ID]}, which this run continues, appended to {asset} and published it "
+                f"as {landed}; repeating the step would add its rows again: leave the step out, or start a new run"
+            )
 
     def _report(self, context: dg.OutputContext, table: LanceTable, done: "_Committed") -> None:
         metadata: dict[str, dg.MetadataValue | dg.TableSchema | str | int] = {

@@ -21,12 +21,11 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.published import landed_as
 from lance_dagster.plugin.run_branch import RunBranch, is_written
-from lance_dagster.plugin.run_chain import RunChain, run_of
+from lance_dagster.plugin.run_chain import BACKFILL_TAG, RunChain, run_of, started_at
 from lance_dagster.table import LanceTable
 
-# A publication that was interrupted is resumed long before this many others land.
-_SEARCHED = 200
 _TRIES = 5
 
 
@@ -35,7 +34,9 @@ class Publication:
     """One table on its way to its readers.
 
     `sources` are the audited versions to merge. `landed` is the version of `main` that holds them, once one
-    does.
+    does. `previous` is the tag as it was at first, and `promoted_to` the version it names in the end. `chosen`
+    says that a person picked the version, which may be older than the tag's. Everything else moves a tag only
+    forward: when a later run got there first, its version holds this one's rows.
     """
 
     candidate: dg.AssetKey
@@ -44,6 +45,7 @@ class Publication:
     sources: tuple[Version, ...] = ()
     landed: Version | None = None
     previous: Tag | None = None
+    chosen: bool = False
     promoted_to: Version | None = None
 
     @property
@@ -64,30 +66,52 @@ class Publication:
         return self.landed
 
 
-def find_by_run(publication: Publication, chain: RunChain, *, with_backfill: bool) -> Publication:
+def find_by_run(
+    publication: Publication, chain: RunChain, *, instance: dg.DagsterInstance, with_backfill: bool
+) -> Publication:
     """Return a publication of what a chain of runs wrote, without sources when that is nothing.
 
     Args:
         publication: The table.
         chain: The run that publishes and the runs it continues.
+        instance: Where runs are recorded.
         with_backfill: Whether to publish what the other runs of the same backfill wrote, when this chain
             wrote nothing: for a publisher that runs once, after all of them.
     """
     table = publication.table
     head = RunBranch(table=table, chain=chain).written()
+    if head is not None and run_of(head.branch) in (None, chain.run_id):
+        return replace(publication, sources=(head,))
+    # A newer run of the chain than this branch's may be published already, and its own branch deleted.
+    runs = dg.RunsFilter(run_ids=list(chain.run_ids))
+    landed = landed_as(table, {md.RUN_ID: chain.run_ids}, started_at(runs, instance))
+    if landed is not None and (head is None or _is_newer(landed, head, chain)):
+        return replace(publication, landed=landed)
     if head is not None:
         return replace(publication, sources=(head,))
-    backfill = chain.backfill_id if with_backfill else None
-    if backfill:
-        branches = sorted(table.branches().values(), key=lambda branch: branch.created_at)
-        theirs = [branch.name for branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill]
-        heads = tuple(head for head in map(table.head, theirs) if is_written(head))
-        if heads:
-            return replace(publication, sources=heads)
-    return replace(publication, landed=_landed(table, chain.run_ids, backfill))
+    if not with_backfill or chain.backfill_id is None:
+        return publication
+    return _find_by_backfill(publication, chain.backfill_id, instance)
 
 
-def find_by_ref(publication: Publication, ref: str) -> Publication:
+def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
+    """Return whether what was published is of a newer run of the chain than a branch."""
+    ages = {run_id: age for age, run_id in enumerate(chain.run_ids)}
+    return ages[landed.properties[md.RUN_ID]] < ages.get(run_of(head.branch) or "", -1)
+
+
+def _find_by_backfill(publication: Publication, backfill_id: str, instance: dg.DagsterInstance) -> Publication:
+    table = publication.table
+    branches = sorted(table.branches().values(), key=lambda branch: branch.created_at)
+    theirs = [branch.name for branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
+    heads = tuple(head for head in map(table.head, theirs) if is_written(head))
+    if heads:
+        return replace(publication, sources=heads)
+    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
+    return replace(publication, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
+
+
+def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInstance) -> Publication:
     """Return a publication of what a ref expression names: a branch to merge, or a version to promote.
 
     Raises:
@@ -96,12 +120,13 @@ def find_by_ref(publication: Publication, ref: str) -> Publication:
     table = publication.table
     run_id = run_of(ref)
     if run_id is not None and ref not in table.branches():
-        landed = _landed(table, (run_id,), None)
+        since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
+        landed = landed_as(table, {md.RUN_ID: (run_id,)}, since)
         if landed is not None:  # published and retired before: the branch may be gone, what it made is not
             return replace(publication, landed=landed)
     version = table.at(ref)
     if version.branch == MAIN:
-        return replace(publication, landed=version)
+        return replace(publication, landed=version, chosen=True)
     return replace(publication, sources=(version,))
 
 
@@ -135,7 +160,12 @@ def _merged(publication: Publication, chain: RunChain) -> Publication:
     landed = publication.landed
     for source in publication.sources:
         run_id = source.properties.get(md.RUN_ID) or run_of(source.branch) or ""
-        found = {md.RUN_ID: run_id, md.PUBLISHED_BY: chain.run_id, md.BACKFILL_ID: chain.backfill_id}
+        found = {
+            md.RUN_ID: run_id,
+            md.ASSET_KEY: publication.name,
+            md.PUBLISHED_BY: chain.run_id,
+            md.BACKFILL_ID: chain.backfill_id,
+        }
         properties = {key: value for key, value in found.items() if value}
         version = publication.table.merge(
             str(source), into=MAIN, message=f"publish {publication.name} from {source}", properties=properties
@@ -145,29 +175,24 @@ def _merged(publication: Publication, chain: RunChain) -> Publication:
     return replace(publication, landed=landed)
 
 
-def move_tags(
-    publications: Sequence[Publication], tag: str, metadata: Mapping[str, str], *, backwards: bool
-) -> list[Publication]:
-    """Move the tag of every table to the version that was merged; returns where the tags are.
+def move_tags(publications: Sequence[Publication], tag: str, metadata: Mapping[str, str]) -> list[Publication]:
+    """Move the tag of every table to the version that was merged or chosen; returns where the tags are.
 
     Args:
         publications: The tables, all merged.
         tag: The tag.
         metadata: What the tag remembers about the move.
-        backwards: Whether this is a person's choice of a version, which may be older than the current one. A
-            run only ever moves the tag forward: when a later run got there first, its version holds this one's
-            rows.
 
     Raises:
-        RefMovedError: The tag moved since the person's choice was looked at.
+        RefMovedError: The tag moved since the person who chose a version looked at it.
     """
-    return [_moved(publication, tag, metadata, backwards=backwards) for publication in publications]
+    return [_moved(publication, tag, metadata) for publication in publications]
 
 
-def _moved(publication: Publication, tag: str, metadata: Mapping[str, str], *, backwards: bool) -> Publication:
+def _moved(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Publication:
     # pylance keeps a tag's metadata when it moves the tag, so what is said about a move names its end.
     about = {**metadata, md.MOVED_TO: str(publication.version)}
-    tagged = _choose(publication, tag, about) if backwards else _advance(publication, tag, about)
+    tagged = _choose(publication, tag, about) if publication.chosen else _advance(publication, tag, about)
     return replace(publication, promoted_to=publication.table.at(tagged.ref))
 
 
@@ -205,13 +230,3 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
             f"{publication.name}: {reason}" for reason in RunBranch(table=publication.table, chain=retired).retire()
         ]
     return kept
-
-
-def _landed(table: LanceTable, run_ids: Iterable[str], backfill_id: str | None) -> Version | None:
-    """Return the newest version of `main` that a publication of these runs, or of this backfill, made."""
-    wanted = set(run_ids)
-    for version in table.log(MAIN, limit=_SEARCHED):
-        merged = version.properties.get(md.RUN_ID) in wanted
-        if merged or (backfill_id and version.properties.get(md.BACKFILL_ID) == backfill_id):
-            return version
-    return None

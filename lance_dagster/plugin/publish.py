@@ -7,6 +7,7 @@ last step of a job, and by hand from its *Materialize* button the way to promote
 was left behind.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,12 @@ _WHO_TAGS = (
     "dagster/automation_condition_name",
 )
 
+# Markdown, for the page that has the button.
+_ABOUT = """`{table}` as readers of `{tag}` see it.
+
+To roll back or to promote another version, choose *Open launchpad* beside *Materialize* and set `ref`, for example to
+`main@2`; *Events* lists where the tag has been. *Materialize* alone publishes what its own run wrote."""
+
 
 class PublishConfig(dg.Config):
     """What to publish. Left alone, the publisher publishes what its own run wrote."""
@@ -77,6 +84,8 @@ def build_publisher(
     published, or its config says otherwise and why. All tables are merged before the first tag moves; tables
     are not one transaction, so a reader may see one tag moved and not yet the next. Doing it again after a
     crash finishes what was begun. It expects the `LanceResource` under the resource key `lance`.
+
+    The promoted nodes form a group named after the tag; `map_asset_specs` puts them into another.
 
     A table that no run of the chain wrote is left out and its promoted node is not materialized, with a
     warning: assets downstream of that node are skipped in this run. When that is so for all tables, the step
@@ -139,7 +148,9 @@ class _Node:
         spec = dg.AssetSpec(
             promoted,
             deps=[candidate],
-            description=f"{candidate.to_user_string()} as readers of {tag!r} see it.",
+            description=_ABOUT.format(table=candidate.to_user_string(), tag=tag),
+            # A tag may have characters that a group may not.
+            group_name=re.sub(r"\W", "_", tag, flags=re.ASCII),
             # Not materialized when its tag does not move: a dry run, or nothing to publish.
             skippable=True,
             kinds={"lance"},
@@ -174,8 +185,10 @@ class _Publisher:
                 self.context.log.info("dry run: would publish %s", ", ".join(map(str, one.audited)))
             return
         merged = merge_all(found, chain)
-        promoted = move_tags(merged, self.tag, self._about_move(chain), backwards=bool(self.config.ref))
+        promoted = move_tags(merged, self.tag, self._about_move(chain))
         for one in promoted:
+            origin = one.previous.ref if one.previous else "nowhere"
+            self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
             yield self._result(one, ignored)
         for reason in retire_all(merged, chain):
             self.context.log.warning("branch kept: %s", reason)
@@ -212,8 +225,8 @@ class _Publisher:
         tag = table.tags().get(self.tag)
         empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=tag)
         if self.config.ref:
-            return find_by_ref(empty, self.config.ref)
-        return find_by_run(empty, chain, with_backfill=with_backfill)
+            return find_by_ref(empty, self.config.ref, instance=self.instance)
+        return find_by_run(empty, chain, instance=self.instance, with_backfill=with_backfill)
 
     def _gate(self, found: Sequence[Publication], chain: RunChain) -> list[str]:
         """Return the reasons that were ignored.

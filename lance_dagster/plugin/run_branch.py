@@ -5,17 +5,18 @@ the newest branch of the runs it continues, else from `main`. Reading follows th
 between calls, because under the multiprocess executor every step is a process of its own.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lance_dagster.errors import LanceDagsterError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs import Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_chain import RunChain, branch_of, run_of
+from lance_dagster.plugin.run_chain import BRANCH_TAG, RunChain, branch_of
 from lance_dagster.table import LanceTable
 
 
@@ -46,9 +47,16 @@ class RunBranch:
         """Fork the branch unless it is there, and return its name.
 
         Two processes of a run may do this at once: both get the same branch.
+
+        Raises:
+            InvalidInputError: The run's tag `lance/branch` names `main`.
         """
-        if self.name == MAIN:
+        if not self.chain.run_ids:
             return MAIN
+        if self.name == MAIN:
+            raise InvalidInputError(
+                f"the run's tag {BRANCH_TAG} names main; a run writes a branch of its own, and its publisher merges it"
+            )
         parent = self.find()
         if parent is None or parent.name != self.name:
             at = parent.name if parent else MAIN
@@ -63,9 +71,7 @@ class RunBranch:
         same = (md.STEP_KEY, md.ASSET_KEY, md.PARTITION_KEYS)
         if md.STEP_KEY not in properties:
             return None
-        for version in self.table.log(self.name):
-            if version.branch == MAIN:  # past the fork: published, so no attempt of this chain
-                return None
+        for version in self._own_versions():
             theirs = version.properties
             ours = theirs.get(md.RUN_ID) in self.chain.run_ids
             if ours and all(theirs.get(key) == properties.get(key) for key in same):
@@ -73,10 +79,10 @@ class RunBranch:
         return None
 
     def retire(self) -> tuple[str, ...]:
-        """Delete the run branches of the chain, child before parent, and return what was kept and why.
+        """Delete the published run branches of the chain, child before parent; return what was kept and why.
 
-        A branch that others were forked from or that a tag names is kept; so is one the run was told to use
-        by its `lance/branch` tag, which belongs to whoever made it.
+        A branch that has something `main` has not is kept, and one that others were forked from or a tag
+        names. So is one the run was told to use by its `lance/branch` tag, which belongs to whoever made it.
         """
         kept = []
         branches = self.table.branches()
@@ -84,10 +90,23 @@ class RunBranch:
             if name not in branches:
                 continue
             try:
-                self.table.delete_branch(name)
+                if self.table.is_merged(name) is None:
+                    kept.append(f"{name}: it has commits that were not published")
+                else:
+                    self.table.delete_branch(name)
             except LanceDagsterError as error:
                 kept.append(f"{name}: {error}")
         return tuple(kept)
+
+    def _own_versions(self) -> Iterator[Version]:
+        """Yield the versions of the branch and of the run branches it was forked from, newest first."""
+        branches = self.table.branches()
+        name, until = self.name, math.inf
+        while name in branches:  # main is none of them: what is there is published, and no attempt any more
+            for number in reversed(self.table.versions_after(0, name)):
+                if number <= until:
+                    yield self.table.at(f"{name}@{number}")
+            name, until = branches[name].parent_branch, branches[name].parent_version
 
 
 def is_written(head: Version) -> bool:
@@ -100,10 +119,3 @@ def create_table(table_uri: str, schema: pa.Schema, storage_options: Mapping[str
     if LanceTable.exists(table_uri, storage_options):
         return LanceTable.open(table_uri, storage_options)
     return LanceTable.create(table_uri, schema, storage_options=storage_options, exist_ok=True)
-
-
-def branch_run(branch: Branch | Version) -> str | None:
-    """Return the run a branch was made for."""
-    if isinstance(branch, Branch):
-        return branch.metadata.get(md.RUN_ID) or run_of(branch.name)
-    return run_of(branch.branch)

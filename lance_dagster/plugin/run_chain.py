@@ -11,6 +11,7 @@ descend from.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
@@ -23,6 +24,7 @@ BACKFILL_TAG = "dagster/backfill"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
 _BRANCH_PREFIX = "run/"
+_CLOCKS_DIFFER = timedelta(hours=1)
 
 
 def branch_of(run_id: str) -> str:
@@ -121,6 +123,12 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     oldest_first = sorted([*tagged, *named], key=lambda record: record.create_timestamp)
     runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
     return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
+
+
+def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:
+    """Return a time before which none of some runs can have done anything, or None when none is recorded."""
+    created = [record.create_timestamp for record in instance.get_run_records(runs)]
+    return min(created).astimezone(UTC) - _CLOCKS_DIFFER if created else None
 
 
 def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterator[str]:

@@ -93,7 +93,7 @@ def build_ref_sensor(
 
 
 def ref_asset_specs(tables: Sequence[CheckedAsset], *, lance: LanceResource | None = None) -> list[dg.AssetSpec]:
-    """Return the external assets that stand for the `main` branch of some tables.
+    """Return the external assets that stand for the `main` branch of some tables, in the group `main`.
 
     Args:
         tables: The candidates: definitions, or keys.
@@ -112,6 +112,7 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], lance: LanceResource | 
     return dg.AssetSpec(
         dg.AssetKey([MAIN, *key.path]),
         description=f"Every version of the branch main of {key.to_user_string()}, whoever committed it.",
+        group_name=MAIN,
         kinds={"lance"},
         metadata={**kept, md.TABLE: key.to_user_string(), md.REF: MAIN, **about},
     )
@@ -245,7 +246,7 @@ def _moved(tag: Tag) -> str:
 
 
 def _materialization(one: _Watched, ref: str, version: Version, extra: dict[str, str]) -> dg.AssetMaterialization:
-    foreign = is_foreign(version)
+    run_id = version.properties.get(md.RUN_ID)
     return dg.AssetMaterialization(
         asset_key=dg.AssetKey([ref, *one.key.path]),
         description=version.message or None,
@@ -254,8 +255,8 @@ def _materialization(one: _Watched, ref: str, version: Version, extra: dict[str,
             md.ROW_COUNT: version.rows,
             "lance/operation": version.operation,
             "lance/committer": version.committer,
-            "lance/foreign": foreign,
-            "lance/run_id": version.properties.get(md.RUN_ID, ""),
+            "lance/foreign": is_foreign(version),
+            **({"lance/run_id": run_id} if run_id else {}),
             **extra,
         },
         tags={_DATA_VERSION: version.transaction, _USER_PROVIDED: "true"},

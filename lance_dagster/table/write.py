@@ -28,6 +28,7 @@ from lance_dagster.format.model import DeletionFile, Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
 from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Delete, Operation, Overwrite, Transaction, Update
 from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
+from lance_dagster.history.lineage import changes_since, lineage_of
 from lance_dagster.history.versions import State, Version
 from lance_dagster.store import open_store
 from lance_dagster.table.parts import Parts, schema_of
@@ -178,29 +179,31 @@ def _types(schema: pa.Schema) -> str:
 
 def _left_of(parts: Parts, earlier: Version, head: State) -> tuple[int, ...]:
     """Return the ids of the fragments that an earlier attempt added and that are still there."""
-    if earlier.branch != head.branch:
-        raise InvalidInputError(
-            f"{earlier} is no version of branch {head.branch!r}, so rows there cannot replace its own"
-        )
     state = parts.versions.load(earlier.branch, earlier.number)
+    now, then = lineage_of(head, parts.refs), lineage_of(state, parts.refs)
+    if not any(line.branch == earlier.branch and line.number >= earlier.number for line in now.lines):
+        raise InvalidInputError(f"{head} was not made from {earlier}, so rows there cannot replace its own")
     before = parts.at(earlier.parents[0]).manifest.fragment_map() if earlier.parents else {}
     added = {number: own for number, own in state.manifest.fragment_map().items() if number not in before}
     left = {number: own for number, own in head.manifest.fragment_map().items() if number in added}
-    if left != added:
-        _refuse_moved_rows(parts, earlier, head)
+    # A fork names the same files through a base path, so fragments are compared by what identifies them.
+    if {number: _identity(own) for number, own in left.items()} != {n: _identity(own) for n, own in added.items()}:
+        _refuse_moved_rows(earlier, changes_since(now, then, parts.versions).changes)
     return tuple(sorted(left))
 
 
-def _refuse_moved_rows(parts: Parts, earlier: Version, head: State) -> None:
+def _identity(fragment: Fragment) -> tuple[frozenset[str], int | None]:
+    return fragment.file_names, fragment.deletion.id if fragment.deletion else None
+
+
+def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
     """Refuse to replace the rows of a version that may be in other fragments by now: they would stay beside the new."""
-    for number in range(earlier.number + 1, head.number + 1):
-        state = parts.versions.load(head.branch, number)
-        change = Change(version=str(state), writer=state.writer, transaction=state.transaction)
+    for change in since:
         if change.claims or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
             continue
         raise CommitConflictError(
-            f"cannot replace the rows of {earlier}: {state.writer} may have moved them in {state}",
-            str(state),
+            f"cannot replace the rows of {earlier}: {change.writer} may have moved them in {change.version}",
+            change.version,
             retryable=False,
         )
 

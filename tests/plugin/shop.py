@@ -133,7 +133,7 @@ def recorded(instance: dg.DagsterInstance, key: dg.AssetKey) -> Recorded:
     return Recorded({name: value.value for name, value in made.metadata.items()}, made.tags or {})
 
 
-def failure(result: dg.ExecuteInProcessResult, step: str = "publish_production") -> str:
+def failure(result: dg.ExecuteInProcessResult | dg.JobExecutionResult, step: str = "publish_production") -> str:
     """The text of a step's failure, with its causes."""
     (event,) = [event for event in result.get_step_failure_events() if event.step_key == step]
     error = event.step_failure_data.error

@@ -352,6 +352,13 @@ def test_runs_own_branch_is_named_by_a_tag(lake: LanceResource) -> None:
     assert table.count_rows("main") == 0
 
 
+def test_run_that_is_told_to_write_main(lake: LanceResource) -> None:
+    """What nobody audited does not get to main through a tag."""
+    result = run(lake, returned(ROWS), tags={"lance/branch": "main"})
+    assert "tag lance/branch names main" in error_of(result)
+    assert lake.table(NUMBERS).count_rows() == 0
+
+
 def test_direct_calls_write_and_read_main(lake: LanceResource) -> None:
     """Outside of a run, as in a unit test, there is no branch to write to."""
     manager = LanceIOManager(lance=lake)

@@ -1,4 +1,5 @@
 import dagster as dg
+import pyarrow as pa
 import pytest
 
 from tests.plugin.shop import (
@@ -12,6 +13,14 @@ from tests.plugin.shop import (
     recorded,
     shop_at,
 )
+
+ALL_BUT_THE_MART = [
+    "shop__orders",
+    "shop__orders_ids_are_positive",
+    "shop__orders_row_count",
+    "shop__customers",
+    "publish_production",
+]
 
 
 def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -52,6 +61,21 @@ def test_failed_audit_publishes_nothing(shop: Shop, instance: dg.DagsterInstance
     assert shop.ids("main", CUSTOMERS) == [10, 20]
     assert list(shop.table().branches()) == [f"run/{result.run_id}"]
     assert len(shop.read_by_mart) == 1
+
+
+def test_checks_that_only_warn_do_not_block(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """As in Dagster: a check that is not blocking, and a blocking one that fails with a warning."""
+
+    @dg.asset_check(asset=ORDERS)
+    def not_blocking() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=False)
+
+    @dg.asset_check(asset=ORDERS, blocking=True)
+    def warning() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN)
+
+    assert Shop(shop.lance, [*shop.assets, not_blocking, warning]).run(instance).success
+    assert shop.ids("production") == [1, 2, 3]
 
 
 def test_deselected_checks_block_publishing(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -97,6 +121,24 @@ def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.
     assert shop.table().branches() == {}
 
 
+def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A publisher that was cut off between deleting two branches is resumed by what it published, not by the older."""
+    shop.play(check_raises=True)
+    first = shop.execute(stored_instance)
+    shop.play(orders=[4, 5])
+    second = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id, step_selection=ALL_BUT_THE_MART))
+    assert shop.ids("production") == [4, 5]
+    assert shop.table().branches() == {}
+    # As it was before: the branch of the run that was never published itself.
+    shop.table().create_branch(f"run/{first.run_id}", at="main@1")
+    shop.table().append(pa.table({"id": [1]}), branch=f"run/{first.run_id}")
+    shop.play()
+    options = dg.ReexecutionOptions(second.run_id, step_selection=["publish_production*"])
+    assert shop.execute(stored_instance, options).success
+    assert shop.ids("production") == [4, 5]
+    assert list(shop.table().branches()) == [f"run/{first.run_id}"]
+
+
 def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """All steps again: the rows the parent appended on its branch are not taken over."""
     shop.play(customers_fail=True, mode="append")
@@ -113,9 +155,20 @@ def test_repeated_step_of_a_resumed_run_replaces_its_rows(shop: Shop, stored_ins
     shop.play(customers_fail=True, mode="append")
     failed = shop.execute(stored_instance)
     shop.play(mode="append", orders=[4, 5])
-    options = dg.ReexecutionOptions(failed.run_id, step_selection=["shop__orders*", "shop__customers*"])
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
     assert shop.execute(stored_instance, options).success
     assert shop.ids("production") == [4, 5]
+
+
+def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """Chosen steps: an append that the parent published cannot be taken out any more, and is not done twice."""
+    shop.play(mode="append", mart_fails=True)
+    failed = shop.execute(stored_instance)
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
+    again = shop.execute(stored_instance, options)
+    assert not again.success
+    assert "published it as main@2; repeating the step would add its rows again" in failure(again, "shop__orders")
+    assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
 
 
 def test_reader_that_failed_after_publication_is_resumed(shop: Shop, stored_instance: dg.DagsterInstance) -> None:

@@ -105,6 +105,7 @@ def test_head_newer_than_what_was_audited(shop: Shop, instance: dg.DagsterInstan
     assert f"run/{run_id}@3 is to be published, but what the run materialized was run/{run_id}@2" in text
     assert shop.publish(instance, ref=f"run/{run_id}@2").success
     assert shop.ids("production") == [1, 2, 3]
+    assert shop.ids(f"run/{run_id}") == [-5, 1, 2, 3]  # what was not published is not deleted
 
 
 def test_check_of_another_version_does_not_count(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -174,9 +175,9 @@ def test_publication_that_was_cut_off_is_finished(shop: Shop, instance: dg.Dagst
     """Wherever a publisher dies, the next one ends where it would have ended, with one merge in each table."""
     run_id = candidates(shop, instance)
     chain = RunChain.of(instance.get_run_by_id(run_id), instance)
-    found = [find_by_run(one, chain, with_backfill=False) for one in publications(shop)]
+    found = [find_by_run(one, chain, instance=instance, with_backfill=False) for one in publications(shop)]
     merged = merge_all(found[: {0: 0, 1: 1}.get(done, 2)], chain)
-    move_tags(merged[: {3: 1}.get(done, 2 if done > 3 else 0)], "production", {}, backwards=False)
+    move_tags(merged[: {3: 1}.get(done, 2 if done > 3 else 0)], "production", {})
     retire_all(merged[: {5: 1}.get(done, 2 if done > 5 else 0)], chain)
     assert shop.publish(instance, *PROMOTED, ref=f"run/{run_id}").success
     assert (shop.ids("production"), shop.ids("production", CUSTOMERS)) == ([1, 2, 3], [10, 20])
@@ -191,14 +192,25 @@ def test_run_that_was_overtaken_does_not_move_the_tag_back(shop: Shop, instance:
     shop.play(mode="append")
     run_id = candidates(shop, instance)
     chain = RunChain.of(instance.get_run_by_id(run_id), instance)
-    found = [find_by_run(one, chain, with_backfill=False) for one in publications(shop)]
+    found = [find_by_run(one, chain, instance=instance, with_backfill=False) for one in publications(shop)]
     merged = merge_all(found[:1], chain)
     shop.play(mode="append", orders=[4])
     assert shop.run(instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)).success
     later = shop.tag()
-    move_tags(merged, "production", {}, backwards=False)
+    move_tags(merged, "production", {})
     assert shop.tag() == later
     assert shop.ids("production") == [1, 2, 3, 4]
+
+
+def test_leftover_branch_does_not_move_the_tag_back(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Naming a run that was published long ago is no rollback; naming its version is."""
+    run_id = shop.run(instance).run_id
+    shop.play(orders=[4])
+    shop.run(instance)
+    assert shop.publish(instance, ref=f"run/{run_id}").success
+    assert shop.ids("production") == [4]
+    assert shop.publish(instance, ref="main@2").success
+    assert shop.ids("production") == [1, 2, 3]
 
 
 MONTHS = dg.StaticPartitionsDefinition(["2024-01", "2024-02"])

@@ -1,0 +1,131 @@
+"""Indices made by pylance still answer, and answer right, after our commits."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from tests.ledger import as_pylance, entries, new_table, sorted_rows
+
+CHANGES: dict[str, Callable[[LanceTable], object]] = {
+    "append": lambda table: table.append(entries("x", *range(100, 120))),
+    "replace a fragment": lambda table: table.replace_where("key = 'b'", entries("b", *range(100, 120))),
+    "replace rows": lambda table: table.replace_where("value % 3 = 0", entries("x", *range(100, 120))),
+    "merge of appends": lambda table: merged(table, lambda: table.append(entries("x", *range(120)), branch="run")),
+    "merge of a replace": lambda table: merged(
+        table, lambda: table.replace_where("value < 30", entries("x", *range(120)), branch="run")
+    ),
+    "merge of rows by pylance": lambda table: merged(
+        table, lambda: as_pylance(table, "run").insert(entries("x", *range(120)))
+    ),
+}
+
+
+def merged(table: LanceTable, change: Callable[[], object]) -> None:
+    """Do something on a branch, something else on main, and merge."""
+    table.create_branch("run")
+    change()
+    table.append(entries("m", *range(100, 110)))
+    table.merge("run")
+
+
+@pytest.fixture(params=[True, False], ids=["stable", "addresses"])
+def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
+    """Two fragments of fifty rows each, indexed by value and by key."""
+    rows = [entries("a", *range(50)), entries("b", *range(25, 75))]
+    if request.param:
+        made = new_table(tmp_path, *rows)
+    else:
+        uri = str(tmp_path / "addresses")
+        for one in rows:
+            lance.write_dataset(one, uri, mode="append" if one is rows[1] else "create")
+        made = LanceTable.open(uri)
+    as_pylance(made).create_scalar_index("value", "BTREE")
+    as_pylance(made).create_scalar_index("key", "BITMAP")
+    return made
+
+
+def assert_answers(dataset: lance.LanceDataset) -> None:
+    """The index is used, and gives what a look at every row gives."""
+    for filter in ("value = 30", "value >= 20 and value < 40", "key = 'b'", "key = 'x' and value > 110", "value = 999"):
+        assert "ScalarIndexQuery" in dataset.scanner(filter=filter).explain_plan()
+        with_index = dataset.to_table(filter=filter)
+        without = dataset.scanner(filter=filter, use_scalar_index=False).to_table()
+        assert sorted_rows(without) == sorted_rows(with_index)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_index_answers_after_our_commit(table: LanceTable, change: str) -> None:
+    """Rows it does not know are looked at, rows that are gone are left out; also once it was brought up to date."""
+    CHANGES[change](table)
+    dataset = as_pylance(table)
+    assert 2 == len(dataset.describe_indices())
+    assert_answers(dataset)
+    dataset.optimize.optimize_indices()
+    assert_answers(dataset)
+    dataset.optimize.compact_files()
+    assert_answers(as_pylance(table))
+    dataset.validate()
+
+
+def test_a_branch_uses_the_indices_it_inherited(table: LanceTable) -> None:
+    """Through the base path, for old rows and new ones."""
+    table.create_branch("run")
+    table.append(entries("x", *range(100, 120)), branch="run")
+    table.replace_where("value % 3 = 0", entries("x", 120), branch="run")
+    assert_answers(as_pylance(table, "run"))
+    table.create_branch("inner", "run")
+    table.append(entries("x", 130), branch="inner")
+    assert_answers(as_pylance(table, "inner"))
+
+
+def test_an_overwrite_drops_the_indices(table: LanceTable) -> None:
+    """What they know is about rows that are gone; new ones can be made."""
+    table.overwrite(entries("x", *range(200)))
+    dataset = as_pylance(table)
+    assert [] == dataset.describe_indices()
+    dataset.create_scalar_index("value", "BTREE")
+    dataset.create_scalar_index("key", "BITMAP")
+    assert_answers(as_pylance(table))
+
+
+def test_an_index_made_on_a_branch_is_not_merged(table: LanceTable) -> None:
+    """It would point at fragments that have other ids on main; main's own answer."""
+    table.create_branch("run")
+    table.append(entries("x", *range(100, 120)), branch="run")
+    as_pylance(table, "run").create_scalar_index("value", "BTREE", name="of_the_branch")
+    table.merge("run")
+    names = {index.name for index in as_pylance(table).describe_indices()}
+    assert names == {"value_idx", "key_idx"}
+    assert_answers(as_pylance(table))
+
+
+def test_a_full_text_index_answers_after_our_commits(tmp_path: Path) -> None:
+    """Words of old, new and replaced rows are found."""
+    schema = pa.schema([("text", pa.string())])
+    table = LanceTable.create(tmp_path / "texts", schema)
+    table.append(pa.table({"text": ["red apple", "green pear", "red cherry"]}))
+    as_pylance(table).create_scalar_index("text", "INVERTED")
+    table.append(pa.table({"text": ["red beet"]}))
+    table.replace_where("text = 'red apple'", pa.table({"text": ["yellow apple"]}))
+    found = as_pylance(table).to_table(full_text_query="red")["text"].to_pylist()
+    assert ["red beet", "red cherry"] == sorted(found)
+
+
+def test_a_vector_index_answers_after_our_commits(tmp_path: Path) -> None:
+    """Neighbours among old and new rows, without those that were replaced."""
+    vectors = [[float(number), 0.0] for number in range(300)]
+    schema = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), 2))])
+    table = LanceTable.create(tmp_path / "vectors", schema)
+    table.append(pa.table({"id": range(300), "vector": vectors}, schema=schema))
+    as_pylance(table).create_index("vector", "IVF_FLAT", num_partitions=2)
+    table.create_branch("run")
+    table.replace_where("id = 100", pa.table({"id": [1000], "vector": [[100.25, 0.0]]}, schema=schema), branch="run")
+    table.merge("run")
+    query = {"column": "vector", "q": [100.0, 0.0], "k": 3, "nprobes": 2}
+    found = as_pylance(table).to_table(nearest=query)["id"].to_pylist()
+    assert [99, 101, 1000] == sorted(found)
+    assert 1000 == found[0]

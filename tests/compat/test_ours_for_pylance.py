@@ -1,0 +1,182 @@
+"""Pylance reads everything this package writes, and does everything it can on top."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from tests.compat.tables import OPERATIONS, assert_sound, fitted, prepared
+from tests.ledger import Rows, as_pylance, contents, entries
+
+Step = Callable[[lance.LanceDataset], object]
+Model = Callable[[Rows], Rows]
+
+
+def insert(dataset: lance.LanceDataset) -> None:
+    """Add a row."""
+    dataset.insert(fitted(entries("p", 7), dataset.schema))
+
+
+def merge_insert(dataset: lance.LanceDataset) -> None:
+    """Update the rows of a value, and add one that is not there."""
+    rows = fitted(pa.concat_tables([entries("m", 2), entries("m", 77)]), dataset.schema)
+    builder = dataset.merge_insert("value").when_matched_delete().when_not_matched_insert_all()
+    builder.execute(rows)
+
+
+def index(dataset: lance.LanceDataset) -> None:
+    """Make an index, add rows, bring the index up to date."""
+    dataset.create_scalar_index("value", "BTREE")
+    insert(dataset)
+    dataset.optimize.optimize_indices()
+    assert sorted(dataset.to_table(filter="value = 7")["key"].to_pylist()) == ["p"]
+
+
+def clean_up(dataset: lance.LanceDataset) -> None:
+    """Delete whatever is not needed by the newest version or a branch, however new."""
+    dataset.cleanup_old_versions(
+        older_than=timedelta(microseconds=1), delete_unverified=True, error_if_tagged_old_versions=False
+    )
+
+
+STEPS: dict[str, tuple[Step, Model]] = {
+    "append": (insert, lambda rows: [*rows, ("p", 7)]),
+    "delete": (lambda d: d.delete("value = 1"), lambda rows: [row for row in rows if row[1] != 1]),
+    "delete everything": (lambda d: d.delete("true"), lambda _: []),
+    "update": (
+        lambda d: d.update({"value": "value + 10"}, where="value = 2"),
+        lambda rows: [(key, 12 if value == 2 else value) for key, value in rows],
+    ),
+    "merge_insert": (merge_insert, lambda rows: [*(row for row in rows if row[1] != 2), ("m", 77)] + (
+        [] if any(value == 2 for _, value in rows) else [("m", 2)]
+    )),
+    "compaction": (lambda d: d.optimize.compact_files(), lambda rows: rows),
+    "index": (index, lambda rows: [*rows, ("p", 7)]),
+    "clean-up": (lambda d: d.cleanup_old_versions(error_if_tagged_old_versions=False), lambda rows: rows),
+    "unverified clean-up": (clean_up, lambda rows: rows),
+    "new column": (lambda d: d.add_columns({"twice": "value * 2"}), lambda rows: rows),
+    "overwrite": (
+        lambda d: lance.write_dataset(entries("w", 1), d.uri, mode="overwrite"),
+        lambda _: [("w", 1)],
+    ),
+    "branch and tag": (
+        lambda d: (d.create_branch("theirs").insert(fitted(entries("t", 1), d.schema)), d.tags.create("t", d.version)),
+        lambda rows: rows,
+    ),
+    "stale append": (lambda d: d.insert(fitted(entries("p", 7), d.schema)), lambda rows: [*rows, ("p", 7)]),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_pylance_reads_what_we_wrote(tmp_path: Path, operation: str) -> None:
+    """Rows, counts, row ids, versions of rows, schema; nothing on main points elsewhere."""
+    table = prepared(tmp_path)
+    rows = OPERATIONS[operation](table)
+    dataset = as_pylance(table)
+    assert_sound(dataset, rows)
+    assert table.schema() == dataset.schema
+    created = dataset.to_table(columns=["_row_created_at_version"], filter="key = 'new'")
+    assert {table.head().number} >= set(created["_row_created_at_version"].to_pylist())
+    manifest = table._parts.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+    assert () == manifest.base_paths
+    assert [version["version"] for version in dataset.versions()] == table.versions_after(0)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_pylance_reads_every_branch(tmp_path: Path, operation: str) -> None:
+    """With the rows we see, and the lineage that leads to it."""
+    table = prepared(tmp_path)
+    OPERATIONS[operation](table)
+    assert set(table.branches()) == set(as_pylance(table).branches.list())
+    for name in table.branches():
+        dataset = as_pylance(table, name)
+        dataset.validate()
+        rows = contents(table, name)
+        assert sorted(rows) == sorted((row["key"], row["value"]) for row in dataset.to_table().to_pylist())
+        assert len(rows) == len(set(dataset.to_table(columns=["_rowid"])["_rowid"].to_pylist()))
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_pylance_goes_on_and_so_do_we(tmp_path: Path, operation: str, step: str) -> None:
+    """Its commit on top of ours, ours on top of that, and every branch keeps its rows."""
+    table = prepared(tmp_path)
+    stale = as_pylance(table)
+    rows = OPERATIONS[operation](table)
+    branches = {name: contents(table, name) for name in table.branches()}
+    act, model = STEPS[step]
+    theirs = stale if step == "stale append" and "over" not in operation and "empt" not in operation else None
+    act(theirs or as_pylance(table))
+    after = model(rows)
+    assert_sound(as_pylance(table), after)
+    assert sorted(after) == contents(table)
+    # Another table object, as another process would have it: what it reads was cleaned up, maybe.
+    again = LanceTable.open(table.uri)
+    again.append(fitted(entries("o", 1), again.schema()))
+    again.replace_where("key = 'p'", fitted(entries("o", 2), again.schema()))
+    again.create_branch("further")
+    again.append(fitted(entries("o", 3), again.schema()), branch="further")
+    again.merge("further")
+    wanted = [*(row for row in after if row[0] != "p"), ("o", 1), ("o", 2), ("o", 3)]
+    assert_sound(as_pylance(again), wanted)
+    for name, before in branches.items():
+        assert before == contents(again, name)
+        as_pylance(again, name).validate()
+
+
+@pytest.mark.parametrize("operation", ["branch", "nested branch"])
+@pytest.mark.parametrize("step", ["append", "delete", "update", "merge_insert", "compaction", "index", "new column"])
+def test_pylance_goes_on_on_our_branch(tmp_path: Path, operation: str, step: str) -> None:
+    """A branch is a table like others, and main does not notice."""
+    table = prepared(tmp_path)
+    rows = OPERATIONS[operation](table)
+    name = "inner" if operation == "nested branch" else "run"
+    act, model = STEPS[step]
+    after = model(contents(table, name))
+    act(as_pylance(table, name))
+    assert_sound(as_pylance(table, name), after)
+    assert sorted(after) == contents(table, name)
+    assert_sound(as_pylance(table), rows)
+    table.append(fitted(entries("o", 1), table.schema(name)), branch=name)
+    assert sorted([*after, ("o", 1)]) == contents(table, name)
+
+
+def test_pylance_reads_our_tags_and_moves_them(tmp_path: Path) -> None:
+    """And we read where it moved them to."""
+    table = prepared(tmp_path)
+    table.create_tag("release", "main@1")
+    table.move_tag("release", "main@2")
+    assert 4 == as_pylance(table).checkout_version("release").count_rows()
+    as_pylance(table).tags.update("release", 3)
+    assert "main@3" == table.tags()["release"].ref
+    table.move_tag("release", "main@1", expected=table.at("main@3"))
+    as_pylance(table).tags.delete("release")
+    assert {} == table.tags()
+
+
+def test_pylance_deletes_our_branch(tmp_path: Path) -> None:
+    """The rows that were merged stay."""
+    table = prepared(tmp_path)
+    rows = OPERATIONS["merge of deletion vectors"](table)
+    as_pylance(table).branches.delete("run")
+    assert {} == table.branches()
+    clean_up(as_pylance(table))
+    assert_sound(as_pylance(table), rows)
+
+
+def test_pylance_forks_from_our_branch_and_we_from_its(tmp_path: Path) -> None:
+    """Alternating, each with a row of its own; the innermost is merged all the way down."""
+    table = prepared(tmp_path)
+    table.create_branch("one")
+    table.append(entries("one", 1), branch="one")
+    as_pylance(table, "one").create_branch("two").insert(entries("two", 1))
+    table.create_branch("three", "two")
+    table.append(entries("three", 1), branch="three")
+    wanted = sorted([*contents(table), ("one", 1), ("two", 1), ("three", 1)])
+    assert_sound(as_pylance(table, "three"), wanted)
+    table.merge("three")
+    assert_sound(as_pylance(table), wanted)

@@ -1,0 +1,129 @@
+"""We read what pylance makes, and go on with it."""
+
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.history.refs import NEVER_A_VERSION
+from tests.format.histories import OPERATIONS, written
+from tests.ledger import as_pylance, contents, entries
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
+def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, stable: bool) -> None:
+    """Rows, schema, counts, history, on main and on branches."""
+    dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
+    table = LanceTable.open(dataset.uri)
+    for branch in ["main", *dataset.branches.list()]:
+        for version in table.versions_after(0, branch):
+            ref = f"{branch}@{version}"
+            theirs = dataset.checkout_version((branch, version)) if branch != "main" else lance.dataset(
+                dataset.uri, version=version
+            )
+            assert theirs.to_table() == table.read(ref)
+            assert theirs.schema == table.schema(ref)
+            assert theirs.count_rows() == table.count_rows(ref)
+            described = table.at(ref)
+            assert "lance 14.0.2" == described.writer
+            assert theirs.read_transaction(version).uuid == described.transaction
+    assert len(table.log()) == dataset.version
+
+
+@pytest.mark.parametrize(
+    "operation", [name for name in OPERATIONS if name not in ("overwrite", "primary key", "schema evolution")]
+)
+@pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
+def test_we_go_on_with_what_pylance_made(tmp_path: Path, operation: str, stable: bool) -> None:
+    """Append, replace, branch, merge; pylance agrees on every row."""
+    dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
+    table = LanceTable.open(dataset.uri)
+    before = contents(table)
+    table.append(entries("o", 1))
+    table.create_branch("run")
+    table.replace_where("value = 4", entries("o", 2), branch="run")
+    table.append(entries("o", 3))
+    table.merge("run")
+    wanted = sorted([*(row for row in before if row[1] != 4), ("o", 1), ("o", 2), ("o", 3)])
+    after = as_pylance(table)
+    after.validate()
+    assert wanted == contents(table)
+    assert len(wanted) == after.count_rows()
+    assert len(wanted) == len(set(after.to_table(columns=["_rowid"])["_rowid"].to_pylist()))
+
+
+def test_columns_that_came_and_went_do_not_confuse_ours(tmp_path: Path) -> None:
+    """After columns were added, renamed, cast and dropped, field ids are not positions any more."""
+    dataset = written(tmp_path, OPERATIONS["schema evolution"], stable_row_ids=True)
+    table = LanceTable.open(dataset.uri)
+    before = table.read().to_pylist()
+    row = {"value": 77, "twice": 154, "empty": [{"x": 0.5}]}
+    table.append(pa.Table.from_pylist([row], schema=table.schema()))
+    after = as_pylance(table)
+    after.validate()
+    assert [*before, row] == after.to_table().to_pylist()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, nested: bool) -> None:
+    """Read, written to and merged, although it names the table's root in its own way."""
+    dataset = lance.write_dataset(entries("a", 1, 2), str(tmp_path / "t"), enable_stable_row_ids=True)
+    theirs = dataset.create_branch("dev")
+    theirs.insert(entries("dev", 1))
+    name = "dev"
+    if nested:
+        theirs.create_branch("deep").insert(entries("deep", 1))
+        name = "deep"
+    table = LanceTable.open(dataset.uri)
+    branch = table.branches()[name]
+    assert ("dev@2" if nested else "main@1") == branch.parent
+    table.append(entries("o", 1), branch=name)
+    table.replace_where("key = 'a' and value = 1", entries("o", 2), branch=name)
+    table.replace_where("key = 'dev'", entries("o", 3), branch=name)
+    wanted = sorted([("a", 2), ("o", 1), ("o", 2), ("o", 3), *([("deep", 1)] if nested else [])])
+    assert wanted == contents(table, name)
+    as_pylance(table, name).validate()
+    table.merge(name)
+    assert wanted == contents(table)
+    as_pylance(table).validate()
+    table.delete_branch(name)
+    assert wanted == contents(table)
+
+
+def test_our_branch_of_a_branch_of_pylance_is_protected(tmp_path: Path) -> None:
+    """Its own entry in the lineage is one that pylance's clean-up of the parent always looks at."""
+    dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "t"))
+    dataset.create_branch("dev")
+    table = LanceTable.open(dataset.uri)
+    lineage = table.create_branch("ours", "dev").lineage
+    assert [1, NEVER_A_VERSION] == [version for version, _ in lineage]
+
+
+def test_blobs_written_by_pylance_on_our_branch_come_along(tmp_path: Path) -> None:
+    """Small ones lie in the data file, large ones beside it, and all are there after the merge."""
+    blobs = [b"small", b"p" * 100_000, b"d" * 6_000_000]
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("blob")])
+    rows = pa.table({"id": [1, 2, 3], "blob": lance.blob_array(blobs)}, schema=schema)
+    uri = str(tmp_path / "t")
+    dataset = lance.write_dataset(rows.slice(0, 0), uri, data_storage_version="2.2", enable_stable_row_ids=True)
+    table = LanceTable.open(dataset.uri)
+    table.create_branch("run")
+    as_pylance(table, "run").insert(rows)
+    table.merge("run")
+    table.delete_branch("run")
+    found = as_pylance(table).take_blobs("blob", indices=[0, 1, 2])
+    assert blobs == [blob.readall() for blob in found]
+
+
+def test_a_moved_tag_is_followed(tmp_path: Path) -> None:
+    """Whoever moved it."""
+    dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "t"))
+    dataset.tags.create("production", 1)
+    table = LanceTable.open(dataset.uri)
+    table.append(entries("b", 2))
+    assert [("a", 1)] == contents(table, "production")
+    dataset.tags.update("production", 2)
+    assert [("a", 1), ("b", 2)] == contents(table, "production")

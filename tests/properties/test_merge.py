@@ -1,0 +1,215 @@
+"""Random histories of two branches, merged twice, against a model of rows.
+
+Every row has a value of its own, so a table is a set of values. A value knows its key, which stands for its partition,
+and the commit that added it, which stands for its fragment. The model says what a merge has to give, or that it has to
+be refused; the rules are those at the top of `lance_dagster.changes.merge`:
+
+* both sides claim a partition, and one of them claims to have replaced it;
+* one side replaced the whole table, and the other did anything;
+* a claim does not name partitions, and the other side's new rows match it;
+* both sides took rows out of the same fragment, whatever their partitions.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.ledger import SCHEMA, as_pylance, contents
+
+APPEND, REPLACE, OVERWRITE = "append", "replace", "overwrite"
+KEYS = ("a", "b", "c", "d", "e")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One commit: what it claims, how many rows of each key it adds, and whether it names its partitions."""
+
+    kind: str
+    keys: tuple[str, ...]
+    added: tuple[str, ...]
+    named: bool
+
+    @property
+    def exclusive(self) -> bool:
+        return self.kind != APPEND
+
+    @property
+    def tells(self) -> bool:
+        return self.named and bool(self.keys)
+
+    def claims(self, key: str) -> bool:
+        return self.kind == OVERWRITE or key in self.keys
+
+
+@dataclass(slots=True)
+class Side:
+    """A branch in the model: its rows by value, as key and fragment, and what was done to it."""
+
+    rows: dict[int, tuple[str, int]] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+
+    def copy(self) -> "Side":
+        return Side(dict(self.rows))
+
+    def do(self, action: Action, values: Iterator[int]) -> dict[int, str]:
+        """Apply an action; returns the rows it adds."""
+        self.actions.append(action)
+        if action.exclusive:
+            self.rows = {value: row for value, row in self.rows.items() if not action.claims(row[0])}
+        new = {next(values): key for key in action.added}
+        fragment = min(new, default=0)
+        self.rows.update({value: (key, fragment) for value, key in new.items()})
+        return new
+
+
+def subsets(most: int) -> st.SearchStrategy[tuple[str, ...]]:
+    """Some of the keys."""
+    return st.lists(st.sampled_from(KEYS), min_size=1, max_size=most, unique=True).map(lambda keys: tuple(sorted(keys)))
+
+
+@st.composite
+def actions(draw: st.DrawFn, *, named: st.SearchStrategy[bool]) -> Action:
+    """An append, a replace (by nothing too, which deletes), rarely an overwrite."""
+    kind = draw(st.sampled_from([*[APPEND] * 8, *[REPLACE] * 8, OVERWRITE]))
+    keys = draw(subsets(2))
+    added = keys if kind == APPEND else ()
+    added += tuple(draw(st.lists(st.sampled_from(keys), max_size=2)))
+    return Action(kind, keys, tuple(sorted(added)), draw(named))
+
+
+def histories(most: int) -> st.SearchStrategy[list[Action]]:
+    """What was done to a branch; mostly by commits that name their partitions."""
+    return st.lists(actions(named=st.sampled_from([True] * 5 + [False])), max_size=most)
+
+
+def commit(table: LanceTable, branch: str, action: Action, new: dict[int, str]) -> None:
+    """Do to the table what the model did."""
+    rows = pa.Table.from_pylist([{"key": key, "value": value} for value, key in new.items()], schema=SCHEMA)
+    partitions = action.keys if action.named else ()
+    if action.kind == APPEND:
+        table.append(rows, branch=branch, partitions=partitions)
+    elif action.kind == OVERWRITE:
+        table.overwrite(rows, branch=branch, partitions=partitions)
+    else:
+        wanted = ", ".join(f"'{key}'" for key in action.keys)
+        table.replace_where(f"key IN ({wanted})", rows, branch=branch, partitions=partitions)
+
+
+def clashes(base: Side, source: Side, dest: Side, *, theirs: Sequence[Action]) -> bool:
+    """Whether the model refuses to merge what the source did since `base` with what the dest did on its own."""
+    return (
+        any(_name_the_same(mine, other) for mine in source.actions for other in theirs)
+        or _found(source.actions, theirs, dest.rows.keys() - base.rows.keys() - source.rows.keys(), dest)
+        or _found(theirs, source.actions, source.rows.keys() - base.rows.keys() - dest.rows.keys(), source)
+        or bool(_lost_from(base, source) & _lost_from(base, dest))
+    )
+
+
+def _name_the_same(mine: Action, other: Action) -> bool:
+    if not (mine.exclusive or other.exclusive):
+        return False
+    if OVERWRITE in (mine.kind, other.kind):
+        return True
+    return mine.named and other.named and not set(mine.keys).isdisjoint(other.keys)
+
+
+def _found(claiming: Sequence[Action], others: Sequence[Action], new: set[int], side: Side) -> bool:
+    """Whether a claim that cannot be compared by name meets new rows of the other side."""
+    keys = {side.rows[value][0] for value in new}
+    return any(
+        any(mine.claims(key) for key in keys)
+        for mine in claiming
+        if mine.exclusive and any(not mine.named or not other.tells for other in others)
+    )
+
+
+def _lost_from(base: Side, side: Side) -> set[int]:
+    """The fragments of the base that a side took rows out of."""
+    return {fragment for value, (_, fragment) in base.rows.items() if value not in side.rows}
+
+
+def merged(base: Side, source: Side, dest: Side) -> dict[int, tuple[str, int]]:
+    """Rows of the base that both kept, and what either added."""
+    everything = base.rows | source.rows | dest.rows
+    return {
+        value: row
+        for value, row in everything.items()
+        if (value in source.rows and value in dest.rows) or value not in base.rows
+    }
+
+
+def files(table: LanceTable) -> set[Path]:
+    """Every file of a table."""
+    return {path for path in Path(table.uri).rglob("*") if path.is_file()}
+
+
+def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *, theirs: Sequence[Action]) -> bool:
+    """Merge `run` into main in both worlds; False when both refuse."""
+    before, number = files(table), table.head().number
+    if source.actions and clashes(base, source, dest, theirs=theirs):
+        with pytest.raises(MergeConflictError) as caught:
+            table.merge("run")
+        assert caught.value.conflicts
+        assert before == files(table)
+        assert number == table.head().number
+        return False
+    version = table.merge("run")
+    if source.actions:
+        assert number + 1 == version.number
+        dest.rows = merged(base, source, dest)
+    assert rows_of(dest) == contents(table)
+    assert version == table.merge("run")
+    return True
+
+
+def rows_of(side: Side) -> list[tuple[str, int]]:
+    """The rows of the model as the table gives them."""
+    return sorted((key, value) for value, (key, _) in side.rows.items())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=histories(3), ours=histories(3), theirs=histories(3), ours_later=histories(2), theirs_later=histories(1))
+def test_a_merge_gives_what_the_model_says(
+    tmp_path: Path,
+    before: list[Action],
+    ours: list[Action],
+    theirs: list[Action],
+    ours_later: list[Action],
+    theirs_later: list[Action],
+) -> None:
+    """The rows of both sides, or a refusal that writes nothing; a second merge of the same branch adds what is new."""
+    table = LanceTable.create(tmp_path / uuid.uuid4().hex, SCHEMA)
+    values = count(1)
+    play = _player(table, values)
+    dest = Side()
+    play(dest, "main", before)
+    base = dest.copy()
+    source, dest = base.copy(), base.copy()
+    table.create_branch("run")
+    play(source, "run", ours)
+    play(dest, "main", theirs)
+    assert rows_of(source) == contents(table, "run")
+    if not merge_and_compare(table, base, source, dest, theirs=dest.actions):
+        return
+    base, source = source.copy(), source.copy()
+    play(source, "run", ours_later)
+    play(dest, "main", theirs_later)
+    merge_and_compare(table, base, source, dest, theirs=dest.actions)
+    as_pylance(table).validate()
+
+
+def _player(table: LanceTable, values: Iterator[int]) -> Callable[[Side, str, Sequence[Action]], None]:
+    def play(side: Side, branch: str, history: Sequence[Action]) -> None:
+        for action in history:
+            commit(table, branch, action, side.do(action, values))
+
+    return play
