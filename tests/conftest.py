@@ -119,7 +119,7 @@ def wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             time.sleep(0.1)
         else:
             return
-    pytest.fail(f"the S3 server did not start:\n{log.read_text()}")
+    pytest.fail(f"the server did not start:\n{log.read_text()}")
 
 
 def request(address: str, method: str, path: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from example_project import assets, checks, places, publishing, source
+from example_project import assets, checks, places, publishing, reports, source
 from example_project.definitions import build_definitions, defs
 from lance_dagster import LanceTable, build_publisher
 
@@ -67,6 +67,22 @@ def test_the_schedule_loads_months() -> None:
 def test_sensors_watch_from_the_start(sensor: str) -> None:
     """Versions are announced and the report is made without anybody switching it on."""
     assert dg.DefaultSensorStatus.RUNNING == defs.resolve_sensor_def(sensor).default_status
+
+
+def test_the_report_follows_every_move(instance: dg.DagsterInstance) -> None:
+    """Also one that comes after the report on the move before, but before the automation has looked again."""
+    report = reports.delay_by_carrier.key
+    watched = dg.AssetSelection.assets(report)
+    promoted = [dg.AssetKey([publishing.TAG, "nyc", name]) for name in ("airlines", "training_set")]
+    cursor = None
+    asked = []
+    for happened in (promoted, promoted[1:], [report, promoted[1]], [report], []):
+        for key in happened:
+            instance.report_runless_asset_event(dg.AssetMaterialization(key))
+        looked = dg.evaluate_automation_conditions(defs, instance, watched, cursor=cursor)
+        cursor = looked.cursor
+        asked.append(looked.get_num_requested(report))
+    assert [0, 1, 1, 0, 0] == asked
 
 
 @pytest.mark.slow
