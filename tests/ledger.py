@@ -12,14 +12,14 @@ from lance_dagster.history.versions import Versions
 from lance_dagster.store import Store
 from lance_dagster.table.parts import Parts
 
-SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
+_COLUMNS: dict[str, pa.DataType] = {"key": pa.string(), "value": pa.int64()}
+SCHEMA = pa.schema(_COLUMNS)
 Rows = list[tuple[str, int]]
 
 
 def entries(key: str, *values: int) -> pa.Table:
     """Rows of one key."""
-    columns = [pa.array([key] * len(values), pa.string()), pa.array(values, pa.int64())]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    return pa.Table.from_pylist([{"key": key, "value": value} for value in values], schema=SCHEMA)
 
 
 def new_table(folder: Path, *tables: pa.Table) -> LanceTable:

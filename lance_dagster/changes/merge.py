@@ -8,6 +8,10 @@ or only compacted elsewhere, and guessing wrong would lose or double rows. Added
 side claimed their scope as its own (`claims`): two runs that both replace January remove nothing and add everything,
 and only their claims show that they contradict each other.
 
+Branches may be merged in any direction and more than once. A fragment that an earlier merge brought to both sides and
+that the dest took out since then is not brought back. A version of the dest that was cleaned up claims nothing any
+more, so its rows are looked at; of the source, it is refused.
+
 Everything that moves rows without saying so (an update that keeps row ids, a compaction, a changed column) is refused
 by name. A conflict is found before anything is written.
 

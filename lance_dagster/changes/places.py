@@ -10,7 +10,7 @@ Base ids start at 1: pylance takes 0 for "not given" when it writes to a named b
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lance_dagster.errors import CorruptFileError
+from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import rebase_index_section
 from lance_dagster.format.layout import DATA, join
 from lance_dagster.format.model import BasePath, DataFile, Fragment, Manifest
@@ -58,14 +58,22 @@ def _rebased(fragment: Fragment, base_id: int) -> Fragment:
 
 
 def placed_under_root(fragments: Sequence[Fragment], manifest: Manifest, root_uri: str) -> tuple[Fragment, ...]:
-    """Return fragments whose data files lie in the root's `data/`, named as `manifest` has to name them."""
+    """Return fragments whose data files lie in the root's `data/`, named as `manifest` has to name them.
+
+    Raises:
+        InvalidInputError: The manifest is of a branch that knows the root under another spelling.
+    """
     base_id = None
     if manifest.branch is not None:
         base_id = next(
             (base.id for base in manifest.base_paths if base.path == root_uri and base.is_dataset_root), None
         )
         if base_id is None:
-            raise CorruptFileError(f"branch {manifest.branch!r} of {root_uri}", "it does not know the table's root")
+            # The same place in other words would do for readers, but not for pylance's clean-up.
+            raise InvalidInputError(
+                f"branch {manifest.branch!r} was forked by a program that calls the table something else than "
+                f"{root_uri}; fork it again from there"
+            )
     return tuple(
         replace(fragment, files=tuple(replace(file, base_id=base_id) for file in fragment.files))
         for fragment in fragments

@@ -168,11 +168,12 @@ def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
 
 def _load(branch: str, number: int, lineages: Sequence[Lineage], versions: Versions) -> State:
     """Read a version; where it was cleaned up, the first version of a branch forked from it, which repeats it."""
-    try:
-        return versions.load(branch, number)
-    except VersionNotFoundError:
-        for lineage in lineages:
-            for child, parent in pairwise(lineage.lines):
-                if (parent.branch, child.forked) == (branch, number):
-                    return versions.load(child.branch, number)
-        raise
+    steps = (step for lineage in lineages for step in pairwise(lineage.lines))
+    repeated = (child.branch for child, parent in steps if (parent.branch, child.forked) == (branch, number))
+    for holder in (branch, *repeated):
+        try:
+            return versions.load(holder, number)
+        except VersionNotFoundError:
+            continue
+    both = " and ".join(str(lineage.state) for lineage in lineages)
+    raise VersionNotFoundError(f"{branch}@{number}, which {both} have in common, was cleaned up")

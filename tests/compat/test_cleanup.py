@@ -53,9 +53,9 @@ def test_a_clean_up_of_main_loses_nothing_of_a_branch(table: LanceTable, options
     again = LanceTable.open(table.uri)
     assert before == {name: contents(again, name) for name in before}
     assert main == contents(again)
-    for name in before:
+    for name, rows in before.items():
         as_pylance(again, name).validate()
-        assert before[name] == contents(again, name)
+        assert rows == contents(again, name)
 
 
 @pytest.mark.parametrize("name", ["run", "inner"])

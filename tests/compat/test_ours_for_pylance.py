@@ -28,12 +28,18 @@ def merge_insert(dataset: lance.LanceDataset) -> None:
     builder.execute(rows)
 
 
+def branch_and_tag(dataset: lance.LanceDataset) -> None:
+    """Make a branch with a row of its own, and a tag."""
+    dataset.create_branch("theirs").insert(fitted(entries("t", 1), dataset.schema))
+    dataset.tags.create("t", dataset.version)
+
+
 def index(dataset: lance.LanceDataset) -> None:
     """Make an index, add rows, bring the index up to date."""
     dataset.create_scalar_index("value", "BTREE")
     insert(dataset)
     dataset.optimize.optimize_indices()
-    assert sorted(dataset.to_table(filter="value = 7")["key"].to_pylist()) == ["p"]
+    assert ["p"] == dataset.to_table(filter="value = 7")["key"].to_pylist()
 
 
 def clean_up(dataset: lance.LanceDataset) -> None:
@@ -51,9 +57,13 @@ STEPS: dict[str, tuple[Step, Model]] = {
         lambda d: d.update({"value": "value + 10"}, where="value = 2"),
         lambda rows: [(key, 12 if value == 2 else value) for key, value in rows],
     ),
-    "merge_insert": (merge_insert, lambda rows: [*(row for row in rows if row[1] != 2), ("m", 77)] + (
-        [] if any(value == 2 for _, value in rows) else [("m", 2)]
-    )),
+    "merge_insert": (
+        merge_insert,
+        lambda rows: (
+            [*(row for row in rows if row[1] != 2), ("m", 77)]
+            + ([] if any(value == 2 for _, value in rows) else [("m", 2)])
+        ),
+    ),
     "compaction": (lambda d: d.optimize.compact_files(), lambda rows: rows),
     "index": (index, lambda rows: [*rows, ("p", 7)]),
     "clean-up": (lambda d: d.cleanup_old_versions(error_if_tagged_old_versions=False), lambda rows: rows),
@@ -64,7 +74,7 @@ STEPS: dict[str, tuple[Step, Model]] = {
         lambda _: [("w", 1)],
     ),
     "branch and tag": (
-        lambda d: (d.create_branch("theirs").insert(fitted(entries("t", 1), d.schema)), d.tags.create("t", d.version)),
+        branch_and_tag,
         lambda rows: rows,
     ),
     "stale append": (lambda d: d.insert(fitted(entries("p", 7), d.schema)), lambda rows: [*rows, ("p", 7)]),

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.refs import NEVER_A_VERSION
 from tests.format.histories import OPERATIONS, written
 from tests.ledger import as_pylance, contents, entries
@@ -14,22 +15,26 @@ from tests.ledger import as_pylance, contents, entries
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
-def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, stable: bool) -> None:
+def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, stable: bool) -> None:
     """Rows, schema, counts, history, on main and on branches."""
     dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     table = LanceTable.open(dataset.uri)
     for branch in ["main", *dataset.branches.list()]:
         for version in table.versions_after(0, branch):
             ref = f"{branch}@{version}"
-            theirs = dataset.checkout_version((branch, version)) if branch != "main" else lance.dataset(
-                dataset.uri, version=version
+            theirs = (
+                dataset.checkout_version((branch, version))
+                if branch != "main"
+                else lance.dataset(dataset.uri, version=version)
             )
             assert theirs.to_table() == table.read(ref)
             assert theirs.schema == table.schema(ref)
             assert theirs.count_rows() == table.count_rows(ref)
             described = table.at(ref)
             assert "lance 14.0.2" == described.writer
-            assert theirs.read_transaction(version).uuid == described.transaction
+            made = theirs.read_transaction(version)
+            assert made is not None
+            assert made.uuid == described.transaction
     assert len(table.log()) == dataset.version
 
 
@@ -37,7 +42,7 @@ def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, stab
     "operation", [name for name in OPERATIONS if name not in ("overwrite", "primary key", "schema evolution")]
 )
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
-def test_we_go_on_with_what_pylance_made(tmp_path: Path, operation: str, stable: bool) -> None:
+def test_we_go_on_with_what_pylance_made(tmp_path: Path, operation: str, *, stable: bool) -> None:
     """Append, replace, branch, merge; pylance agrees on every row."""
     dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     table = LanceTable.open(dataset.uri)
@@ -68,7 +73,7 @@ def test_columns_that_came_and_went_do_not_confuse_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, nested: bool) -> None:
+def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, *, nested: bool) -> None:
     """Read, written to and merged, although it names the table's root in its own way."""
     dataset = lance.write_dataset(entries("a", 1, 2), str(tmp_path / "t"), enable_stable_row_ids=True)
     theirs = dataset.create_branch("dev")
@@ -93,6 +98,21 @@ def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, nested: bool) -> None:
     assert wanted == contents(table)
 
 
+def test_a_branch_of_a_table_called_something_else_can_be_read_and_merged(tmp_path: Path) -> None:
+    """It cannot be written to: a clean-up would not see that the new files are needed."""
+    dataset = lance.write_dataset(entries("a", 1, 2), f"file://{tmp_path}/t", enable_stable_row_ids=True)
+    dataset.create_branch("dev").insert(entries("dev", 1))
+    table = LanceTable.open(dataset.uri)
+    with pytest.raises(InvalidInputError, match=f"calls the table something else than {tmp_path}/t; fork it again"):
+        table.append(entries("o", 1), branch="dev")
+    table.create_branch("again", "dev")
+    table.append(entries("o", 1), branch="again")
+    assert [("a", 1), ("a", 2), ("dev", 1), ("o", 1)] == contents(table, "again")
+    table.merge("again")
+    assert [("a", 1), ("a", 2), ("dev", 1), ("o", 1)] == contents(table)
+    as_pylance(table).validate()
+
+
 def test_our_branch_of_a_branch_of_pylance_is_protected(tmp_path: Path) -> None:
     """Its own entry in the lineage is one that pylance's clean-up of the parent always looks at."""
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "t"))
@@ -115,7 +135,7 @@ def test_blobs_written_by_pylance_on_our_branch_come_along(tmp_path: Path) -> No
     table.merge("run")
     table.delete_branch("run")
     found = as_pylance(table).take_blobs("blob", indices=[0, 1, 2])
-    assert blobs == [blob.readall() for blob in found]
+    assert blobs == [blob.readall() for blob in found if blob is not None]
 
 
 def test_a_moved_tag_is_followed(tmp_path: Path) -> None:

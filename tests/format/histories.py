@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -63,7 +64,8 @@ def _branches(dataset: lance.LanceDataset) -> None:
 def _evolved(dataset: lance.LanceDataset) -> None:
     dataset.add_columns({"double": "value * 2"})
     dataset.add_columns(pa.field("empty", pa.list_(pa.struct([("x", pa.float32())]))))
-    dataset.alter_columns({"path": "double", "name": "twice"}, {"path": "value", "data_type": pa.int32()})
+    changes: list[Any] = [{"path": "double", "name": "twice"}, {"path": "value", "data_type": pa.int32()}]
+    dataset.alter_columns(*changes)
     dataset.drop_columns(["key"])
     dataset.insert(pa.table({"value": pa.array([5], pa.int32()), "twice": [10]}))
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import lance
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format import layout

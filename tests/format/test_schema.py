@@ -2,11 +2,11 @@
 
 import json
 import string
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from lance.schema import LanceSchema
 
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
@@ -54,7 +54,7 @@ NESTED: list[pa.DataType] = [
     pa.map_(pa.string(), pa.int64()),
     pa.map_(pa.int8(), pa.struct([("deep", pa.map_(pa.string(), pa.list_(pa.date32())))])),
 ]
-CHANGED_BY_LANCE = {
+CHANGED_BY_LANCE: dict[pa.DataType, pa.DataType] = {
     pa.string_view(): pa.string(),
     pa.binary_view(): pa.binary(),
     pa.dictionary(pa.int8(), pa.string(), ordered=True): pa.dictionary(pa.int8(), pa.string()),
@@ -68,7 +68,7 @@ REFUSED = [
 ]
 
 
-def columns(children: st.SearchStrategy[pa.DataType], most: int) -> st.SearchStrategy[list[pa.Field]]:
+def columns(children: st.SearchStrategy[pa.DataType], most: int) -> "st.SearchStrategy[list[pa.Field[Any]]]":
     """Columns of different names; Arrow has none of nulls that may not be null."""
     one = st.builds(
         lambda name, arrow, nullable: pa.field(name, arrow, nullable or pa.types.is_null(arrow)),
@@ -101,7 +101,7 @@ schemas = columns(types, 4).map(pa.schema)
 
 def of_pylance(schema: pa.Schema) -> tuple[Field, ...]:
     """The fields pylance makes of a schema."""
-    _, protos = LanceSchema.from_pyarrow(schema).__reduce__()
+    protos: tuple[Any, ...] = LanceSchema.from_pyarrow(schema).__reduce__()[1]  # type: ignore[assignment]
     return tuple(field_from_wire(wire.Field.FromString(proto)) for proto in protos[1:])
 
 
@@ -223,11 +223,13 @@ def test_two_columns_of_one_name_are_refused() -> None:
 
 def test_an_unknown_logical_type_is_refused() -> None:
     """A column of a later format is not guessed at."""
-    with pytest.raises(UnsupportedFeatureError, match="column 'c' uses features .* logical type 'complex:64'"):
+    with pytest.raises(UnsupportedFeatureError, match=r"column 'c' uses features .* logical type 'complex:64'"):
         arrow_from_fields([Field(id=0, name="c", logical_type="complex:64")])
 
 
 def test_only_leaves_own_columns_of_a_file() -> None:
     """A struct, list or map stores nothing itself; a vector does."""
-    schema = pa.schema([("s", pa.struct([("x", pa.int8()), ("l", pa.list_(pa.int8()))])), ("v", pa.list_(pa.int8(), 2))])
+    schema = pa.schema(
+        [("s", pa.struct([("x", pa.int8()), ("l", pa.list_(pa.int8()))])), ("v", pa.list_(pa.int8(), 2))]
+    )
     assert (1, 3, 4) == stored_field_ids(fields_from_arrow(schema))

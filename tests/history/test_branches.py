@@ -68,7 +68,7 @@ def test_creating_writes_what_is_counted_here(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("step", range(WRITES_TO_CREATE))
 @pytest.mark.parametrize("exist_ok", [True, False])
-def test_a_creation_that_died_is_finished_by_the_next(table: LanceTable, step: int, exist_ok: bool) -> None:
+def test_a_creation_that_died_is_finished_by_the_next(table: LanceTable, step: int, *, exist_ok: bool) -> None:
     """Whatever was there already, the next caller gets the branch, and nothing of it shows before."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(step)).create_branch("run")
@@ -152,7 +152,7 @@ def test_the_loser_of_a_race_for_a_name_is_told(table: LanceTable) -> None:
             table.create_branch("run")
         return request.send()
 
-    with pytest.raises(AlreadyExistsError, match="branch 'run' of .* exists, forked from main@2"):
+    with pytest.raises(AlreadyExistsError, match=r"branch 'run' of .* exists, forked from main@2"):
         through(table, script).create_branch("run")
     again = through(table, script).create_branch("run", exist_ok=True)
     assert table.branches()["run"].id == again.id
@@ -177,7 +177,7 @@ def test_a_branch_that_is_being_deleted_is_not_brought_back(table: LanceTable) -
 def test_a_name_that_is_taken_is_refused(table: LanceTable) -> None:
     """The error says where the branch came from; with `exist_ok` it is returned as it is."""
     first = table.create_branch("run", metadata={"why": "test"})
-    with pytest.raises(AlreadyExistsError, match="branch 'run' of .* exists, forked from main@2"):
+    with pytest.raises(AlreadyExistsError, match=r"branch 'run' of .* exists, forked from main@2"):
         table.create_branch("run")
     table.append(entries("b", 1))
     assert first.id == table.create_branch("run", exist_ok=True).id

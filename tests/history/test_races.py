@@ -31,7 +31,7 @@ def replace(uri: str, key: str) -> list[int]:
     return [table.replace_where(f"key = '{key}'", entries(key, number)).number for number in range(COMMITS)]
 
 
-def create(uri: str, exist_ok: bool) -> bool:
+def create(uri: str, exist_ok: bool) -> bool:  # noqa: FBT001 - a job has no keywords
     """Create a table; whether it worked."""
     try:
         LanceTable.create(uri, SCHEMA, exist_ok=exist_ok)
@@ -40,7 +40,7 @@ def create(uri: str, exist_ok: bool) -> bool:
     return True
 
 
-def fork(uri: str, exist_ok: bool) -> str | None:
+def fork(uri: str, exist_ok: bool) -> str | None:  # noqa: FBT001 - same
     """Create a branch; its id, or None when the name was taken."""
     try:
         return LanceTable.open(uri).create_branch("run", exist_ok=exist_ok).id
@@ -101,7 +101,7 @@ def test_replaces_of_different_rows_do_not_disturb_each_other(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("exist_ok", [True, False])
-def test_one_of_four_creates_a_table(tmp_path: Path, exist_ok: bool) -> None:
+def test_one_of_four_creates_a_table(tmp_path: Path, *, exist_ok: bool) -> None:
     """The others are told, or open it when they asked for that."""
     uri = str(tmp_path / "table")
     assert (4 if exist_ok else 1) == sum(race(create, [(uri, exist_ok)] * 4))
@@ -109,7 +109,7 @@ def test_one_of_four_creates_a_table(tmp_path: Path, exist_ok: bool) -> None:
 
 
 @pytest.mark.parametrize("exist_ok", [True, False])
-def test_four_that_create_a_branch_get_one(tmp_path: Path, exist_ok: bool) -> None:
+def test_four_that_create_a_branch_get_one(tmp_path: Path, *, exist_ok: bool) -> None:
     """There is one branch whoever made it, and nobody gets another one's id."""
     table = new_table(tmp_path, entries("a", 1))
     ids = set(race(fork, [(table.uri, exist_ok)] * 4)) - {None}

@@ -35,7 +35,7 @@ def test_a_tag_names_a_version(table: LanceTable) -> None:
 def test_a_tag_is_created_once(table: LanceTable) -> None:
     """The second caller is told to move it."""
     table.create_tag("release", "main@2")
-    with pytest.raises(AlreadyExistsError, match="tag 'release' of .* exists; move it instead"):
+    with pytest.raises(AlreadyExistsError, match=r"tag 'release' of .* exists; move it instead"):
         table.create_tag("release", "main@3")
     assert "main@2" == table.tags()["release"].ref
 
@@ -100,7 +100,7 @@ def test_a_mover_who_was_overtaken_is_told(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("verb", ["put_if_absent", "compare_and_swap"])
 @pytest.mark.parametrize("denied", [True, False])
-def test_a_lost_answer_is_looked_up(table: LanceTable, verb: str, denied: bool) -> None:
+def test_a_lost_answer_is_looked_up(table: LanceTable, verb: str, *, denied: bool) -> None:
     """A tag that was written is a success, whatever the client below made of the answer."""
     if verb == "compare_and_swap":
         table.create_tag("production", "main@2")

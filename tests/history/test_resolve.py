@@ -59,7 +59,7 @@ def test_a_time_without_zone_is_utc(table: LanceTable) -> None:
 
 def test_a_time_before_the_first_version_names_nothing(table: LanceTable) -> None:
     """The error names the branch."""
-    with pytest.raises(VersionNotFoundError, match="branch 'main' of .* has no version as old as 1999"):
+    with pytest.raises(VersionNotFoundError, match=r"branch 'main' of .* has no version as old as 1999"):
         table.at("main@{1999-12-31}")
 
 
@@ -78,7 +78,7 @@ def test_an_unknown_name_gets_the_nearest_ones(table: LanceTable, expression: st
     with pytest.raises(RefNotFoundError) as caught:
         table.at(expression)
     assert hint == caught.value.hint
-    assert f"no branch or tag {expression.split('@')[0]!r} in {table.uri}; {hint}" == str(caught.value)
+    assert f"no branch or tag {expression.split('@', maxsplit=1)[0]!r} in {table.uri}; {hint}" == str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_name_of_a_branch_and_a_tag_is_not_guessed(tmp_path: Path) -> None:
     table = new_table(tmp_path, entries("a", 1))
     as_pylance(table).create_branch("both")
     as_pylance(table).tags.create("both", 1)
-    with pytest.raises(InvalidInputError, match="'both' is a branch and a tag of .*; rename one of them"):
+    with pytest.raises(InvalidInputError, match=r"'both' is a branch and a tag of .*; rename one of them"):
         table.at("both")
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
@@ -40,13 +39,16 @@ class Action:
 
     @property
     def exclusive(self) -> bool:
+        """Whether it claims that no other rows of its keys exist."""
         return self.kind != APPEND
 
     @property
     def tells(self) -> bool:
+        """Whether its rows can be known from what it names."""
         return self.named and bool(self.keys)
 
     def claims(self, key: str) -> bool:
+        """Whether it is about the rows of a key."""
         return self.kind == OVERWRITE or key in self.keys
 
 
@@ -58,6 +60,7 @@ class Side:
     actions: list[Action] = field(default_factory=list)
 
     def copy(self) -> "Side":
+        """The same rows, with nothing done to them yet."""
         return Side(dict(self.rows))
 
     def do(self, action: Action, values: Iterator[int]) -> dict[int, str]:

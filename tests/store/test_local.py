@@ -1,7 +1,6 @@
 """Tables on local disk."""
 
 import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def test_no_temporary_file_stays(tmp_path: Path) -> None:
     store.put_if_absent("a/b", b"1")
     store.put_if_absent("a/b", b"2")
     store.put("a/b", b"3")
-    assert ["b"] == os.listdir(tmp_path / "a")
+    assert [tmp_path / "a/b"] == list((tmp_path / "a").iterdir())
 
 
 def test_temporary_files_of_others_are_not_listed(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_a_deleted_folder_takes_empty_parents_along(tmp_path: Path) -> None:
     store.put("tree/run/1/a", b"1")
     store.put("data/x", b"1")
     store.delete_folder("tree/run/1")
-    assert ["data"] == os.listdir(tmp_path)
+    assert [tmp_path / "data"] == list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_deleted_is_an_error(tmp_path: Path) -> None:

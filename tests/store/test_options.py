@@ -34,7 +34,7 @@ def test_a_place_has_one_spelling(given: str | Path, canonical: str) -> None:
 
 
 def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pylance keeps base paths as they were given, and resolves them against wherever it runs."""
+    """A base path is kept by pylance as it was given, and resolved against wherever it runs."""
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path / "lake/t") == canonical_uri("lake/t")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -67,7 +67,13 @@ def test_a_scheme_that_cannot_hold_tables_is_refused(scheme: str) -> None:
 
 def test_options_are_understood_with_and_without_prefix() -> None:
     """The two spellings pylance takes are one option here, in any case."""
-    plain = {"access_key_id": "k", "secret_access_key": "s", "session_token": "t", "region": "r", "endpoint": "https://e"}
+    plain = {
+        "access_key_id": "k",
+        "secret_access_key": "s",
+        "session_token": "t",
+        "region": "r",
+        "endpoint": "https://e",
+    }
     prefixed = {f"AWS_{name.upper()}": value for name, value in plain.items()}
     found = s3fs_options(plain)
     assert found == s3fs_options(prefixed)

@@ -64,7 +64,7 @@ def test_a_wrong_key_is_a_store_error(s3_storage: S3Storage) -> None:
 
 
 def test_options_are_checked_before_anything_is_sent() -> None:
-    """pylance ignores an option it does not know, and the request then fails much later."""
+    """An option that pylance does not know it ignores, and the request then fails much later."""
     with pytest.raises(InvalidInputError, match="unknown storage option 'aws_secret_acces_key'"):
         open_store("s3://bucket/table", {"aws_secret_acces_key": SECRET})
 
@@ -106,8 +106,23 @@ def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
     assert 5 == LanceTable.open(uri, options).count_rows()
 
 
+def test_rows_of_pylance_are_merged_on_s3(s3_storage: S3Storage) -> None:
+    """Files that it put into the branch's folder are copied by the server, and survive the branch."""
+    table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
+    table.append(entries("a", 1, 2))
+    table.create_branch("run")
+    dataset = table.to_lance("run")
+    dataset.insert(entries("p", 1))
+    dataset.delete("value = 2")
+    table.append(entries("b", 1))
+    table.merge("run")
+    table.delete_branch("run")
+    assert [("a", 1), ("b", 1), ("p", 1)] == contents(table)
+    assert [] == S3Store(table.uri, table.storage_options).list("tree/run/_versions")
+
+
 def test_no_version_hint_is_written_on_s3(s3_storage: S3Storage) -> None:
-    """pylance reads hints only where listings are unordered, and one that nobody updates would mislead it."""
+    """Hints are for stores with unordered listings; one that nobody updates would mislead."""
     LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     names = S3Store(f"{s3_storage.uri}/t", s3_storage.storage_options).list("_versions")
     assert ["18446744073709551614.manifest"] == names

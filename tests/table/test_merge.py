@@ -15,6 +15,7 @@ from lance_dagster.errors import (
     MergeConflictError,
     RefNotFoundError,
     StoreError,
+    VersionNotFoundError,
 )
 from lance_dagster.format.transaction import Restore, Transaction
 from lance_dagster.store import LocalStore
@@ -46,9 +47,7 @@ def through(table: LanceTable, script: Script) -> LanceTable:
 def replace(table: LanceTable, key: str, *values: int, branch: str = "main", run: str | None = None) -> None:
     """Replace a partition, as a run does that knows its partitions."""
     properties = {"dagster/run_id": run} if run else None
-    table.replace_where(
-        f"key = '{key}'", entries(key, *values), branch=branch, partitions=[key], properties=properties
-    )
+    table.replace_where(f"key = '{key}'", entries(key, *values), branch=branch, partitions=[key], properties=properties)
 
 
 def add(table: LanceTable, key: str, *values: int, branch: str = "main") -> None:
@@ -230,13 +229,21 @@ def test_the_run_behind_a_merge_is_named(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("by_name", [True, False], ids=["partition", "predicate"])
 @pytest.mark.parametrize("replacing", ["run", "main"])
-def test_rows_added_to_a_replaced_partition_are_refused(table: LanceTable, replacing: str, by_name: bool) -> None:
+def test_rows_added_to_a_replaced_partition_are_refused(table: LanceTable, replacing: str, *, by_name: bool) -> None:
     """Whichever side replaced it, and whether partitions are named or only a predicate."""
     keys = ["a"] if by_name else []
     adding = "main" if replacing == "run" else "run"
     table.replace_where("key = 'a'", entries("a", 7), branch=replacing, partitions=keys)
     table.append(entries("a", 8), branch=adding, partitions=keys)
     assert ["partition a" if by_name else "rows where key = 'a'"] == units(refused(table))
+
+
+@pytest.mark.parametrize("replacing", ["run", "main"])
+def test_a_predicate_is_compared_with_named_partitions_by_the_rows(table: LanceTable, replacing: str) -> None:
+    """A claim that names no partition may be about any."""
+    table.replace_where("key = 'a'", entries("a", 7), branch=replacing)
+    add(table, "a", 8, branch="main" if replacing == "run" else "run")
+    assert ["rows where key = 'a'"] == units(refused(table))
 
 
 @pytest.mark.parametrize("replacing", ["run", "main"])
@@ -499,6 +506,41 @@ def test_a_deletion_on_the_branch_of_rows_that_came_from_main_is_carried_back(ta
     assert [("m", 2)] == contents(table)[4:]
 
 
+def test_what_a_branch_did_to_rows_from_main_that_has_its_own_is_carried_back(table: LanceTable) -> None:
+    """Merged there, back, and there again: the newest common version is the base, on whichever branch it lies."""
+    add(table, "r", 1, branch="run")
+    table.merge("run")
+    add(table, "m", 1, 2)
+    table.merge("main", into="run")
+    table.replace_where("key = 'm' and value = 1", entries("m"), branch="run", partitions=["m"])
+    table.merge("run")
+    assert [("m", 2), ("r", 1)] == contents(table)[4:]
+
+
+def test_what_main_brought_is_remembered_when_others_are_merged(table: LanceTable) -> None:
+    """Records of other branches do not push it out."""
+    table.create_branch("other")
+    add(table, "o", 1, branch="other")
+    replace(table, "m", 1)
+    table.merge("main", into="run")
+    table.merge("other", into="run")
+    replace(table, "m", 2, branch="run")
+    add(table, "n", 1)
+    table.merge("main", into="run")
+    table.merge("run")
+    assert [("m", 2), ("n", 1), ("o", 1)] == contents(table)[4:]
+
+
+def test_rows_of_a_third_branch_changed_by_one_of_two_are_refused(table: LanceTable) -> None:
+    """Two versions are equally new to both, and which of the two changed the rows cannot be told."""
+    table.create_branch("shared")
+    add(table, "s", 1, 2, branch="shared")
+    table.merge("shared", into="run")
+    table.merge("shared")
+    table.replace_where("key = 's' and value = 1", entries("s"), branch="run", partitions=["s"])
+    assert ["1 rows in fragments 2 of the merge base"] == units(refused(table))
+
+
 def test_two_branches_that_took_in_a_third_bring_it_once(table: LanceTable) -> None:
     """Whichever way it comes first, and although its fragments were compacted in between."""
     table.create_branch("shared")
@@ -573,6 +615,16 @@ def test_a_branch_that_was_cleaned_up_is_refused(table: LanceTable) -> None:
         add(table, "c", value, branch="run")
     as_pylance(table, "run").cleanup_old_versions(retain_versions=1)
     assert "its transaction is gone" in str(refused(LanceTable.open(table.uri)))
+
+
+def test_a_common_version_that_nobody_has_any_more_is_a_clear_error(table: LanceTable) -> None:
+    """Both lines were cleaned up, so nobody can tell what either changed."""
+    add(table, "c", 1, branch="run")
+    add(table, "d", 1)
+    for branch in ("run", "main"):
+        as_pylance(table, branch).cleanup_old_versions(retain_versions=1)
+    with pytest.raises(VersionNotFoundError, match="main@3, which run@4 and main@4 have in common, was cleaned up"):
+        LanceTable.open(table.uri).merge("run")
 
 
 # Others at the same time, and failures.
@@ -674,7 +726,7 @@ def test_a_version_of_a_deleted_branch_cannot_be_merged(table: LanceTable) -> No
     """Where it was forked is gone with it."""
     as_pylance(table).tags.create("kept", ("run", 3))
     (Path(table.uri) / "_refs/branches/run.json").unlink()
-    with pytest.raises(InvalidInputError, match="branch 'run' of .* is gone"):
+    with pytest.raises(InvalidInputError, match=r"branch 'run' of .* is gone"):
         table.merge("kept")
 
 

@@ -34,7 +34,7 @@ def test_a_new_table_is_empty_and_open_to_everyone(tmp_path: Path) -> None:
 def test_a_table_is_created_once(tmp_path: Path) -> None:
     """Then it is opened, by whoever said that this is fine."""
     LanceTable.create(tmp_path / "t", SCHEMA).append(entries("a", 1))
-    with pytest.raises(AlreadyExistsError, match="there is a Lance table at .*/t already"):
+    with pytest.raises(AlreadyExistsError, match=r"there is a Lance table at .*/t already"):
         LanceTable.create(tmp_path / "t", SCHEMA)
     assert 1 == LanceTable.create(tmp_path / "t", SCHEMA, exist_ok=True).count_rows()
     assert LanceTable.exists(tmp_path / "t")

@@ -36,7 +36,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @every_operation
 @both_kinds_of_row_ids
-def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation: str, stable: bool) -> None:
+def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation: str, *, stable: bool) -> None:
     """Every field of every manifest is still there, the inline transaction too."""
     written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     for path in files(tmp_path, "*.manifest"):
