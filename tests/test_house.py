@@ -64,9 +64,7 @@ def test_the_lock_is_plain() -> None:
 
 def test_the_lock_fits_the_project() -> None:
     """The lock has a release that pyproject.toml allows for every requirement; `make lock` writes it."""
-    locked = {
-        canonicalize_name(name): release for name, _, release in (line.partition("==") for line in LOCK)
-    }
+    locked = {canonicalize_name(name): release for name, _, release in (line.partition("==") for line in LOCK)}
     wanting = [
         str(item)
         for name, item in declared().items()
@@ -81,9 +79,7 @@ def test_every_dependency_has_a_reason() -> None:
     assert [] == [item.name for item in declared().values() if item.name not in page]
 
 
-@pytest.mark.parametrize(
-    "target", ["install", "demo", "ui", "test", "lint", "proto", "bench", "lock", "clean"]
-)
+@pytest.mark.parametrize("target", ["install", "demo", "ui", "test", "lint", "proto", "bench", "lock", "clean"])
 def test_make_lists_its_targets(target: str) -> None:
     """`make` without a target shows every target with what it does."""
     shown = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -108,14 +104,11 @@ def test_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
 
 def test_generated_code_loads_on_the_oldest_runtime() -> None:
     """The compiler was not newer than the oldest protobuf that pyproject.toml allows."""
-    floor = next(
-        item.version for item in declared()[NormalizedName("protobuf")].specifier if item.operator == ">="
-    )
+    floor = next(item.version for item in declared()[NormalizedName("protobuf")].specifier if item.operator == ">=")
     for path in (ROOT / architecture.GENERATED).glob("*_pb2.py"):
         check = next(
             node
             for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith("ValidateProtobufRuntimeVersion")
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ValidateProtobufRuntimeVersion")
         )
         assert floor == ".".join(ast.unparse(argument) for argument in check.args[1:3])
