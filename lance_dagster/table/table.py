@@ -364,6 +364,7 @@ class LanceTable:
 
         Raises:
             MergeConflictError: With every reason why not; nothing was written.
+            CommitStateUnknownError: It may or may not have landed; merge again, which finds out.
         """
         state = self._parts.at(source)
         return self._described(joining.merge(self._parts, state, into, message=message, properties=properties or {}))
