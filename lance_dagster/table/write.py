@@ -80,6 +80,7 @@ def target(parts: Parts, schema: pa.Schema, file_version: str) -> WriteTarget:
 
 def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> State:
     """Add rows; take out those an earlier attempt of the same work added, in the same commit."""
+    _check_rows(rows)
     head = parts.head(note.branch)
     staged = _staged(parts, rows, schema_of(head), head)
     added = _placed(parts, staged, head.manifest.fields, head)
@@ -91,6 +92,7 @@ def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> St
 
 def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
     """Replace all rows, and the schema where the rows have another one."""
+    _check_rows(rows)
     head = parts.head(note.branch)
     given, own = rows.schema, schema_of(head)
     fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
@@ -107,6 +109,7 @@ def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State
 
     When another commit touches the same fragments meanwhile, the rows to take out are looked up again.
     """
+    _check_rows(rows)
     staged: StagedFiles | None = None
     for attempt in range(_REPLACE_ATTEMPTS):
         head = parts.head(note.branch)
@@ -131,6 +134,19 @@ def _commit(parts: Parts, head: State, operation: Operation, properties: Mapping
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
     return commit_transaction(parts.versions, head.branch, transaction)
+
+
+def _check_rows(rows: object) -> None:
+    """Refuse what is not Arrow rows or staged files.
+
+    Raises:
+        InvalidInputError: Says what is taken and how to get there.
+    """
+    if not isinstance(rows, Rows):
+        raise InvalidInputError(
+            f"cannot write a {type(rows).__module__}.{type(rows).__qualname__}; give a pyarrow.Table, RecordBatch or "
+            "RecordBatchReader, such as pyarrow.Table.from_pandas(frame) or frame.to_arrow(), or staged files"
+        )
 
 
 def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State) -> StagedFiles:

@@ -54,6 +54,15 @@ def test_rows_come_in_any_shape(table: LanceTable, given: Callable[[pa.Table], p
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
 
 
+@pytest.mark.parametrize("write", ["append", "overwrite", "replace_where"])
+def test_rows_that_are_not_arrow_are_refused(table: LanceTable, write: str) -> None:
+    """A frame of another library is refused with the way to Arrow, and nothing is written."""
+    condition = ["value > 0"] if write == "replace_where" else []
+    with pytest.raises(InvalidInputError, match=r"cannot write a builtins\.dict; give a pyarrow\.Table"):
+        getattr(table, write)(*condition, {"key": ["c"]})
+    assert "main@2" == str(table.head())
+
+
 def test_no_rows_are_a_commit_without_files(table: LanceTable) -> None:
     """The version is there, since somebody did something, and no empty fragment is."""
     table.append(entries("c"))
