@@ -1,30 +1,39 @@
 """Apply one transaction to a manifest.
 
 What a commit may not get wrong is decided here, and only here: fragment ids are never used twice, not even after an
-overwrite or a restore; row ids of a table with stable row ids are handed out once; feature flags say what the
-manifest really contains.
+overwrite or a restore; row ids of a table with stable row ids are handed out once; indices speak only for fragments
+whose values they hold; feature flags say what the manifest really contains.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from lance_dagster.changes.indices import created, indices_of, rewritten, with_relevant, without_values
+from lance_dagster.changes.places import with_bases
+from lance_dagster.changes.rows import stamped
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.codec import row_id_range, version_run
-from lance_dagster.format.model import Field, Flag, Fragment, Manifest, WriterVersion
-from lance_dagster.format.transaction import Append, Delete, Overwrite, Restore, Transaction, Update
+from lance_dagster.format import transaction as ops
+from lance_dagster.format.model import (
+    TOMBSTONE_FIELD,
+    DataFile,
+    Field,
+    Flag,
+    Fragment,
+    Fragments,
+    Manifest,
+    WriterVersion,
+)
+from lance_dagster.format.schema import with_field_metadata
+from lance_dagster.format.transaction import REWRITE_COLUMNS, Transaction
 
-_RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE
+_RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
 
 
-def empty_manifest(fields: Sequence[Field], file_version: str) -> Manifest:
-    """Return what a table is before its first version: no rows, stable row ids on."""
-    return Manifest(
-        version=0,
-        fields=tuple(fields),
-        file_version=file_version,
-        reader_flags=Flag.STABLE_ROW_IDS,
-        writer_flags=Flag.STABLE_ROW_IDS,
-    )
+def empty_manifest(fields: Sequence[Field], file_version: str, *, stable_row_ids: bool = True) -> Manifest:
+    """Return what a table is before its first version: no rows."""
+    flags = int(Flag.STABLE_ROW_IDS) if stable_row_ids else 0
+    return Manifest(version=0, fields=tuple(fields), file_version=file_version, reader_flags=flags, writer_flags=flags)
 
 
 def apply(
@@ -45,31 +54,20 @@ def apply(
         restored: The manifest a `Restore` goes back to.
 
     Raises:
-        InvalidInputError: The operation cannot be committed by this package, or names fragments that are not there.
+        InvalidInputError: The operation cannot be committed by this package, or names what is not there.
     """
-    version = head.version + 1
-    match transaction.operation:
-        case Append(fragments=added):
-            changed = _with_added(head, head.fragments, added, version)
-        case Delete(updated_fragments=updated, deleted_fragment_ids=removed):
-            changed = replace(head, fragments=_without(head, removed, updated))
-        case Update(removed_fragment_ids=removed, updated_fragments=updated, new_fragments=added):
-            changed = _with_added(head, _without(head, removed, updated), added, version)
-        case Overwrite():
-            changed = _overwritten(head, transaction.operation, version)
-        case Restore() if restored is not None:
-            changed = replace(
-                restored,
-                branch=head.branch,
-                max_fragment_id=head.max_fragment_id,
-                next_row_id=max(head.next_row_id, restored.next_row_id),
-            )
-        case _:
+    operation = transaction.operation
+    if isinstance(operation, ops.Restore):
+        changed = _restored(head, restored, operation.version)
+    else:
+        rule = _RULES.get(type(operation))
+        if rule is None:
             raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}")
+        changed = rule(head, operation)
     return with_flags(
         replace(
             changed,
-            version=version,
+            version=head.version + 1,
             timestamp=max(timestamp, head.timestamp),
             transaction_file=transaction.file_name,
             writer=writer,
@@ -82,10 +80,12 @@ def apply(
 def with_flags(manifest: Manifest) -> Manifest:
     """Recompute the feature flags that follow from what a manifest contains; keep the others."""
     shared = Flag(0)
-    if any(fragment.deletion for fragment in manifest.fragments):
+    if manifest.fragments.deletions:
         shared |= Flag.DELETION_FILES
     if manifest.base_paths:
         shared |= Flag.BASE_PATHS
+    if manifest.index_section is not None and any(index.covering_fields for index in indices_of(manifest)):
+        shared |= Flag.COVERED_INDEX
     own = Flag.TABLE_CONFIG if manifest.config else Flag(0)
     return replace(
         manifest,
@@ -94,46 +94,185 @@ def with_flags(manifest: Manifest) -> Manifest:
     )
 
 
-def _overwritten(head: Manifest, operation: Overwrite, version: int) -> Manifest:
+def _append(head: Manifest, operation: ops.Append) -> Manifest:
+    return _with_added(head, head.fragments, [_without_rows_ids(fragment) for fragment in operation.fragments])
+
+
+def _delete(head: Manifest, operation: ops.Delete) -> Manifest:
+    return replace(head, fragments=_without(head, operation.deleted_fragment_ids, operation.updated_fragments))
+
+
+def _update(head: Manifest, operation: ops.Update) -> Manifest:
+    kept = _without(head, operation.removed_fragment_ids, operation.updated_fragments)
+    changed = _with_added(head, kept, operation.new_fragments)
+    if operation.mode == REWRITE_COLUMNS:
+        touched = [fragment.id for fragment in operation.updated_fragments]
+        changed = without_values(changed, operation.fields_modified, touched)
+    return changed
+
+
+def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
     emptied = replace(
         head,
         fields=operation.fields,
         schema_metadata=operation.schema_metadata,
         config={**head.config, **operation.config_upserts},
+        base_paths=with_bases(head.base_paths, operation.initial_bases),
         # The indexed rows are gone, and with them what the indices know.
         index_section=None,
-        reader_flags=head.reader_flags & ~Flag.COVERED_INDEX,
-        writer_flags=head.writer_flags & ~Flag.COVERED_INDEX,
     )
-    return _with_added(emptied, (), operation.fragments, version)
+    return _with_added(emptied, Fragments(), [_without_rows_ids(fragment) for fragment in operation.fragments])
 
 
-def _without(head: Manifest, removed: Iterable[int], updated: Iterable[Fragment]) -> tuple[Fragment, ...]:
-    gone = frozenset(removed)
-    changed = {fragment.id: fragment for fragment in updated}
-    missing = sorted((gone | changed.keys()) - head.fragment_map().keys())
-    if missing:
-        raise InvalidInputError(f"version {head.version} has no fragment {missing[0]}")
-    return tuple(changed.get(fragment.id, fragment) for fragment in head.fragments if fragment.id not in gone)
+def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifest:
+    if restored is None:
+        raise InvalidInputError(f"version {number} has to be given to be restored")
+    ids = [known for known in (head.max_fragment_id, restored.max_fragment_id) if known is not None]
+    return replace(
+        restored,
+        branch=head.branch,
+        max_fragment_id=max(ids, default=None),
+        next_row_id=max(head.next_row_id, restored.next_row_id),
+        max_allocated_field_id=max(
+            (known for known in (head.max_allocated_field_id, restored.max_allocated_field_id) if known is not None),
+            default=None,
+        ),
+    )
 
 
-def _with_added(head: Manifest, kept: tuple[Fragment, ...], added: Sequence[Fragment], version: int) -> Manifest:
+def _create_index(head: Manifest, operation: ops.CreateIndex) -> Manifest:
+    return created(head, operation)
+
+
+def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
+    fragments = head.fragments
+    last = -1 if head.max_fragment_id is None else head.max_fragment_id
+    for group in operation.groups:
+        new = [fragment.id for fragment in group.new]
+        fragments = _exchanged(fragments, [fragment.id for fragment in group.old], group.new)
+        last = max(last, *new) if new else last
+    moved = replace(head, fragments=fragments, max_fragment_id=last if last >= 0 else None)
+    return rewritten(moved, operation)
+
+
+def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]) -> Fragments:
+    """Put fragments in the place of the first of those that go, so that rows keep their order."""
+    kept = fragments.changed(old, {})
+    taken = set(kept.ids).intersection(fragment.id for fragment in new)
+    if taken:
+        raise InvalidInputError(f"there is a fragment {min(taken)} already; a rewrite needs ids that were reserved")
+    gone = frozenset(old)
+    before = next((place for place, number in enumerate(fragments.ids) if number in gone), len(kept))
+    return Fragments([*kept.items[:before], *new, *kept.items[before:]], kept.coding)
+
+
+def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
+    ids = [fragment.id for fragment in operation.fragments]
+    unknown = sorted(set(ids) - set(head.fragments.ids))
+    if unknown:
+        raise InvalidInputError(f"version {head.version} has no fragment {unknown[0]}")
+    fragments = operation.fragments if isinstance(operation.fragments, Fragments) else Fragments(operation.fragments)
+    return with_relevant(
+        replace(head, fields=operation.fields, schema_metadata=operation.schema_metadata, fragments=fragments)
+    )
+
+
+def _project(head: Manifest, operation: ops.Project) -> Manifest:
+    return with_relevant(replace(head, fields=operation.fields))
+
+
+def _reserve(head: Manifest, operation: ops.ReserveFragments) -> Manifest:
+    last = -1 if head.max_fragment_id is None else head.max_fragment_id
+    return replace(head, max_fragment_id=last + operation.count)
+
+
+def _config(head: Manifest, operation: ops.UpdateConfig) -> Manifest:
+    config, table, schema = operation.config, operation.table_metadata, operation.schema_metadata
+    described = head.schema_metadata
+    if schema is not None:
+        current = {key: value.decode("utf-8", "surrogateescape") for key, value in described.items()}
+        changed = schema.applied(current)
+        described = {key: value.encode("utf-8", "surrogateescape") for key, value in changed.items()}
+    return replace(
+        head,
+        config=head.config if config is None else config.applied(head.config),
+        table_metadata=head.table_metadata if table is None else table.applied(head.table_metadata),
+        schema_metadata=described,
+        fields=with_field_metadata(head.fields, operation.field_metadata),
+    )
+
+
+def _replace_data(head: Manifest, operation: ops.DataReplacement) -> Manifest:
+    updated: dict[int, Fragment] = {}
+    for number, file in operation.replacements:
+        fragment = updated.get(number) or head.fragments.find(number)
+        if fragment is None:
+            raise InvalidInputError(f"version {head.version} has no fragment {number}")
+        updated[number] = replace(fragment, files=_with_file(fragment, file))
+    changed = replace(head, fragments=head.fragments.changed((), updated))
+    for number, file in operation.replacements:
+        changed = without_values(changed, file.fields, [number])
+    return changed
+
+
+def _with_file(fragment: Fragment, file: DataFile) -> tuple[DataFile, ...]:
+    wanted = set(file.fields)
+    for place, own in enumerate(fragment.files):
+        if set(own.fields) - {TOMBSTONE_FIELD} == wanted:
+            return (*fragment.files[:place], file, *fragment.files[place + 1 :])
+    if any(wanted.intersection(own.fields) for own in fragment.files):
+        raise InvalidInputError(
+            f"a file of fields {list(file.fields)} cannot replace one of fragment {fragment.id}: no file there holds "
+            "exactly these"
+        )
+    return (*fragment.files, file)
+
+
+def _update_bases(head: Manifest, operation: ops.UpdateBases) -> Manifest:
+    return replace(head, base_paths=with_bases(head.base_paths, operation.new_bases))
+
+
+def _without_rows_ids(fragment: Fragment) -> Fragment:
+    return replace(fragment, row_ids=None, created_at=None, updated_at=None)
+
+
+def _without(head: Manifest, removed: Sequence[int], updated: Sequence[Fragment]) -> Fragments:
+    try:
+        return head.fragments.changed(removed, {fragment.id: fragment for fragment in updated})
+    except InvalidInputError as error:
+        raise InvalidInputError(f"in version {head.version} {error}") from error
+
+
+def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> Manifest:
     """Give the added fragments numbers and, on a table with stable row ids, their rows ids."""
     fragment_id = -1 if head.max_fragment_id is None else head.max_fragment_id
     row_id = head.next_row_id
     numbered: list[Fragment] = []
     for fragment in added:
         fragment_id += 1
-        new = replace(fragment, id=fragment_id, row_ids=None, created_at=None, updated_at=None)
+        new = replace(fragment, id=fragment_id)
         if head.stable_row_ids:
-            run = version_run(fragment.physical_rows, version)
-            ids = row_id_range(row_id, fragment.physical_rows)
-            new = replace(new, row_ids=ids, created_at=run, updated_at=run)
-            row_id += fragment.physical_rows
+            new, row_id = stamped(new, row_id, head.version + 1)
         numbered.append(new)
     return replace(
         head,
-        fragments=(*kept, *numbered),
+        fragments=kept.added(numbered),
         max_fragment_id=fragment_id if fragment_id >= 0 else None,
         next_row_id=row_id,
     )
+
+
+_RULES: Mapping[type[ops.Operation], Callable[[Manifest, Any], Manifest]] = {
+    ops.Append: _append,
+    ops.Delete: _delete,
+    ops.Update: _update,
+    ops.Overwrite: _overwrite,
+    ops.CreateIndex: _create_index,
+    ops.Rewrite: _rewrite,
+    ops.Merge: _merge,
+    ops.Project: _project,
+    ops.ReserveFragments: _reserve,
+    ops.UpdateConfig: _config,
+    ops.DataReplacement: _replace_data,
+    ops.UpdateBases: _update_bases,
+}

@@ -244,7 +244,9 @@ def _plan(
     source: Manifest, dest: Manifest, delta: _Delta, *, table_metadata: Mapping[str, str], config: Mapping[str, str]
 ) -> MergePlan:
     first = 0 if dest.max_fragment_id is None else dest.max_fragment_id + 1
-    added = tuple(_restored(fragment, fragment.deletion, dest.version) for fragment in delta.added)
+    # The ids their rows have on the source may be those of other rows here.
+    anew = (replace(fragment, row_ids=None, created_at=None, updated_at=None) for fragment in delta.added)
+    added = tuple(_restored(fragment, fragment.deletion, dest.version) for fragment in anew)
     updated = tuple(_restored(theirs, mine.deletion, dest.version) for theirs, mine in delta.masked)
     numbered = (replace(fragment, id=first + offset) for offset, fragment in enumerate(added))
     pairs = (*zip(delta.added, numbered, strict=True), *zip((mine for _, mine in delta.masked), updated, strict=True))

@@ -7,13 +7,15 @@ the base path "root", so that `main` can take them over by dropping the base id.
 Base ids start at 1: pylance takes 0 for "not given" when it writes to a named base.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from lance_dagster.changes.indices import indices_of
 from lance_dagster.errors import CorruptFileError, InvalidInputError
-from lance_dagster.format.codec import rebase_index_section
-from lance_dagster.format.layout import DATA, join
-from lance_dagster.format.model import BasePath, DataFile, Fragment, Manifest
+from lance_dagster.format.codec import encode_indices, rebase_index_section
+from lance_dagster.format.layout import DATA, DELETIONS, deletion_path, join
+from lance_dagster.format.model import BasePath, DataFile, Fragment, Fragments, Manifest
+from lance_dagster.format.transaction import MERGED_PREFIX
 
 ROOT_BASE = "root"
 
@@ -30,14 +32,70 @@ def fork(parent: Manifest, branch: str, *, root_uri: str, parent_uri: str) -> Ma
     bases = list(parent.base_paths)
     root = _base_for(bases, root_uri, ROOT_BASE)
     own = root if parent_uri == root_uri else _base_for(bases, parent_uri, parent.branch or ROOT_BASE)
-    section = parent.index_section
+    return _named_through(replace(parent, branch=branch, base_paths=tuple(bases)), own.id, parent_uri)
+
+
+def shallow_clone(source: Manifest, *, source_uri: str, name: str) -> Manifest:
+    """Return the first manifest of a table of its own that names the files of another one through a base.
+
+    Args:
+        source: The version that is cloned.
+        source_uri: The URI of the folder the version's own files lie in.
+        name: What the new base path is called, unless it is taken.
+    """
+    bases = list(source.base_paths)
+    taken = {base.name for base in bases}
+    names = (name if count == 1 else f"{name}-{count}" for count in range(1, len(bases) + 2))
+    own = _base_for(bases, source_uri, next(free for free in names if free not in taken))
+    return _named_through(replace(_as_new_table(source), base_paths=tuple(bases)), own.id, source_uri)
+
+
+def deep_clone(source: Manifest) -> Manifest:
+    """Return the first manifest of a table of its own that has all its files in its own folder."""
+    indices = [replace(index, base_id=None) for index in indices_of(source)]
     return replace(
-        parent,
-        branch=branch,
-        base_paths=tuple(bases),
-        fragments=tuple(_rebased(fragment, own.id) for fragment in parent.fragments),
-        index_section=None if section is None else rebase_index_section(section, own.id),
+        _as_new_table(source),
+        base_paths=(),
+        fragments=Fragments(_in_own_folder(fragment) for fragment in source.fragments),
+        index_section=encode_indices(indices),
     )
+
+
+def _as_new_table(source: Manifest) -> Manifest:
+    # What was merged into the source says nothing about the branches of another table, main included.
+    kept = {key: value for key, value in source.table_metadata.items() if not key.startswith(MERGED_PREFIX)}
+    return replace(source, branch=None, table_metadata=kept)
+
+
+def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:
+    """Name every file that has no base through one."""
+    section = manifest.index_section
+    if section is not None:
+        section = rebase_index_section(section, base_id, f"version {manifest.version} of {uri}")
+    return replace(
+        manifest,
+        fragments=Fragments(_rebased(fragment, base_id) for fragment in manifest.fragments),
+        index_section=section,
+    )
+
+
+def with_bases(known: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[BasePath, ...]:
+    """Return base paths and more of them; those with the id 0 get the next one.
+
+    Raises:
+        InvalidInputError: An id, a name or a path is there already.
+    """
+    bases = list(known)
+    for base in new:
+        number = base.id or max((other.id for other in bases), default=0) + 1
+        for other in bases:
+            if other.id == number or other.path == base.path or (other.name is not None and other.name == base.name):
+                raise InvalidInputError(
+                    f"there is a base path {other.id} named {other.name!r} at {other.path} already; "
+                    f"another one needs another id, name and path than {number}, {base.name!r}, {base.path}"
+                )
+        bases.append(replace(base, id=number))
+    return tuple(bases)
 
 
 def _base_for(bases: list[BasePath], uri: str, name: str) -> BasePath:
@@ -57,6 +115,46 @@ def _rebased(fragment: Fragment, base_id: int) -> Fragment:
     return replace(fragment, files=tuple(files), deletion=deletion)
 
 
+def _in_own_folder(fragment: Fragment) -> Fragment:
+    deletion = None if fragment.deletion is None else replace(fragment.deletion, base_id=None)
+    return replace(fragment, files=tuple(replace(file, base_id=None) for file in fragment.files), deletion=deletion)
+
+
+def base_named(manifest: Manifest, name: str, line_uri: str) -> BasePath:
+    """Return the base path of a name.
+
+    Raises:
+        InvalidInputError: There is none; says which there are.
+    """
+    for base in manifest.base_paths:
+        if base.name == name:
+            return base
+    known = ", ".join(repr(base.name) for base in manifest.base_paths if base.name) or "none"
+    raise InvalidInputError(f"{line_uri} has no base path named {name!r}; it has {known}; add_base adds one")
+
+
+def placed_under(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, ...]:
+    """Return fragments whose data files lie under a base path, named through it."""
+    return tuple(
+        replace(fragment, files=tuple(replace(file, base_id=base.id) for file in fragment.files))
+        for fragment in fragments
+    )
+
+
+def shared_places(source: Manifest, dest: Manifest, root_uri: str) -> dict[int, int]:
+    """Return which base ids of a version mean a place outside of the table that another version names as well.
+
+    Files there can be taken over as they are; the other version knows the place under the id given here.
+    """
+    known = {(base.path, base.is_dataset_root): base.id for base in dest.base_paths}
+    outside = (base for base in source.base_paths if not _is_at(base.path, root_uri))
+    return {
+        base.id: known[base.path, base.is_dataset_root]
+        for base in outside
+        if (base.path, base.is_dataset_root) in known
+    }
+
+
 def placed_under_root(fragments: Sequence[Fragment], manifest: Manifest, root_uri: str) -> tuple[Fragment, ...]:
     """Return fragments whose data files lie in the root's `data/`, named as `manifest` has to name them.
 
@@ -71,8 +169,8 @@ def placed_under_root(fragments: Sequence[Fragment], manifest: Manifest, root_ur
         if base_id is None:
             # The same place in other words would do for readers, but not for pylance's clean-up.
             raise InvalidInputError(
-                f"branch {manifest.branch!r} was forked by a program that calls the table something else than "
-                f"{root_uri}; fork it again from there"
+                f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
+                "moved, or the branch was forked under another spelling of that; relocate() puts it right"
             )
     return tuple(
         replace(fragment, files=tuple(replace(file, base_id=base_id) for file in fragment.files))
@@ -98,3 +196,76 @@ def data_uri(manifest: Manifest, file: DataFile, line_uri: str) -> str:
     """Return where a data file lies (storage layout specification, two-step path resolution)."""
     base = folder_of(manifest, file.base_id, line_uri)
     return join(base.path, DATA if base.is_dataset_root else "", file.path)
+
+
+def data_folder(base: BasePath) -> str:
+    """Return the URI of the folder in which data files of a base path lie."""
+    return join(base.path, DATA) if base.is_dataset_root else base.path
+
+
+@dataclass(slots=True)
+class Named:
+    """The files a version names in one place: data files with their sizes, 0 where unknown; the rest by name.
+
+    Indices are given by uuid, each with the paths of its files below its folder, where they are recorded.
+    """
+
+    base: BasePath
+    data: dict[str, int] = field(default_factory=dict)
+    deletions: set[str] = field(default_factory=set)
+    indices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def named_files(manifest: Manifest, line_uri: str) -> list[Named]:
+    """Return every file a version names, by place.
+
+    Raises:
+        CorruptFileError: A base id is not in the manifest.
+    """
+    places: dict[int | None, Named] = {}
+
+    def place(base_id: int | None) -> Named:
+        if base_id not in places:
+            places[base_id] = Named(folder_of(manifest, base_id, line_uri))
+        return places[base_id]
+
+    for fragment in manifest.fragments:
+        for file in fragment.files:
+            place(file.base_id).data[file.path] = file.size
+        if fragment.deletion is not None:
+            path = deletion_path(fragment.id, fragment.deletion)
+            place(fragment.deletion.base_id).deletions.add(path.removeprefix(f"{DELETIONS}/"))
+    for index in indices_of(manifest):
+        place(index.base_id).indices[index.uuid] = tuple(file.path for file in index.files)
+    return list(places.values())
+
+
+def repointed(bases: Iterable[BasePath], moves: Mapping[str, str], paths: Mapping[str, str]) -> tuple[BasePath, ...]:
+    """Return the base paths that have to be written differently, as they have to be.
+
+    Args:
+        bases: The base paths of a version.
+        moves: Folders that are elsewhere by now, and where; a folder mapped to itself is where it was. A base path
+            follows the innermost of them it lies in.
+        paths: The canonical spelling of each base path.
+    """
+    changed: list[BasePath] = []
+    for base in bases:
+        path = paths[base.path]
+        around = [old for old in moves if _is_at(path, old)]
+        if around:
+            old = max(around, key=len)
+            path = moves[old] + path[len(old) :]
+            if path != base.path:
+                changed.append(replace(base, path=path))
+    return tuple(changed)
+
+
+def with_repointed(manifest: Manifest, changed: Iterable[BasePath]) -> Manifest:
+    """Return a manifest with base paths in the place of those with the same ids."""
+    new = {base.id: base for base in changed}
+    return replace(manifest, base_paths=tuple(new.get(base.id, base) for base in manifest.base_paths))
+
+
+def _is_at(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")

@@ -5,11 +5,20 @@ from dataclasses import dataclass
 
 from lance_dagster.changes.claims import OVERWRITE, Claim, claims_of
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.transaction import MERGE, Operation, OtherOperation, Overwrite, Restore, Transaction
+from lance_dagster.format.transaction import (
+    MERGE,
+    CreateIndex,
+    Operation,
+    Overwrite,
+    ReserveFragments,
+    Restore,
+    Transaction,
+    UpdateBases,
+    UpdateConfig,
+)
 
 RUN_ID = "dagster/run_id"
-_MOVES_NO_ROW = frozenset({"CreateIndex", "ReserveFragments", "UpdateConfig", "UpdateBases"})
-
+_MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 
 RowsMatching = Callable[[Iterable[int], str], int]
 """Counts the live rows of some fragments of one side that match a predicate."""
@@ -39,7 +48,7 @@ class Change:
     @property
     def moves_no_row(self) -> bool:
         """Whether its operation is one that leaves rows, columns and fragments as they are."""
-        return isinstance(self.operation, OtherOperation) and self.operation.name in _MOVES_NO_ROW
+        return isinstance(self.operation, _MOVES_NO_ROW)
 
     @property
     def claims(self) -> tuple[Claim, ...]:

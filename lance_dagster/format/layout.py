@@ -21,6 +21,7 @@ DATA = "data"
 VERSIONS = "_versions"
 TRANSACTIONS = "_transactions"
 DELETIONS = "_deletions"
+INDICES = "_indices"
 BRANCHES = "_refs/branches"
 TAGS = "_refs/tags"
 HINT = f"{VERSIONS}/latest_version_hint.json"
@@ -28,7 +29,7 @@ _MAX_VERSION = 2**64 - 1
 _MANIFEST_NAME = re.compile(r"(\d{20})\.manifest")
 _OLD_MANIFEST_NAME = re.compile(r"\d{1,19}\.manifest")
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
-_RESERVED = frozenset({DATA, VERSIONS, TRANSACTIONS, DELETIONS, "_indices", "_refs", "tree", MAIN, "HEAD"})
+_RESERVED = frozenset({DATA, VERSIONS, TRANSACTIONS, DELETIONS, INDICES, "_refs", "tree", MAIN, "HEAD"})
 _MAX_NAME = 200
 DELETION_SUFFIXES = {0: "arrow", 1: "bin"}
 

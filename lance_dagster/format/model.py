@@ -1,12 +1,16 @@
 """The values a manifest is made of, as frozen dataclasses.
 
 Every field of the format that this package reads is here, under the format's own name where that name is clear, and
-survives a read-change-write. What is not here is refused when it is read (see `codec`), so nothing is lost silently.
+survives a read-change-write. What is not here is refused when it is looked at (see `codec`), so nothing is lost
+silently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
+from typing import Protocol, overload
+
+from lance_dagster.errors import InvalidInputError
 
 TOMBSTONE_FIELD = -2
 """Stands in `DataFile.fields` for a column that no longer exists."""
@@ -108,6 +112,203 @@ class Fragment:
         return frozenset(file.path for file in self.files)
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of many fragments without reading each: ids in order, live rows, whether any has deletions."""
+
+    ids: Sequence[int]
+    rows: int
+    deletions: bool
+
+
+class Coding(Protocol):
+    """Reads encoded fragments. Its errors name the file the bytes came from."""
+
+    def decode(self, data: bytes) -> Fragment:
+        """Read one fragment."""
+        ...
+
+    def outline(self, items: Sequence[bytes]) -> Outline:
+        """Read of each fragment what an `Outline` says."""
+        ...
+
+
+class Fragments(Sequence[Fragment]):
+    """The fragments of a version or an operation, in their order. Never changes; equal to any sequence of the same.
+
+    A version may have tens of thousands of fragments, and most of what is done with it (counting rows, adding some,
+    taking one out) has to know little about most of them. So an item may stay encoded: a commit writes the bytes it
+    read, whatever they hold, and only a fragment that is looked at becomes a `Fragment`, or is refused for what is
+    unknown in it.
+    """
+
+    __slots__ = ("_coding", "_items", "_outline", "_positions")
+
+    def __init__(self, items: Iterable[Fragment | bytes] = (), coding: Coding | None = None) -> None:
+        """Hold fragments; those given as bytes are read by `coding`."""
+        self._items = list(items)
+        self._coding = coding
+        self._outline: Outline | None = None
+        self._positions: dict[int, int] | None = None
+
+    @property
+    def items(self) -> Sequence[Fragment | bytes]:
+        """The fragments as they are held, for whoever writes them."""
+        return self._items
+
+    @property
+    def coding(self) -> Coding | None:
+        """What reads the items that are encoded."""
+        return self._coding
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The id of each fragment, in order."""
+        return self._outlined().ids
+
+    @property
+    def rows(self) -> int:
+        """Rows that are not deleted."""
+        return self._outlined().rows
+
+    @property
+    def deletions(self) -> bool:
+        """Whether any fragment has a deletion file."""
+        return self._outlined().deletions
+
+    def __len__(self) -> int:
+        """Return the number of fragments."""
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Fragment: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Fragments": ...
+    def __getitem__(self, index: int | slice) -> "Fragment | Fragments":
+        """Return one fragment, or some, those still encoded."""
+        if isinstance(index, slice):
+            return Fragments(self._items[index], self._coding)
+        return self._read(self._items[index])
+
+    def __iter__(self) -> Iterator[Fragment]:
+        """Read one fragment after the other."""
+        return map(self._read, self._items)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with another sequence of fragments."""
+        if isinstance(other, Fragments) and self._items == other._items:
+            return True
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as any sequence that may be long
+
+    def __repr__(self) -> str:
+        """Show the fragments."""
+        return f"Fragments({list(self)!r})"
+
+    def find(self, number: int) -> Fragment | None:
+        """Return the fragment of an id, or None."""
+        position = self._by_id().get(number)
+        return None if position is None else self[position]
+
+    def added(self, more: Iterable[Fragment]) -> "Fragments":
+        """Return these fragments and more behind them."""
+        new = list(more)
+        result = Fragments([*self._items, *new], self._coding)
+        known = self._outline
+        if known is not None:
+            extra = _outline_of(new)
+            ids = [*known.ids, *extra.ids]
+            result._outline = Outline(ids, known.rows + extra.rows, known.deletions or extra.deletions)
+        return result
+
+    def changed(self, removed: Collection[int], updated: Mapping[int, Fragment]) -> "Fragments":
+        """Return these fragments without some, and others in their new form, in the same places.
+
+        Raises:
+            InvalidInputError: One of the ids is not here.
+        """
+        positions = self._by_id()
+        missing = sorted(number for number in {*removed, *updated} if number not in positions)
+        if missing:
+            raise InvalidInputError(f"there is no fragment {missing[0]}")
+        items = list(self._items)
+        for number, fragment in updated.items():
+            items[positions[number]] = fragment
+        gone = {positions[number] for number in removed}
+        kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
+        return Fragments(kept, self._coding)
+
+    def _read(self, item: Fragment | bytes) -> Fragment:
+        if isinstance(item, Fragment):
+            return item
+        if self._coding is None:
+            raise InvalidInputError("encoded fragments need a coding")
+        return self._coding.decode(item)
+
+    def _by_id(self) -> dict[int, int]:
+        if self._positions is None:
+            self._positions = {number: position for position, number in enumerate(self.ids)}
+        return self._positions
+
+    def _outlined(self) -> Outline:
+        if self._outline is None:
+            encoded = [item for item in self._items if isinstance(item, bytes)]
+            if encoded and self._coding is not None and len(encoded) == len(self._items):
+                self._outline = self._coding.outline(encoded)
+            else:
+                self._outline = self._mixed_outline(encoded)
+        return self._outline
+
+    def _mixed_outline(self, encoded: Sequence[bytes]) -> Outline:
+        read = _outline_of([item for item in self._items if isinstance(item, Fragment)])
+        if not encoded or self._coding is None:
+            return read
+        rest = self._coding.outline(encoded)
+        ids_read, ids_rest = iter(read.ids), iter(rest.ids)
+        ids = [next(ids_rest) if isinstance(item, bytes) else next(ids_read) for item in self._items]
+        return Outline(ids, read.rows + rest.rows, read.deletions or rest.deletions)
+
+
+def _outline_of(fragments: Sequence[Fragment]) -> Outline:
+    return Outline(
+        [fragment.id for fragment in fragments],
+        sum(fragment.rows for fragment in fragments),
+        any(fragment.deletion is not None for fragment in fragments),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """A file of an index. `path` is relative to the index's folder, `size` in bytes."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexMetadata:
+    """One index, or one segment of it, and which fragments it covers.
+
+    `uuid` names its folder under `_indices/`, `bitmap` is a Roaring bitmap of fragment ids (None when it is not
+    recorded), `details` a message of the kind of index as type and bytes, `created_at` in milliseconds since 1970 UTC.
+    """
+
+    uuid: str
+    name: str
+    fields: tuple[int, ...]
+    dataset_version: int = 0
+    bitmap: bytes | None = None
+    details: tuple[str, bytes] | None = None
+    index_version: int | None = None
+    created_at: int | None = None
+    base_id: int | None = None
+    files: tuple[IndexFile, ...] = ()
+    covering_fields: tuple[int, ...] = ()
+    clustering_id: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterVersion:
     """Who wrote a manifest. Older readers need `version` to be plain `major.minor.patch`."""
@@ -122,12 +323,12 @@ class WriterVersion:
 class Manifest:
     """One version of a table, whole. `timestamp` is in nanoseconds since 1970 UTC.
 
-    `index_section` holds the bytes of the index section as they were read; only `codec` looks inside.
+    `index_section` holds the bytes of the index section as they were read; `codec.decode_indices` looks inside.
     """
 
     version: int
     fields: tuple[Field, ...]
-    fragments: tuple[Fragment, ...] = ()
+    fragments: Fragments = field(default_factory=Fragments)
     timestamp: int = 0
     schema_metadata: Mapping[str, bytes] = field(default_factory=dict)
     reader_flags: int = 0
@@ -150,7 +351,7 @@ class Manifest:
     @property
     def rows(self) -> int:
         """Rows that are not deleted."""
-        return sum(fragment.rows for fragment in self.fragments)
+        return self.fragments.rows
 
     @property
     def stable_row_ids(self) -> bool:
@@ -161,7 +362,3 @@ class Manifest:
     def timestamp_seconds(self) -> float:
         """When the version was made, in seconds since 1970 UTC."""
         return self.timestamp / 1e9
-
-    def fragment_map(self) -> dict[int, Fragment]:
-        """Return the fragments by id."""
-        return {fragment.id: fragment for fragment in self.fragments}

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format.model import Field
+from lance_dagster.format.transaction import MapUpdate
 
 ArrowField: TypeAlias = "pa.Field[Any]"
 _EXTENSION_NAME = "ARROW:extension:name"
@@ -238,3 +239,27 @@ def renumbered(fields: Sequence[Field], first: int) -> tuple[Field, ...]:
     """Return the fields with ids counted from `first`, parents following their children."""
     ids = {field.id: first + offset for offset, field in enumerate(fields)}
     return tuple(replace(field, id=ids[field.id], parent_id=ids.get(field.parent_id, -1)) for field in fields)
+
+
+def with_field_metadata(fields: Sequence[Field], updates: Mapping[int, MapUpdate]) -> tuple[Field, ...]:
+    """Return the fields with changed metadata, by field id; what follows from it is set too.
+
+    Raises:
+        InvalidInputError: There is no field of an id.
+    """
+    missing = sorted(updates.keys() - {field.id for field in fields})
+    if missing:
+        raise InvalidInputError(f"the table has no field {missing[0]}")
+    return tuple(_described(field, updates[field.id]) if field.id in updates else field for field in fields)
+
+
+def _described(field: Field, update: MapUpdate) -> Field:
+    current = {key: value.decode("utf-8", "surrogateescape") for key, value in field.metadata.items()}
+    metadata = {key: value.encode("utf-8", "surrogateescape") for key, value in update.applied(current).items()}
+    return replace(
+        field,
+        metadata=metadata,
+        extension_name=metadata.get(_EXTENSION_NAME, b"").decode(),
+        primary_key=metadata.get(_PRIMARY_KEY) == b"true",
+        primary_key_position=int(metadata.get(_PRIMARY_KEY_POSITION, b"0")),
+    )

@@ -1,14 +1,16 @@
-"""Transactions: the description of a change, one frozen class per operation this package interprets.
+"""Transactions: the description of a change, one frozen class per operation of the format.
 
-`OtherOperation` stands for the operations the format defines and this package does not interpret yet: they are known
-by name, kept as bytes, and treated as incompatible wherever a rule would have to look inside. An operation that is
-not even known by number is refused when it is read.
+An operation that is not known by number, or holds a field that is not known, is refused when it is read. Fragments
+may be given as any sequence; those that were read are `Fragments`, still encoded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lance_dagster.format.model import BasePath, Field, Fragment
+from lance_dagster.format.model import BasePath, DataFile, Field, Fragment, IndexFile, IndexMetadata
+
+REWRITE_ROWS, REWRITE_COLUMNS = 0, 1
+"""The two modes of an `Update`."""
 
 MESSAGE = "__lance_commit_message"
 """The property under which Lance keeps a commit message."""
@@ -25,14 +27,14 @@ MERGED_PREFIX = "lance_dagster.merged."
 class Append:
     """Add rows."""
 
-    fragments: tuple[Fragment, ...]
+    fragments: Sequence[Fragment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
     """Take rows out: whole fragments by id, single rows by a grown deletion vector."""
 
-    updated_fragments: tuple[Fragment, ...] = ()
+    updated_fragments: Sequence[Fragment] = ()
     deleted_fragment_ids: tuple[int, ...] = ()
     predicate: str = ""
 
@@ -41,29 +43,57 @@ class Delete:
 class Overwrite:
     """Replace all rows and the schema; also how a table is created."""
 
-    fragments: tuple[Fragment, ...]
+    fragments: Sequence[Fragment]
     fields: tuple[Field, ...]
     schema_metadata: Mapping[str, bytes] = field(default_factory=dict)
     config_upserts: Mapping[str, str] = field(default_factory=dict)
     initial_bases: tuple[BasePath, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class CompactedSstable:
+    """What a memory-backed writer flushed: which shard, up to which generation."""
+
+    shard: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFilter:
+    """The keys an update inserted, as hashes or as a bloom filter (bitmap, bits, items, probability), by field ids."""
+
+    fields: tuple[int, ...]
+    hashes: tuple[int, ...] | None = None
+    bloom: tuple[bytes, int, int, float] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Take rows out and put rows in, as one change. `mode` is 0 when rows were rewritten, 1 when columns were."""
+    """Take rows out and put rows in, as one change, or put new values beside a column's old ones.
+
+    `mode` says which: `REWRITE_ROWS` moves rows to new fragments, `REWRITE_COLUMNS` leaves them where they are. Rows
+    of new fragments that carry row ids were moved; the rest are new. `fields_modified` are the ids of fields with new
+    values; fragments of `preserved_fields` stay covered by the indices on those. `updated_offsets` holds, by fragment
+    id, which rows got new values, as offsets or as a Roaring bitmap.
+    """
 
     removed_fragment_ids: tuple[int, ...] = ()
-    updated_fragments: tuple[Fragment, ...] = ()
-    new_fragments: tuple[Fragment, ...] = ()
+    updated_fragments: Sequence[Fragment] = ()
+    new_fragments: Sequence[Fragment] = ()
     fields_modified: tuple[int, ...] = ()
-    mode: int = 0
+    mode: int = REWRITE_ROWS
+    preserved_fields: tuple[int, ...] = ()
+    inserted_rows: KeyFilter | None = None
+    updated_offsets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    updated_offset_bitmaps: Mapping[int, bytes] = field(default_factory=dict)
+    compacted_sstables: tuple[CompactedSstable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
     """Change the schema together with the fragments that back it."""
 
-    fragments: tuple[Fragment, ...]
+    fragments: Sequence[Fragment]
     fields: tuple[Field, ...]
     schema_metadata: Mapping[str, bytes] = field(default_factory=dict)
     preserves_nullability: bool = False
@@ -96,14 +126,126 @@ class Clone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherOperation:
-    """An operation of the format that is carried, not interpreted. `name` is as the format writes it, in CamelCase."""
+class CreateIndex:
+    """Add indices, take indices out, or both."""
 
-    name: str
-    body: bytes
+    new_indices: tuple[IndexMetadata, ...] = ()
+    removed_indices: tuple[IndexMetadata, ...] = ()
 
 
-Operation = Append | Delete | Overwrite | Update | Merge | Project | Restore | Clone | OtherOperation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteGroup:
+    """Fragments, and the ones that hold the same rows in the same order instead."""
+
+    old: Sequence[Fragment]
+    new: Sequence[Fragment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenIndex:
+    """An index whose row addresses were changed along with a rewrite, stored anew under another uuid."""
+
+    old: str
+    new: str
+    details: tuple[str, bytes] | None = None
+    index_version: int = 0
+    files: tuple[IndexFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """Put the same rows into other fragments: compaction. The new fragments have ids that were reserved."""
+
+    groups: tuple[RewriteGroup, ...]
+    rewritten_indices: tuple[RewrittenIndex, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveFragments:
+    """Count fragment ids as given away."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapUpdate:
+    """Changes to a mapping of strings: a value of None takes the key out; `replace` starts from an empty mapping."""
+
+    entries: Mapping[str, str | None]
+    replace: bool = False
+
+    def applied(self, current: Mapping[str, str]) -> dict[str, str]:
+        """Return the mapping with the changes made."""
+        merged: dict[str, str | None] = {**({} if self.replace else current), **self.entries}
+        return {key: value for key, value in merged.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """Change the table's settings and what it says about itself; field metadata by field id."""
+
+    config: MapUpdate | None = None
+    table_metadata: MapUpdate | None = None
+    schema_metadata: MapUpdate | None = None
+    field_metadata: Mapping[int, MapUpdate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataReplacement:
+    """Put a data file of the same fields in the place of another one. Pairs of fragment id and new file."""
+
+    replacements: tuple[tuple[int, DataFile], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateMemWalState:
+    """Note what memory-backed writers flushed."""
+
+    compacted_sstables: tuple[CompactedSstable, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBases:
+    """Add places where files of the table may be found. An id of 0 asks for one to be given."""
+
+    new_bases: tuple[BasePath, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """A file of values that go over those of a fragment, for some rows; bitmaps of offsets, shared or one per field."""
+
+    file: DataFile
+    committed_version: int
+    shared_bitmap: bytes | None = None
+    field_bitmaps: tuple[bytes, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOverlay:
+    """Put values over those of some fragments, by fragment id."""
+
+    groups: tuple[tuple[int, tuple[Overlay, ...]], ...]
+
+
+Operation = (
+    Append
+    | Delete
+    | Overwrite
+    | CreateIndex
+    | Rewrite
+    | Merge
+    | Restore
+    | ReserveFragments
+    | Update
+    | Project
+    | UpdateConfig
+    | DataReplacement
+    | UpdateMemWalState
+    | Clone
+    | UpdateBases
+    | DataOverlay
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +261,6 @@ class Transaction:
     @property
     def operation_name(self) -> str:
         """The operation's name as the format spells it, such as "Append"."""
-        if isinstance(self.operation, OtherOperation):
-            return self.operation.name
         return type(self.operation).__name__
 
     @property

@@ -22,16 +22,17 @@ import importlib.metadata
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lance_dagster.changes.apply import apply
-from lance_dagster.changes.conflicts import Verdict, judge
+from lance_dagster.changes.conflicts import RowChange, Verdict, judge
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.model import Manifest, WriterVersion
 from lance_dagster.format.transaction import Restore, Transaction
+from lance_dagster.history.rebase import rebased
 from lance_dagster.history.versions import State, Versions
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
@@ -74,17 +75,38 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
     if landed is not None:
         return landed
     judged = transaction.read_version
+    contested: list[RowChange] = []
 
     def propose(head: State) -> Proposal | State:
         nonlocal judged
         for number in range(judged + 1, head.number + 1):
-            same = _check(versions, branch, number, transaction)
-            if same is not None:
-                return same
+            found = _check(versions, branch, number, transaction)
+            if isinstance(found, State):
+                return found
+            if found is not None:
+                contested.append(found)
         judged = head.number
-        return Proposal(transaction, next_manifest(versions, head, transaction))
+        ready = _rebased(versions, transaction, head, contested) if contested else transaction
+        return Proposal(ready, next_manifest(versions, head, ready))
 
     return commit(versions, branch, propose)
+
+
+def _rebased(versions: Versions, mine: Transaction, head: State, theirs: Sequence[RowChange]) -> Transaction:
+    try:
+        base = versions.load(head.branch, mine.read_version)
+    except VersionNotFoundError:
+        ready = None
+    else:
+        ready = rebased(versions, mine, theirs, base=base, head=head)
+    if ready is None:
+        raise CommitConflictError(
+            f"cannot commit {mine.operation_name} to {head.branch} of {versions.store.uri}: "
+            "others changed the same rows meanwhile",
+            str(head),
+            retryable=True,
+        )
+    return ready
 
 
 def next_manifest(versions: Versions, head: State, transaction: Transaction) -> Manifest:
@@ -183,8 +205,15 @@ def _find(versions: Versions, branch: str, transaction: Transaction) -> State | 
     return None
 
 
-def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> State | None:
-    """Raise when a version committed meanwhile contradicts a transaction; return it when it is that transaction."""
+def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> State | RowChange | None:
+    """Look at a version committed meanwhile.
+
+    Returns:
+        The version when it is this transaction; what it did when both took rows out of the same fragments.
+
+    Raises:
+        CommitConflictError: It contradicts the transaction.
+    """
     try:
         state = versions.load(branch, number)
     except VersionNotFoundError:
@@ -198,6 +227,8 @@ def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> S
     verdict = Verdict.RETRYABLE if theirs is None else judge(mine, theirs)
     if verdict is Verdict.COMPATIBLE:
         return None
+    if verdict is Verdict.REBASE and theirs is not None and isinstance(theirs.operation, RowChange):
+        return theirs.operation
     did = theirs.operation_name if theirs else "a change of unknown kind"
     raise CommitConflictError(
         f"cannot commit {mine.operation_name} to {branch} of {versions.store.uri}: "

@@ -9,12 +9,24 @@ import os
 from collections.abc import Mapping
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.store.copying import copy_file, copy_folder
 from lance_dagster.store.local import LocalStore, make_durable
-from lance_dagster.store.options import canonical_uri, scheme_of
+from lance_dagster.store.options import base_options, canonical_uri, own_options, scheme_of
 from lance_dagster.store.s3 import S3Store
 from lance_dagster.store.verbs import Store
 
-__all__ = ["LocalStore", "S3Store", "Store", "canonical_uri", "make_durable", "open_store"]
+__all__ = [
+    "LocalStore",
+    "S3Store",
+    "Store",
+    "base_options",
+    "canonical_uri",
+    "copy_file",
+    "copy_folder",
+    "make_durable",
+    "open_store",
+    "own_options",
+]
 
 
 def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Store:
@@ -22,18 +34,20 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
 
     Args:
         uri: A local path, `file://` or `s3://`.
-        storage_options: Credentials and endpoint in pylance's vocabulary.
+        storage_options: Credentials and endpoint in pylance's vocabulary. Those of base paths (`base_1.region`) are
+            for the stores of these.
 
     Raises:
         InvalidInputError: The scheme is not supported, or an option is not known.
     """
     canonical = canonical_uri(uri)
+    options = own_options(storage_options or {})
     match scheme_of(canonical):
         case "":
-            if storage_options:
+            if options:
                 raise InvalidInputError(f"a local table takes no storage options, but {canonical} was given some")
             return LocalStore(canonical)
         case "s3":
-            return S3Store(canonical, dict(storage_options or {}))
+            return S3Store(canonical, options)
         case other:
             raise InvalidInputError(f"cannot store tables at {other}://; use a local path or s3://")

@@ -31,6 +31,11 @@ class LocalStore:
         """The absolute path."""
         return str(self._root)
 
+    @property
+    def storage(self) -> object:
+        """The same for every folder of this host."""
+        return "local"
+
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None when there is none."""
         try:
@@ -80,6 +85,29 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
         return names[:limit]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the names of the files in a folder with their sizes in bytes."""
+        try:
+            return {name: (self._root / folder / name).stat().st_size for name in self.list(folder)}
+        except OSError as error:
+            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
+
+    def download(self, key: str, path: Path) -> bool:
+        """Copy a file to another place; False when there is none."""
+        try:
+            shutil.copyfile(self._root / key, path)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return False
+        except OSError as error:
+            raise StoreError(f"cannot read {self._root / key}: {error}") from error
+        return True
+
+    def upload(self, path: Path, key: str) -> None:
+        """Copy a file from another place, whatever is there."""
+        self.delete(key)
+        if not self.copy_in(str(path), key):
+            raise StoreError(f"cannot copy {path} to {self._root / key}: it is missing")
 
     def copy_in(self, source_uri: str, key: str) -> bool:
         """Copy a file, or a folder with everything in it, to `key`. An existing copy is left as it is."""

@@ -5,6 +5,7 @@ strings, so another spelling of the same place would make its clean-up believe t
 """
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -28,6 +29,7 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
     "virtual_hosted_style_request": (_TOP, ""),
 }
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
 
 
 def scheme_of(uri: str) -> str:
@@ -56,6 +58,29 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     if ".." in segments or "." in segments:
         raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {text!r}")
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
+
+
+def own_options(storage_options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a table itself, without those of its base paths, which are called `base_<id>.<option>`."""
+    return {key: value for key, value in storage_options.items() if not _OF_A_BASE.fullmatch(key)}
+
+
+def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
+    """Return the options for a base path: the table's, and those given for the base in their place, as pylance does.
+
+    Args:
+        storage_options: The options a table was opened with.
+        base_id: The id of the base path.
+        uri: Where it is; a local folder takes none.
+    """
+    if scheme_of(canonical_uri(uri)) == "":
+        return {}
+    found = own_options(storage_options)
+    for key, value in storage_options.items():
+        match = _OF_A_BASE.fullmatch(key)
+        if match is not None and int(match[1]) == base_id:
+            found[match[2]] = value
+    return found
 
 
 def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ taken for "lost": whoever cares reads the object back.
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -37,6 +38,11 @@ class S3Store:
     def uri(self) -> str:
         """The canonical URI."""
         return self._uri
+
+    @property
+    def storage(self) -> object:
+        """The endpoint and the credentials; secret."""
+        return self._options
 
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None when there is none."""
@@ -79,17 +85,25 @@ class S3Store:
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
-        prefix = f"{self._key(folder)}/"
-        names: list[str] = []
-        extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
-        with _translated(f"list {self._uri}/{folder}"):
-            while True:
-                answer = self._call("list_objects_v2", Prefix=prefix, Delimiter="/", **extra)
-                names += [entry["Key"].removeprefix(prefix) for entry in answer.get("Contents", ())]
-                enough = limit is not None and len(names) >= limit
-                if enough or not answer.get("IsTruncated"):
-                    return [name for name in names if name][:limit]
-                extra["ContinuationToken"] = answer["NextContinuationToken"]
+        return [name for name, _ in self._entries(folder, limit)]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the names of the objects directly in a folder with their sizes in bytes."""
+        return dict(self._entries(folder))
+
+    def download(self, key: str, path: Path) -> bool:
+        """Write an object's bytes to a local file; False when there is none."""
+        with _translated(f"read {self._uri}/{key}"):
+            try:
+                self._fs.get_file(f"{self._bucket}/{self._key(key)}", str(path))
+            except FileNotFoundError:
+                return False
+        return True
+
+    def upload(self, path: Path, key: str) -> None:
+        """Write an object of a local file's bytes, in parts when it is large."""
+        with _translated(f"write {self._uri}/{key}"):
+            self._fs.put_file(str(path), f"{self._bucket}/{self._key(key)}")
 
     def copy_in(self, source_uri: str, key: str) -> bool:
         """Copy an object, or everything below a prefix, on the server's side; False when there is nothing."""
@@ -123,6 +137,21 @@ class S3Store:
         if self._filesystem is None or self._filesystem[0] != os.getpid():
             self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
         return self._filesystem[1]
+
+    def _entries(self, folder: str, limit: int | None = None) -> Sequence[tuple[str, int]]:
+        prefix = self._key(f"{folder}/" if folder else "")
+        found: list[tuple[str, int]] = []
+        extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
+        with _translated(f"list {self._uri}/{folder}"):
+            while True:
+                answer = self._call("list_objects_v2", Prefix=prefix, Delimiter="/", **extra)
+                found += [
+                    (entry["Key"].removeprefix(prefix), int(entry["Size"])) for entry in answer.get("Contents", ())
+                ]
+                enough = limit is not None and len(found) >= limit
+                if enough or not answer.get("IsTruncated"):
+                    return [entry for entry in found if entry[0]][:limit]
+                extra["ContinuationToken"] = answer["NextContinuationToken"]
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

@@ -1,5 +1,6 @@
 """What a store can do, said once for every provider."""
 
+from pathlib import Path
 from typing import Protocol
 
 
@@ -18,6 +19,11 @@ class Store(Protocol):
     @property
     def ordered_listing(self) -> bool:
         """Whether listings come in key order, so that no version hint is needed."""
+        ...
+
+    @property
+    def storage(self) -> object:
+        """What stands for the storage and the access to it: `copy_in` reaches stores for which it is equal. Secret."""
         ...
 
     def get(self, key: str) -> bytes | None:
@@ -42,6 +48,18 @@ class Store(Protocol):
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
+        ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the names of the objects directly in a folder with their sizes in bytes."""
+        ...
+
+    def download(self, key: str, path: Path) -> bool:
+        """Write an object's bytes to a local file; False when there is none."""
+        ...
+
+    def upload(self, path: Path, key: str) -> None:
+        """Write an object of a local file's bytes, whole or not at all."""
         ...
 
     def copy_in(self, source_uri: str, key: str) -> bool:

@@ -4,7 +4,7 @@ The rules are in `changes.merge`; here is what they need from the store.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lance_dagster.changes.apply import with_flags
@@ -38,9 +38,9 @@ from lance_dagster.history.lineage import (
     merged_as,
     new_records,
 )
+from lance_dagster.history.vectors import read_deletion, store_deletion
 from lance_dagster.history.versions import State
 from lance_dagster.table.parts import Parts
-from lance_dagster.table.write import read_deletion, store_deletion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +103,8 @@ def preview(parts: Parts, source: State, into: str) -> MergePreview:
     operation = plan.operation
     gone = head.manifest.rows if isinstance(operation, Overwrite) else 0
     if isinstance(operation, Update):
-        own = head.manifest.fragment_map()
-        gone = sum(own[number].rows for number in operation.removed_fragment_ids)
-        gone += sum(own[fragment.id].rows - fragment.rows for fragment in operation.updated_fragments)
+        updated = {fragment.id: fragment for fragment in operation.updated_fragments}
+        gone = head.manifest.rows - head.manifest.fragments.changed(operation.removed_fragment_ids, updated).rows
     added = sum(fragment.rows for fragment in _added(operation))
     return MergePreview(source=str(source), dest=str(head), conflicts=(), rows_added=added, rows_removed=gone)
 
@@ -163,7 +162,8 @@ def _live_records(parts: Parts, metadata: Mapping[str, str]) -> dict[str, str]:
 def _realised(parts: Parts, plan: MergePlan, source: State, head: State) -> Append | Update | Overwrite:
     """Put every file the plan needs under the dest's root, and return the operation that names them there."""
     for carried in plan.deletions:
-        store_deletion(parts, head.branch, carried.dest, read_deletion(parts, source, carried.source))
+        data = read_deletion(parts.versions, source, carried.source)
+        store_deletion(parts.versions, head.branch, carried.dest, data)
     operation = plan.operation
     for fragment in _added(operation):
         _bring_files(parts, fragment, source)
@@ -173,7 +173,7 @@ def _realised(parts: Parts, plan: MergePlan, source: State, head: State) -> Appe
     return replace(operation, fragments=placed)
 
 
-def _added(operation: Append | Update | Overwrite) -> tuple[Fragment, ...]:
+def _added(operation: Append | Update | Overwrite) -> Sequence[Fragment]:
     return operation.new_fragments if isinstance(operation, Update) else operation.fragments
 
 

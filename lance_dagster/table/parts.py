@@ -60,4 +60,5 @@ def schema_of(state: State) -> pa.Schema:
 def open_parts(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Parts:
     """Put together the parts of the table at a URI; nothing is read yet."""
     store = open_store(uri, storage_options)
-    return Parts(store, Refs(store), Versions(store), dict(storage_options or {}))
+    options = dict(storage_options or {})
+    return Parts(store, Refs(store), Versions(store, options), options)

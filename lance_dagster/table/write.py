@@ -1,16 +1,14 @@
 """Create a table, put rows into it and take rows out: append, overwrite, replace."""
 
-import secrets
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyroaring import BitMap
 
 from lance_dagster.changes.apply import apply, empty_manifest
 from lance_dagster.changes.claims import APPEND, OVERWRITE, REPLACE, Claim, encode_claims
-from lance_dagster.changes.places import folder_of, placed_under_root
+from lance_dagster.changes.places import placed_under_root
 from lance_dagster.changes.sides import Change
 from lance_dagster.datafiles import (
     FILE_VERSION,
@@ -23,14 +21,13 @@ from lance_dagster.datafiles import (
 )
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format import layout
-from lance_dagster.format.deletions import decode_offsets, encode_offsets
-from lance_dagster.format.model import DeletionFile, Field, Fragment
+from lance_dagster.format.model import Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
 from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Delete, Operation, Overwrite, Transaction, Update
 from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
 from lance_dagster.history.lineage import changes_since, lineage_of
+from lance_dagster.history.vectors import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State, Version
-from lance_dagster.store import open_store
 from lance_dagster.table.parts import Parts, schema_of
 
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
@@ -199,9 +196,9 @@ def _left_of(parts: Parts, earlier: Version, head: State) -> tuple[int, ...]:
     now, then = lineage_of(head, parts.refs), lineage_of(state, parts.refs)
     if not any(line.branch == earlier.branch and line.number >= earlier.number for line in now.lines):
         raise InvalidInputError(f"{head} was not made from {earlier}, so rows there cannot replace its own")
-    before = parts.at(earlier.parents[0]).manifest.fragment_map() if earlier.parents else {}
-    added = {number: own for number, own in state.manifest.fragment_map().items() if number not in before}
-    left = {number: own for number, own in head.manifest.fragment_map().items() if number in added}
+    before = frozenset(parts.at(earlier.parents[0]).manifest.fragments.ids) if earlier.parents else frozenset()
+    added = {own.id: own for own in state.manifest.fragments if own.id not in before}
+    left = {number: own for number in added if (own := head.manifest.fragments.find(number)) is not None}
     # A fork names the same files through a base path, so fragments are compared by what identifies them.
     if {number: _identity(own) for number, own in left.items()} != {n: _identity(own) for n, own in added.items()}:
         _refuse_moved_rows(earlier, changes_since(now, then, parts.versions).changes)
@@ -228,53 +225,13 @@ def _taken_out(parts: Parts, head: State, predicate: str) -> tuple[tuple[int, ..
     """Return the fragments that lose all their rows, and those that lose some with their new deletion vector."""
     removed: list[int] = []
     updated: list[Fragment] = []
-    fragments = head.manifest.fragment_map()
     for number, offsets in matching_offsets(parts.dataset(head), predicate).items():
-        fragment = fragments[number]
+        fragment = head.manifest.fragments.find(number)
+        if fragment is None:
+            raise CorruptFileError(str(head), f"a reader finds a fragment {number} that its manifest does not have")
         if len(offsets) == fragment.rows:
             removed.append(number)
         else:
-            updated.append(_with_deleted(parts, head, fragment, offsets))
+            deleted = deleted_offsets(parts.versions, head, fragment) | offsets
+            updated.append(with_deleted(parts.versions, head, fragment, deleted))
     return tuple(removed), tuple(updated)
-
-
-def _with_deleted(parts: Parts, head: State, fragment: Fragment, offsets: BitMap) -> Fragment:
-    deleted = deleted_offsets(parts, head, fragment) | offsets
-    kind, data = encode_offsets(deleted)
-    deletion = DeletionFile(
-        kind=kind,
-        read_version=head.number,
-        id=secrets.randbits(64),
-        deleted_rows=len(deleted),
-    )
-    changed = replace(fragment, deletion=deletion)
-    store_deletion(parts, head.branch, changed, data)
-    return changed
-
-
-def deleted_offsets(parts: Parts, state: State, fragment: Fragment) -> BitMap:
-    """Read the deletion vector of a fragment."""
-    if fragment.deletion is None:
-        return BitMap()
-    data = read_deletion(parts, state, fragment)
-    return decode_offsets(fragment.deletion.kind, data, f"deletion file of fragment {fragment.id}")
-
-
-def read_deletion(parts: Parts, state: State, fragment: Fragment) -> bytes:
-    """Read the bytes of a fragment's deletion file, under whatever base it lies."""
-    if fragment.deletion is None:
-        raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    base = folder_of(state.manifest, fragment.deletion.base_id, parts.versions.line_uri(state.branch))
-    path = layout.deletion_path(fragment.id, fragment.deletion)
-    data = open_store(base.path, parts.storage_options).get(path)
-    if data is None:
-        raise CorruptFileError(f"{base.path}/{path}", "it is missing")
-    return data
-
-
-def store_deletion(parts: Parts, branch: str, fragment: Fragment, data: bytes) -> None:
-    """Write a fragment's deletion file into a branch's own folder."""
-    if fragment.deletion is None:
-        raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    path = layout.join(layout.line_root(branch), layout.deletion_path(fragment.id, fragment.deletion))
-    parts.store.put(path, data)

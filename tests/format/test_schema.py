@@ -11,7 +11,7 @@ from lance.schema import LanceSchema
 
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fragments import field_from_wire, field_to_wire
+from lance_dagster.format.codec.fields import field_from_wire, field_to_wire
 from lance_dagster.format.model import Field
 from lance_dagster.format.schema import (
     arrow_from_fields,

@@ -75,7 +75,7 @@ class Manifest(_message.Message):
     CLUSTERING_FIELD_NUMBER: _ClassVar[int]
     MAX_CLUSTERING_ID_FIELD_NUMBER: _ClassVar[int]
     fields: _containers.RepeatedCompositeFieldContainer[Field]
-    fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
+    fragments: _containers.RepeatedScalarFieldContainer[bytes]
     version: int
     version_aux_data: int
     schema_metadata: _containers.ScalarMap[str, bytes]
@@ -99,7 +99,7 @@ class Manifest(_message.Message):
     max_allocated_field_id: int
     clustering: _containers.RepeatedCompositeFieldContainer[Clustering]
     max_clustering_id: int
-    def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., version: _Optional[int] = ..., version_aux_data: _Optional[int] = ..., schema_metadata: _Optional[_Mapping[str, bytes]] = ..., index_section: _Optional[int] = ..., timestamp: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., tag: _Optional[str] = ..., reader_feature_flags: _Optional[int] = ..., writer_feature_flags: _Optional[int] = ..., max_fragment_id: _Optional[int] = ..., transaction_file: _Optional[str] = ..., writer_version: _Optional[_Union[Manifest.WriterVersion, _Mapping]] = ..., next_row_id: _Optional[int] = ..., data_format: _Optional[_Union[Manifest.DataStorageFormat, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., base_paths: _Optional[_Iterable[_Union[BasePath, _Mapping]]] = ..., table_metadata: _Optional[_Mapping[str, str]] = ..., branch: _Optional[str] = ..., transaction_section_deprecated: _Optional[int] = ..., fragment_tree: _Optional[bytes] = ..., transaction_section: _Optional[int] = ..., max_allocated_field_id: _Optional[int] = ..., clustering: _Optional[_Iterable[_Union[Clustering, _Mapping]]] = ..., max_clustering_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., fragments: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ..., version_aux_data: _Optional[int] = ..., schema_metadata: _Optional[_Mapping[str, bytes]] = ..., index_section: _Optional[int] = ..., timestamp: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., tag: _Optional[str] = ..., reader_feature_flags: _Optional[int] = ..., writer_feature_flags: _Optional[int] = ..., max_fragment_id: _Optional[int] = ..., transaction_file: _Optional[str] = ..., writer_version: _Optional[_Union[Manifest.WriterVersion, _Mapping]] = ..., next_row_id: _Optional[int] = ..., data_format: _Optional[_Union[Manifest.DataStorageFormat, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., base_paths: _Optional[_Iterable[_Union[BasePath, _Mapping]]] = ..., table_metadata: _Optional[_Mapping[str, str]] = ..., branch: _Optional[str] = ..., transaction_section_deprecated: _Optional[int] = ..., fragment_tree: _Optional[bytes] = ..., transaction_section: _Optional[int] = ..., max_allocated_field_id: _Optional[int] = ..., clustering: _Optional[_Iterable[_Union[Clustering, _Mapping]]] = ..., max_clustering_id: _Optional[int] = ...) -> None: ...
 
 class Clustering(_message.Message):
     __slots__ = ("id", "columns", "provider", "version")
@@ -212,6 +212,21 @@ class DataFragment(_message.Message):
     clustering_id: int
     metadata: _containers.ScalarMap[str, str]
     def __init__(self, id: _Optional[int] = ..., files: _Optional[_Iterable[_Union[DataFile, _Mapping]]] = ..., deletion_file: _Optional[_Union[DeletionFile, _Mapping]] = ..., physical_rows: _Optional[int] = ..., inline_row_ids: _Optional[bytes] = ..., spilled_row_ids: _Optional[_Union[SpillMarker, _Mapping]] = ..., inline_last_updated_at_versions: _Optional[bytes] = ..., spilled_last_updated_at_versions: _Optional[_Union[SpillMarker, _Mapping]] = ..., inline_created_at_versions: _Optional[bytes] = ..., spilled_created_at_versions: _Optional[_Union[SpillMarker, _Mapping]] = ..., overlays: _Optional[_Iterable[_Union[DataOverlayFile, _Mapping]]] = ..., clustering_id: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class FragmentOutline(_message.Message):
+    __slots__ = ("id", "deletion_file", "physical_rows")
+    class DeletionOutline(_message.Message):
+        __slots__ = ("num_deleted_rows",)
+        NUM_DELETED_ROWS_FIELD_NUMBER: _ClassVar[int]
+        num_deleted_rows: int
+        def __init__(self, num_deleted_rows: _Optional[int] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DELETION_FILE_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    deletion_file: FragmentOutline.DeletionOutline
+    physical_rows: int
+    def __init__(self, id: _Optional[int] = ..., deletion_file: _Optional[_Union[FragmentOutline.DeletionOutline, _Mapping]] = ..., physical_rows: _Optional[int] = ...) -> None: ...
 
 class DataFile(_message.Message):
     __slots__ = ("path", "fields", "column_indices", "file_major_version", "file_minor_version", "file_size_bytes", "base_id")
@@ -418,17 +433,17 @@ class Transaction(_message.Message):
     class Append(_message.Message):
         __slots__ = ("fragments",)
         FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
-        fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
-        def __init__(self, fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ...) -> None: ...
+        fragments: _containers.RepeatedScalarFieldContainer[bytes]
+        def __init__(self, fragments: _Optional[_Iterable[bytes]] = ...) -> None: ...
     class Delete(_message.Message):
         __slots__ = ("updated_fragments", "deleted_fragment_ids", "predicate")
         UPDATED_FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
         DELETED_FRAGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
         PREDICATE_FIELD_NUMBER: _ClassVar[int]
-        updated_fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
+        updated_fragments: _containers.RepeatedScalarFieldContainer[bytes]
         deleted_fragment_ids: _containers.RepeatedScalarFieldContainer[int]
         predicate: str
-        def __init__(self, updated_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., deleted_fragment_ids: _Optional[_Iterable[int]] = ..., predicate: _Optional[str] = ...) -> None: ...
+        def __init__(self, updated_fragments: _Optional[_Iterable[bytes]] = ..., deleted_fragment_ids: _Optional[_Iterable[int]] = ..., predicate: _Optional[str] = ...) -> None: ...
     class Overwrite(_message.Message):
         __slots__ = ("fragments", "schema", "schema_metadata", "config_upsert_values", "initial_bases")
         class SchemaMetadataEntry(_message.Message):
@@ -450,12 +465,12 @@ class Transaction(_message.Message):
         SCHEMA_METADATA_FIELD_NUMBER: _ClassVar[int]
         CONFIG_UPSERT_VALUES_FIELD_NUMBER: _ClassVar[int]
         INITIAL_BASES_FIELD_NUMBER: _ClassVar[int]
-        fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
+        fragments: _containers.RepeatedScalarFieldContainer[bytes]
         schema: _containers.RepeatedCompositeFieldContainer[Field]
         schema_metadata: _containers.ScalarMap[str, bytes]
         config_upsert_values: _containers.ScalarMap[str, str]
         initial_bases: _containers.RepeatedCompositeFieldContainer[BasePath]
-        def __init__(self, fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., schema: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., schema_metadata: _Optional[_Mapping[str, bytes]] = ..., config_upsert_values: _Optional[_Mapping[str, str]] = ..., initial_bases: _Optional[_Iterable[_Union[BasePath, _Mapping]]] = ...) -> None: ...
+        def __init__(self, fragments: _Optional[_Iterable[bytes]] = ..., schema: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., schema_metadata: _Optional[_Mapping[str, bytes]] = ..., config_upsert_values: _Optional[_Mapping[str, str]] = ..., initial_bases: _Optional[_Iterable[_Union[BasePath, _Mapping]]] = ...) -> None: ...
     class CreateIndex(_message.Message):
         __slots__ = ("new_indices", "removed_indices")
         NEW_INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -482,18 +497,18 @@ class Transaction(_message.Message):
             __slots__ = ("old_fragments", "new_fragments")
             OLD_FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
             NEW_FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
-            old_fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
-            new_fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
-            def __init__(self, old_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., new_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ...) -> None: ...
+            old_fragments: _containers.RepeatedScalarFieldContainer[bytes]
+            new_fragments: _containers.RepeatedScalarFieldContainer[bytes]
+            def __init__(self, old_fragments: _Optional[_Iterable[bytes]] = ..., new_fragments: _Optional[_Iterable[bytes]] = ...) -> None: ...
         OLD_FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
         NEW_FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
         GROUPS_FIELD_NUMBER: _ClassVar[int]
         REWRITTEN_INDICES_FIELD_NUMBER: _ClassVar[int]
-        old_fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
-        new_fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
+        old_fragments: _containers.RepeatedScalarFieldContainer[bytes]
+        new_fragments: _containers.RepeatedScalarFieldContainer[bytes]
         groups: _containers.RepeatedCompositeFieldContainer[Transaction.Rewrite.Group]
         rewritten_indices: _containers.RepeatedCompositeFieldContainer[Transaction.Rewrite.RewrittenIndex]
-        def __init__(self, old_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., new_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Transaction.Rewrite.Group, _Mapping]]] = ..., rewritten_indices: _Optional[_Iterable[_Union[Transaction.Rewrite.RewrittenIndex, _Mapping]]] = ...) -> None: ...
+        def __init__(self, old_fragments: _Optional[_Iterable[bytes]] = ..., new_fragments: _Optional[_Iterable[bytes]] = ..., groups: _Optional[_Iterable[_Union[Transaction.Rewrite.Group, _Mapping]]] = ..., rewritten_indices: _Optional[_Iterable[_Union[Transaction.Rewrite.RewrittenIndex, _Mapping]]] = ...) -> None: ...
     class Merge(_message.Message):
         __slots__ = ("fragments", "schema", "schema_metadata", "preserves_nullability")
         class SchemaMetadataEntry(_message.Message):
@@ -507,11 +522,11 @@ class Transaction(_message.Message):
         SCHEMA_FIELD_NUMBER: _ClassVar[int]
         SCHEMA_METADATA_FIELD_NUMBER: _ClassVar[int]
         PRESERVES_NULLABILITY_FIELD_NUMBER: _ClassVar[int]
-        fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
+        fragments: _containers.RepeatedScalarFieldContainer[bytes]
         schema: _containers.RepeatedCompositeFieldContainer[Field]
         schema_metadata: _containers.ScalarMap[str, bytes]
         preserves_nullability: bool
-        def __init__(self, fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., schema: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., schema_metadata: _Optional[_Mapping[str, bytes]] = ..., preserves_nullability: bool = ...) -> None: ...
+        def __init__(self, fragments: _Optional[_Iterable[bytes]] = ..., schema: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., schema_metadata: _Optional[_Mapping[str, bytes]] = ..., preserves_nullability: bool = ...) -> None: ...
     class Restore(_message.Message):
         __slots__ = ("version",)
         VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -592,8 +607,8 @@ class Transaction(_message.Message):
         UPDATED_FRAGMENT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
         UPDATED_FRAGMENT_OFFSET_BITMAPS_FIELD_NUMBER: _ClassVar[int]
         removed_fragment_ids: _containers.RepeatedScalarFieldContainer[int]
-        updated_fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
-        new_fragments: _containers.RepeatedCompositeFieldContainer[DataFragment]
+        updated_fragments: _containers.RepeatedScalarFieldContainer[bytes]
+        new_fragments: _containers.RepeatedScalarFieldContainer[bytes]
         fields_modified: _containers.RepeatedScalarFieldContainer[int]
         compacted_sstables: _containers.RepeatedCompositeFieldContainer[Transaction.CompactedSstable]
         fields_for_preserving_frag_bitmap: _containers.RepeatedScalarFieldContainer[int]
@@ -601,7 +616,7 @@ class Transaction(_message.Message):
         inserted_rows: Transaction.KeyExistenceFilter
         updated_fragment_offsets: _containers.MessageMap[int, Transaction.UInt32List]
         updated_fragment_offset_bitmaps: _containers.ScalarMap[int, bytes]
-        def __init__(self, removed_fragment_ids: _Optional[_Iterable[int]] = ..., updated_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., new_fragments: _Optional[_Iterable[_Union[DataFragment, _Mapping]]] = ..., fields_modified: _Optional[_Iterable[int]] = ..., compacted_sstables: _Optional[_Iterable[_Union[Transaction.CompactedSstable, _Mapping]]] = ..., fields_for_preserving_frag_bitmap: _Optional[_Iterable[int]] = ..., update_mode: _Optional[_Union[Transaction.Update.Mode, str]] = ..., inserted_rows: _Optional[_Union[Transaction.KeyExistenceFilter, _Mapping]] = ..., updated_fragment_offsets: _Optional[_Mapping[int, Transaction.UInt32List]] = ..., updated_fragment_offset_bitmaps: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
+        def __init__(self, removed_fragment_ids: _Optional[_Iterable[int]] = ..., updated_fragments: _Optional[_Iterable[bytes]] = ..., new_fragments: _Optional[_Iterable[bytes]] = ..., fields_modified: _Optional[_Iterable[int]] = ..., compacted_sstables: _Optional[_Iterable[_Union[Transaction.CompactedSstable, _Mapping]]] = ..., fields_for_preserving_frag_bitmap: _Optional[_Iterable[int]] = ..., update_mode: _Optional[_Union[Transaction.Update.Mode, str]] = ..., inserted_rows: _Optional[_Union[Transaction.KeyExistenceFilter, _Mapping]] = ..., updated_fragment_offsets: _Optional[_Mapping[int, Transaction.UInt32List]] = ..., updated_fragment_offset_bitmaps: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
     class Project(_message.Message):
         __slots__ = ("schema", "preserves_nullability")
         SCHEMA_FIELD_NUMBER: _ClassVar[int]

@@ -1,89 +1,76 @@
-"""Fields, fragments, data files and deletion files: wire messages to values and back."""
+"""Fragments, data files and deletion files: wire messages to values and back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-not-found, unused-ignore]  # no stub
+from google.protobuf.message import DecodeError
 
+from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.model import BasePath, DataFile, DeletionFile, Field, Fragment
+from lance_dagster.format.codec.fields import unknown_fields
+from lance_dagster.format.model import DataFile, DeletionFile, Fragment, Fragments, Outline
 
 
-def unknown_fields(message: Message) -> list[str]:
-    """Name every field of a message, and of the messages in it, that this package has no name for."""
-    known: Any = type(message)()
-    known.CopyFrom(message)
-    known.DiscardUnknownFields()
-    # A manifest may hold thousands of messages, and hardly ever an unknown field: look closer only when one is there.
-    return [] if known.ByteSize() == message.ByteSize() else list(dict.fromkeys(_unknown_in(message)))
+class FragmentCoding:
+    """Reads the encoded fragments of one file; `path` is for messages."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        """Read fragments that came from a file."""
+        self._path = path
+
+    def decode(self, data: bytes) -> Fragment:
+        """Read one fragment.
+
+        Raises:
+            CorruptFileError: The bytes are not a fragment.
+            UnsupportedFeatureError: It uses something this package does not know.
+        """
+        message: Any = self._parsed(data)  # no stub has `DiscardUnknownFields`
+        found = _problems(message)
+        message.DiscardUnknownFields()
+        # As long as before: there was nothing unknown. Only otherwise is it worth looking closer.
+        if message.ByteSize() != len(data):
+            found += unknown_fields(self._parsed(data))
+        if found:
+            raise UnsupportedFeatureError(self._path, found)
+        return _fragment_from_wire(message)
+
+    def outline(self, items: Sequence[bytes]) -> Outline:
+        """Read of each fragment its id, its rows and whether any are deleted.
+
+        Raises:
+            CorruptFileError: The bytes are not fragments, two have one id, or one has more rows deleted than it holds.
+        """
+        parse = wire.FragmentOutline.FromString
+        try:
+            found = [parse(item) for item in items]
+        except DecodeError as error:
+            raise CorruptFileError(self._path, f"one of its fragments cannot be parsed: {error}") from error
+        ids = [fragment.id for fragment in found]
+        if len(set(ids)) < len(ids):
+            twice = next(number for place, number in enumerate(ids) if number in ids[:place])
+            raise CorruptFileError(self._path, f"two of its fragments have the id {twice}")
+        rows = sum([fragment.physical_rows for fragment in found])
+        masked = [fragment for fragment in found if fragment.HasField("deletion_file")]
+        for fragment in masked:
+            if fragment.deletion_file.num_deleted_rows > fragment.physical_rows:
+                raise CorruptFileError(self._path, f"fragment {fragment.id} has more rows deleted than it holds")
+        rows -= sum(fragment.deletion_file.num_deleted_rows for fragment in masked)
+        return Outline(ids, rows, bool(masked))
+
+    def _parsed(self, data: bytes) -> wire.DataFragment:
+        try:
+            return wire.DataFragment.FromString(data)
+        except DecodeError as error:
+            raise CorruptFileError(self._path, f"one of its fragments cannot be parsed: {error}") from error
 
 
-def _unknown_in(message: Message) -> Iterator[str]:
-    unknown: Any = UnknownFieldSet(message)
-    yield from (f"{message.DESCRIPTOR.name} field {unknown[index].field_number}" for index in range(len(unknown)))
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
-            continue
-        for nested in [value] if isinstance(value, Message) else value:
-            yield from _unknown_in(nested)
-
-
-def field_from_wire(message: wire.Field) -> Field:
-    """Read one schema field."""
-    return Field(
-        id=message.id,
-        name=message.name,
-        logical_type=message.logical_type,
-        parent_id=message.parent_id,
-        nullable=message.nullable,
-        metadata=dict(message.metadata),
-        extension_name=message.extension_name,
-        encoding=message.encoding,
-        kind=message.type,
-        dictionary=(message.dictionary.offset, message.dictionary.length) if message.HasField("dictionary") else None,
-        primary_key=message.unenforced_primary_key,
-        primary_key_position=message.unenforced_primary_key_position,
-        clustering_key=message.unenforced_clustering_key,
-        clustering_key_position=message.unenforced_clustering_key_position,
-    )
-
-
-def field_to_wire(field: Field) -> wire.Field:
-    """Write one schema field."""
-    message = wire.Field(
-        id=field.id,
-        name=field.name,
-        logical_type=field.logical_type,
-        parent_id=field.parent_id,
-        nullable=field.nullable,
-        metadata=dict(field.metadata),
-        extension_name=field.extension_name,
-        encoding=field.encoding,
-        type=field.kind,
-        unenforced_primary_key=field.primary_key,
-        unenforced_primary_key_position=field.primary_key_position,
-        unenforced_clustering_key=field.clustering_key,
-        unenforced_clustering_key_position=field.clustering_key_position,
-    )
-    if field.dictionary is not None:
-        message.dictionary.offset, message.dictionary.length = field.dictionary
-    return message
-
-
-def base_from_wire(message: wire.BasePath) -> BasePath:
-    """Read one base path."""
-    return BasePath(
-        id=message.id,
-        path=message.path,
-        name=message.name if message.HasField("name") else None,
-        is_dataset_root=message.is_dataset_root,
-    )
-
-
-def base_to_wire(base: BasePath) -> wire.BasePath:
-    """Write one base path."""
-    return wire.BasePath(id=base.id, path=base.path, name=base.name, is_dataset_root=base.is_dataset_root)
+def encoded(fragments: Iterable[Fragment]) -> list[bytes]:
+    """Write fragments; those that are still encoded stay as they were read."""
+    items: Iterable[Fragment | bytes] = fragments.items if isinstance(fragments, Fragments) else fragments
+    return [item if isinstance(item, bytes) else _fragment_to_wire(item).SerializeToString() for item in items]
 
 
 def file_from_wire(message: wire.DataFile) -> DataFile:
@@ -112,8 +99,7 @@ def file_to_wire(file: DataFile) -> wire.DataFile:
     )
 
 
-def fragment_from_wire(message: wire.DataFragment) -> Fragment:
-    """Read one fragment. Call `fragment_problems` first: what it names would be lost here."""
+def _fragment_from_wire(message: wire.DataFragment) -> Fragment:
     deletion = message.deletion_file if message.HasField("deletion_file") else None
     return Fragment(
         id=message.id,
@@ -139,8 +125,7 @@ def _inline(message: wire.DataFragment, name: Any) -> bytes | None:  # noqa: ANN
     return found
 
 
-def fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
-    """Write one fragment."""
+def _fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
     message = wire.DataFragment(
         id=fragment.id,
         files=[file_to_wire(file) for file in fragment.files],
@@ -165,12 +150,12 @@ def fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
     return message
 
 
-def fragment_problems(message: wire.DataFragment) -> list[str]:
-    """Name what a fragment uses that this package does not understand."""
+def _problems(message: wire.DataFragment) -> list[str]:
+    """Name what a fragment uses that is known and not supported."""
     found = []
     if message.overlays:
         found.append("data overlay files")
-    spilled = ("spilled_row_ids", "spilled_last_updated_at_versions", "spilled_created_at_versions")
+    spilled: Sequence[Any] = ("spilled_row_ids", "spilled_last_updated_at_versions", "spilled_created_at_versions")
     if any(message.HasField(name) for name in spilled):
         found.append("spilled row lineage")
     if message.clustering_id or message.metadata:

@@ -14,18 +14,16 @@ from google.protobuf.message import DecodeError
 
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fragments import (
+from lance_dagster.format.codec.fields import (
     base_from_wire,
     base_to_wire,
     field_from_wire,
     field_to_wire,
-    fragment_from_wire,
-    fragment_problems,
-    fragment_to_wire,
     unknown_fields,
 )
+from lance_dagster.format.codec.fragments import FragmentCoding, encoded
 from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
-from lance_dagster.format.model import Flag, Manifest, WriterVersion
+from lance_dagster.format.model import Flag, Fragments, Manifest, WriterVersion
 from lance_dagster.format.transaction import Transaction
 
 MAGIC = b"LANC"
@@ -70,9 +68,11 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
         message.ParseFromString(_section(data, position, path))
     except DecodeError as error:
         raise CorruptFileError(path, f"its manifest cannot be parsed: {error}") from error
+    fragments = Fragments(message.fragments, FragmentCoding(path))
+    del message.fragments[:]
     _refuse_unknown(message, path)
     index = _section(data, message.index_section, path) if message.HasField("index_section") else None
-    return _from_wire(message, index), _inline_transaction(data, message, path)
+    return _from_wire(message, fragments, index), _inline_transaction(data, message, path)
 
 
 def _inline_transaction(data: bytes, message: wire.Manifest, path: str) -> Transaction | None:
@@ -97,26 +97,23 @@ def _section(data: bytes, position: int, path: str) -> bytes:
 def _refuse_unknown(message: wire.Manifest, path: str) -> None:
     flags = message.reader_feature_flags | message.writer_feature_flags
     found = [f"feature flag {1 << bit}" for bit in range(64) if flags & ~_KNOWN_FLAGS & (1 << bit)]
-    for part in (message, *message.fields, *message.base_paths, message.writer_version, message.data_format):
-        found += unknown_fields(part)
+    found += unknown_fields(message)
     if message.fragment_tree:
         found.append("fragment tree")
     if message.clustering or message.HasField("max_clustering_id"):
         found.append("clustering")
-    for fragment in message.fragments:
-        found += fragment_problems(fragment)
     if message.data_format.file_format not in ("", "lance"):
         found.append(f"data file format {message.data_format.file_format!r}")
     if found:
         raise UnsupportedFeatureError(path, dict.fromkeys(found))
 
 
-def _from_wire(message: wire.Manifest, index: bytes | None) -> Manifest:
+def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None) -> Manifest:
     writer = message.writer_version if message.HasField("writer_version") else None
     return Manifest(
         version=message.version,
         fields=tuple(field_from_wire(field) for field in message.fields),
-        fragments=tuple(fragment_from_wire(fragment) for fragment in message.fragments),
+        fragments=fragments,
         timestamp=message.timestamp.seconds * 1_000_000_000 + message.timestamp.nanos,
         schema_metadata=dict(message.schema_metadata),
         reader_flags=message.reader_feature_flags,
@@ -148,7 +145,7 @@ def _from_wire(message: wire.Manifest, index: bytes | None) -> Manifest:
 def _to_wire(manifest: Manifest) -> wire.Manifest:
     message = wire.Manifest(
         fields=[field_to_wire(field) for field in manifest.fields],
-        fragments=[fragment_to_wire(fragment) for fragment in manifest.fragments],
+        fragments=encoded(manifest.fragments),
         version=manifest.version,
         version_aux_data=manifest.version_aux_data,
         schema_metadata=dict(manifest.schema_metadata),
@@ -176,12 +173,3 @@ def _to_wire(manifest: Manifest) -> wire.Manifest:
             )
         )
     return message
-
-
-def rebase_index_section(section: bytes, base_id: int) -> bytes:
-    """Mark every index of a section that has no base as lying under `base_id`."""
-    message = wire.IndexSection.FromString(section)
-    for index in message.indices:
-        if not index.HasField("base_id"):
-            index.base_id = base_id
-    return message.SerializeToString(deterministic=True)

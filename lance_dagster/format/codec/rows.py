@@ -6,6 +6,7 @@ Tables with stable row ids keep, per fragment, the id of each row and the versio
 
 from google.protobuf.message import DecodeError
 
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 
 
@@ -60,3 +61,34 @@ def _array_base(array: wire.EncodedU64Array) -> int:
         case _:
             values = array.u64_array.values
             return min(int.from_bytes(values[at : at + 8], "little") for at in range(0, len(values), 8))
+
+
+def count_row_ids(sequence: bytes) -> int:
+    """Return how many row ids a sequence has.
+
+    Raises:
+        CorruptFileError: The bytes are not a sequence of row ids.
+    """
+    try:
+        return sum(_length(segment) for segment in wire.RowIdSequence.FromString(sequence).segments)
+    except DecodeError as error:
+        raise CorruptFileError("a sequence of row ids", f"it cannot be parsed: {error}") from error
+
+
+def _length(segment: wire.U64Segment) -> int:
+    match segment.WhichOneof("segment"):
+        case "range":
+            return segment.range.end - segment.range.start
+        case "range_with_holes":
+            holes = segment.range_with_holes
+            return holes.end - holes.start - _array_length(holes.holes)
+        case "range_with_bitmap":
+            return int.from_bytes(segment.range_with_bitmap.bitmap).bit_count()
+        case "sorted_array":
+            return _array_length(segment.sorted_array)
+        case _:
+            return _array_length(segment.array)
+
+
+def _array_length(array: wire.EncodedU64Array) -> int:
+    return len(array.u16_array.offsets) // 2 + len(array.u32_array.offsets) // 4 + len(array.u64_array.values) // 8

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import lance
@@ -11,7 +12,7 @@ from google.protobuf.message import Message
 from lance_dagster.errors import CorruptFileError, FormatError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, rebase_index_section
-from lance_dagster.format.model import Flag
+from lance_dagster.format.model import Flag, Fragments
 from tests.format.codec.framing import bare_message_of, changed, framed, message_of
 from tests.format.histories import OPERATIONS, files, written
 
@@ -43,9 +44,10 @@ def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation
         data = path.read_bytes()
         manifest, transaction = decode_manifest_file(data, str(path))
         assert transaction is not None
-        again = encode_manifest_file(manifest, transaction)
-        assert bare_message_of(data) == bare_message_of(again)
-        assert (manifest, transaction) == decode_manifest_file(again, str(path))
+        looked_at = replace(manifest, fragments=Fragments(list(manifest.fragments)))
+        for again in (encode_manifest_file(manifest, transaction), encode_manifest_file(looked_at, transaction)):
+            assert bare_message_of(data) == bare_message_of(again)
+            assert (manifest, transaction) == decode_manifest_file(again, str(path))
 
 
 @every_operation
@@ -85,9 +87,6 @@ def test_a_flag_is_known_or_refused_by_its_bit(manifest: bytes, bit: int) -> Non
     [
         (lambda message: message, "Manifest"),
         (lambda message: message.fields[0], "Field"),
-        (lambda message: message.fragments[0], "DataFragment"),
-        (lambda message: message.fragments[0].files[0], "DataFile"),
-        (lambda message: message.fragments[0].deletion_file, "DeletionFile"),
         (lambda message: message.base_paths.add(), "BasePath"),
         (lambda message: message.writer_version, "WriterVersion"),
         (lambda message: message.data_format, "DataStorageFormat"),
@@ -106,9 +105,6 @@ def test_an_unknown_field_is_refused(manifest: bytes, part: Callable[[wire.Manif
         (lambda message: setattr(message, "fragment_tree", b"x"), "fragment tree"),
         (lambda message: setattr(message, "max_clustering_id", 0), "clustering"),
         (lambda message: message.clustering.add(), "clustering"),
-        (lambda message: message.fragments[0].overlays.add(), "data overlay files"),
-        (lambda message: message.fragments[0].spilled_row_ids.SetInParent(), "spilled row lineage"),
-        (lambda message: message.fragments[0].metadata.update({"a": "b"}), "fragment clustering or metadata"),
         (lambda message: setattr(message.data_format, "file_format", "parquet"), "data file format 'parquet'"),
     ],
 )
@@ -119,6 +115,57 @@ def test_what_is_known_and_not_supported_is_refused(
     with pytest.raises(UnsupportedFeatureError) as caught:
         decode_manifest_file(changed(manifest, change), "m")
     assert said in caught.value.flags
+
+
+@pytest.mark.parametrize(
+    "change,said",
+    [
+        (lambda message: message.MergeFromString(UNKNOWN_FIELD), "DataFragment field 2047"),
+        (lambda message: message.files[0].MergeFromString(UNKNOWN_FIELD), "DataFile field 2047"),
+        (lambda message: message.deletion_file.MergeFromString(UNKNOWN_FIELD), "DeletionFile field 2047"),
+        (lambda message: message.overlays.add(), "data overlay files"),
+        (lambda message: message.spilled_row_ids.SetInParent(), "spilled row lineage"),
+        (lambda message: message.metadata.update({"a": "b"}), "fragment clustering or metadata"),
+    ],
+)
+def test_a_fragment_with_something_unknown_is_kept_and_not_changed(
+    manifest: bytes, change: Callable[[wire.DataFragment], object], said: str
+) -> None:
+    """A commit beside it writes the very bytes; whoever has to look inside is told what is there."""
+
+    def to_first_fragment(message: wire.Manifest) -> None:
+        fragment = wire.DataFragment.FromString(message.fragments[0])
+        change(fragment)
+        message.fragments[0] = fragment.SerializeToString()
+
+    data = changed(manifest, to_first_fragment)
+    found, _ = decode_manifest_file(data, "m")
+    before, transaction = decode_manifest_file(manifest, "m")
+    assert transaction is not None
+    assert before.rows == found.rows
+    again, _ = decode_manifest_file(encode_manifest_file(found, transaction), "m")
+    assert found.fragments.items == again.fragments.items
+    with pytest.raises(UnsupportedFeatureError, match=said):
+        list(found.fragments)
+
+
+def test_two_fragments_of_one_id_are_damage(manifest: bytes) -> None:
+    """Ids are what changes go by."""
+    data = changed(manifest, lambda message: message.fragments.append(message.fragments[1]))
+    with pytest.raises(CorruptFileError, match=r"^m is damaged: two of its fragments have the id 1"):
+        _ = decode_manifest_file(data, "m")[0].rows
+
+
+def test_more_rows_deleted_than_there_are_is_damage(manifest: bytes) -> None:
+    """A count below zero would pass unseen in a sum."""
+
+    def delete_too_many(message: wire.Manifest) -> None:
+        fragment = wire.DataFragment.FromString(message.fragments[0])
+        fragment.deletion_file.num_deleted_rows = 6
+        message.fragments[0] = fragment.SerializeToString()
+
+    with pytest.raises(CorruptFileError, match="fragment 0 has more rows deleted than it holds"):
+        _ = decode_manifest_file(changed(manifest, delete_too_many), "m")[0].rows
 
 
 def test_a_manifest_cut_off_anywhere_is_damaged(manifest: bytes) -> None:
@@ -164,6 +211,6 @@ def test_inherited_indices_get_a_base_once(manifest: bytes) -> None:
     """An index without base gets the one given, an index that has one keeps it."""
     section = decode_manifest_file(manifest, "m")[0].index_section
     assert section is not None
-    first = rebase_index_section(section, 3)
+    first = rebase_index_section(section, 3, "m")
     assert [3] == [index.base_id for index in wire.IndexSection.FromString(first).indices]
-    assert first == rebase_index_section(first, 4)
+    assert first == rebase_index_section(first, 4, "m")

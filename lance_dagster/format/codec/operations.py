@@ -1,0 +1,394 @@
+"""Operations: wire messages to values and back, one reader and one writer for each."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from lance_dagster.format import transaction as ops
+from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
+from lance_dagster.format.codec.fields import base_from_wire, base_to_wire, field_from_wire, field_to_wire
+from lance_dagster.format.codec.fragments import FragmentCoding, encoded, file_from_wire, file_to_wire
+from lance_dagster.format.codec.indices import (
+    files_from_wire,
+    files_to_wire,
+    index_from_wire,
+    index_to_wire,
+    uuid_from_wire,
+    uuid_to_wire,
+)
+from lance_dagster.format.model import Fragments
+
+_T = wire.Transaction
+
+
+def operation_from_wire(message: _T, kind: str, path: str) -> ops.Operation:
+    """Read the operation a transaction holds under the name `kind`; `path` is for messages.
+
+    Raises:
+        ValueError: It names an index or a shard by something that is no uuid.
+    """
+    return _READERS[kind](getattr(message, kind), FragmentCoding(path))
+
+
+def operation_to_wire(operation: ops.Operation, message: _T) -> None:
+    """Write an operation into a transaction."""
+    kind, write = _WRITERS[type(operation)]
+    target: Message = getattr(message, kind)
+    target.CopyFrom(write(operation))
+    target.SetInParent()
+
+
+def _append_from(message: _T.Append, coding: FragmentCoding) -> ops.Append:
+    return ops.Append(fragments=Fragments(message.fragments, coding))
+
+
+def _append_to(operation: ops.Append) -> _T.Append:
+    return _T.Append(fragments=encoded(operation.fragments))
+
+
+def _delete_from(message: _T.Delete, coding: FragmentCoding) -> ops.Delete:
+    return ops.Delete(
+        updated_fragments=Fragments(message.updated_fragments, coding),
+        deleted_fragment_ids=tuple(message.deleted_fragment_ids),
+        predicate=message.predicate,
+    )
+
+
+def _delete_to(operation: ops.Delete) -> _T.Delete:
+    return _T.Delete(
+        updated_fragments=encoded(operation.updated_fragments),
+        deleted_fragment_ids=operation.deleted_fragment_ids,
+        predicate=operation.predicate,
+    )
+
+
+def _overwrite_from(message: _T.Overwrite, coding: FragmentCoding) -> ops.Overwrite:
+    return ops.Overwrite(
+        fragments=Fragments(message.fragments, coding),
+        fields=tuple(map(field_from_wire, message.schema)),
+        schema_metadata=dict(message.schema_metadata),
+        config_upserts=dict(message.config_upsert_values),
+        initial_bases=tuple(map(base_from_wire, message.initial_bases)),
+    )
+
+
+def _overwrite_to(operation: ops.Overwrite) -> _T.Overwrite:
+    return _T.Overwrite(
+        fragments=encoded(operation.fragments),
+        schema=map(field_to_wire, operation.fields),
+        schema_metadata=dict(operation.schema_metadata),
+        config_upsert_values=dict(operation.config_upserts),
+        initial_bases=map(base_to_wire, operation.initial_bases),
+    )
+
+
+def _create_index_from(message: _T.CreateIndex, _: FragmentCoding) -> ops.CreateIndex:
+    return ops.CreateIndex(
+        new_indices=tuple(map(index_from_wire, message.new_indices)),
+        removed_indices=tuple(map(index_from_wire, message.removed_indices)),
+    )
+
+
+def _create_index_to(operation: ops.CreateIndex) -> _T.CreateIndex:
+    return _T.CreateIndex(
+        new_indices=map(index_to_wire, operation.new_indices),
+        removed_indices=map(index_to_wire, operation.removed_indices),
+    )
+
+
+def _rewrite_from(message: _T.Rewrite, coding: FragmentCoding) -> ops.Rewrite:
+    # Older writers had one group, without the message around it.
+    ungrouped = [message] if message.old_fragments or message.new_fragments else []
+    groups: Iterable[Any] = [*ungrouped, *message.groups]
+    return ops.Rewrite(
+        groups=tuple(
+            ops.RewriteGroup(
+                old=Fragments(group.old_fragments, coding),
+                new=Fragments(group.new_fragments, coding),
+            )
+            for group in groups
+        ),
+        rewritten_indices=tuple(
+            ops.RewrittenIndex(
+                old=uuid_from_wire(index.old_id),
+                new=uuid_from_wire(index.new_id),
+                details=(index.new_index_details.type_url, index.new_index_details.value)
+                if index.HasField("new_index_details")
+                else None,
+                index_version=index.new_index_version,
+                files=files_from_wire(index.new_index_files),
+            )
+            for index in message.rewritten_indices
+        ),
+    )
+
+
+def _rewrite_to(operation: ops.Rewrite) -> _T.Rewrite:
+    groups = [
+        _T.Rewrite.Group(old_fragments=encoded(group.old), new_fragments=encoded(group.new))
+        for group in operation.groups
+    ]
+    message = _T.Rewrite(groups=groups)
+    for index in operation.rewritten_indices:
+        entry = message.rewritten_indices.add(
+            old_id=uuid_to_wire(index.old),
+            new_id=uuid_to_wire(index.new),
+            new_index_version=index.index_version,
+            new_index_files=files_to_wire(index.files),
+        )
+        if index.details is not None:
+            entry.new_index_details.type_url, entry.new_index_details.value = index.details
+            entry.new_index_details.SetInParent()
+    return message
+
+
+def _merge_from(message: _T.Merge, coding: FragmentCoding) -> ops.Merge:
+    return ops.Merge(
+        fragments=Fragments(message.fragments, coding),
+        fields=tuple(map(field_from_wire, message.schema)),
+        schema_metadata=dict(message.schema_metadata),
+        preserves_nullability=message.preserves_nullability,
+    )
+
+
+def _merge_to(operation: ops.Merge) -> _T.Merge:
+    return _T.Merge(
+        fragments=encoded(operation.fragments),
+        schema=map(field_to_wire, operation.fields),
+        schema_metadata=dict(operation.schema_metadata),
+        preserves_nullability=operation.preserves_nullability,
+    )
+
+
+def _update_from(message: _T.Update, coding: FragmentCoding) -> ops.Update:
+    return ops.Update(
+        removed_fragment_ids=tuple(message.removed_fragment_ids),
+        updated_fragments=Fragments(message.updated_fragments, coding),
+        new_fragments=Fragments(message.new_fragments, coding),
+        fields_modified=tuple(message.fields_modified),
+        mode=message.update_mode,
+        preserved_fields=tuple(message.fields_for_preserving_frag_bitmap),
+        inserted_rows=_filter_from(message.inserted_rows) if message.HasField("inserted_rows") else None,
+        updated_offsets={number: tuple(rows.values) for number, rows in message.updated_fragment_offsets.items()},
+        updated_offset_bitmaps=dict(message.updated_fragment_offset_bitmaps),
+        compacted_sstables=_sstables_from(message.compacted_sstables),
+    )
+
+
+def _update_to(operation: ops.Update) -> _T.Update:
+    message = _T.Update(
+        removed_fragment_ids=operation.removed_fragment_ids,
+        updated_fragments=encoded(operation.updated_fragments),
+        new_fragments=encoded(operation.new_fragments),
+        fields_modified=operation.fields_modified,
+        update_mode=_T.Update.Mode.Name(operation.mode),
+        fields_for_preserving_frag_bitmap=operation.preserved_fields,
+        compacted_sstables=_sstables_to(operation.compacted_sstables),
+        updated_fragment_offset_bitmaps=dict(operation.updated_offset_bitmaps),
+    )
+    for number, rows in operation.updated_offsets.items():
+        message.updated_fragment_offsets[number].values.extend(rows)
+    if operation.inserted_rows is not None:
+        message.inserted_rows.CopyFrom(_filter_to(operation.inserted_rows))
+    return message
+
+
+def _filter_from(message: _T.KeyExistenceFilter) -> ops.KeyFilter:
+    bloom = message.bloom
+    return ops.KeyFilter(
+        fields=tuple(message.field_ids),
+        hashes=tuple(message.exact.key_hashes) if message.HasField("exact") else None,
+        bloom=(bloom.bitmap, bloom.num_bits, bloom.number_of_items, bloom.probability)
+        if message.HasField("bloom")
+        else None,
+    )
+
+
+def _filter_to(keys: ops.KeyFilter) -> _T.KeyExistenceFilter:
+    message = _T.KeyExistenceFilter(field_ids=keys.fields)
+    if keys.hashes is not None:
+        message.exact.key_hashes.extend(keys.hashes)
+        message.exact.SetInParent()
+    if keys.bloom is not None:
+        bitmap, bits, items, probability = keys.bloom
+        bloom = _T.KeyExistenceFilter.Bloom(
+            bitmap=bitmap, num_bits=bits, number_of_items=items, probability=probability
+        )
+        message.bloom.CopyFrom(bloom)
+    return message
+
+
+def _sstables_from(messages: Iterable[_T.CompactedSstable]) -> tuple[ops.CompactedSstable, ...]:
+    return tuple(ops.CompactedSstable(uuid_from_wire(entry.shard_id), entry.generation) for entry in messages)
+
+
+def _sstables_to(entries: Iterable[ops.CompactedSstable]) -> list[_T.CompactedSstable]:
+    return [_T.CompactedSstable(shard_id=uuid_to_wire(entry.shard), generation=entry.generation) for entry in entries]
+
+
+def _project_from(message: _T.Project, _: FragmentCoding) -> ops.Project:
+    return ops.Project(
+        fields=tuple(map(field_from_wire, message.schema)), preserves_nullability=message.preserves_nullability
+    )
+
+
+def _project_to(operation: ops.Project) -> _T.Project:
+    return _T.Project(
+        schema=map(field_to_wire, operation.fields), preserves_nullability=operation.preserves_nullability
+    )
+
+
+def _config_from(message: _T.UpdateConfig, _: FragmentCoding) -> ops.UpdateConfig:
+    config = _map_from(message.config_updates) if message.HasField("config_updates") else None
+    schema = _map_from(message.schema_metadata_updates) if message.HasField("schema_metadata_updates") else None
+    fields = {number: _map_from(entries) for number, entries in message.field_metadata_updates.items()}
+    # Older writers had a form of their own for each, in which metadata was always replaced whole.
+    if message.upsert_values or message.delete_keys:
+        removed = dict.fromkeys(message.delete_keys)
+        config = ops.MapUpdate(entries={**removed, **message.upsert_values})
+    if message.schema_metadata:
+        schema = ops.MapUpdate(entries=dict(message.schema_metadata), replace=True)
+    for number, own in message.field_metadata.items():
+        fields[number] = ops.MapUpdate(entries=dict(own.metadata), replace=True)
+    return ops.UpdateConfig(
+        config=config,
+        table_metadata=_map_from(message.table_metadata_updates)
+        if message.HasField("table_metadata_updates")
+        else None,
+        schema_metadata=schema,
+        field_metadata=fields,
+    )
+
+
+def _config_to(operation: ops.UpdateConfig) -> _T.UpdateConfig:
+    message = _T.UpdateConfig(
+        config_updates=_map_to(operation.config),
+        table_metadata_updates=_map_to(operation.table_metadata),
+        schema_metadata_updates=_map_to(operation.schema_metadata),
+    )
+    for number, entries in operation.field_metadata.items():
+        message.field_metadata_updates[number].CopyFrom(_map_to(entries) or _T.UpdateMap())
+    return message
+
+
+def _map_from(message: _T.UpdateMap) -> ops.MapUpdate:
+    entries = {entry.key: entry.value if entry.HasField("value") else None for entry in message.update_entries}
+    return ops.MapUpdate(entries=entries, replace=message.replace)
+
+
+def _map_to(update: ops.MapUpdate | None) -> _T.UpdateMap | None:
+    if update is None:
+        return None
+    entries = [_T.UpdateMap.Entry(key=key, value=value) for key, value in update.entries.items()]
+    return _T.UpdateMap(update_entries=entries, replace=update.replace)
+
+
+def _replacement_from(message: _T.DataReplacement, _: FragmentCoding) -> ops.DataReplacement:
+    pairs = ((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
+    return ops.DataReplacement(replacements=tuple(pairs))
+
+
+def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
+    pairs = operation.replacements
+    kind = _T.DataReplacement.Replacement
+    return _T.DataReplacement(
+        replacements=[kind(fragment_id=number, new_file=file_to_wire(file)) for number, file in pairs]
+    )
+
+
+def _clone_from(message: _T.Clone, _: FragmentCoding) -> ops.Clone:
+    return ops.Clone(
+        is_shallow=message.is_shallow,
+        ref_version=message.ref_version,
+        ref_path=message.ref_path,
+        ref_name=message.ref_name if message.HasField("ref_name") else None,
+        branch_name=message.branch_name if message.HasField("branch_name") else None,
+    )
+
+
+def _clone_to(operation: ops.Clone) -> _T.Clone:
+    return _T.Clone(
+        is_shallow=operation.is_shallow,
+        ref_name=operation.ref_name,
+        ref_version=operation.ref_version,
+        ref_path=operation.ref_path,
+        branch_name=operation.branch_name,
+    )
+
+
+def _overlay_from(message: _T.DataOverlay, _: FragmentCoding) -> ops.DataOverlay:
+    def one(entry: wire.DataOverlayFile) -> ops.Overlay:
+        return ops.Overlay(
+            file=file_from_wire(entry.data_file),
+            committed_version=entry.committed_version,
+            shared_bitmap=entry.shared_offset_bitmap if entry.HasField("shared_offset_bitmap") else None,
+            field_bitmaps=tuple(entry.field_coverage.offset_bitmaps) if entry.HasField("field_coverage") else None,
+        )
+
+    return ops.DataOverlay(
+        groups=tuple((group.fragment_id, tuple(map(one, group.overlays))) for group in message.groups)
+    )
+
+
+def _overlay_to(operation: ops.DataOverlay) -> _T.DataOverlay:
+    def one(overlay: ops.Overlay) -> wire.DataOverlayFile:
+        entry = wire.DataOverlayFile(
+            data_file=file_to_wire(overlay.file),
+            committed_version=overlay.committed_version,
+            shared_offset_bitmap=overlay.shared_bitmap,
+        )
+        if overlay.field_bitmaps is not None:
+            entry.field_coverage.offset_bitmaps.extend(overlay.field_bitmaps)
+            entry.field_coverage.SetInParent()
+        return entry
+
+    groups: Sequence[tuple[int, Sequence[ops.Overlay]]] = operation.groups
+    kind = _T.DataOverlay.Group
+    return _T.DataOverlay(groups=[kind(fragment_id=number, overlays=map(one, files)) for number, files in groups])
+
+
+_READERS: Mapping[str, Callable[[Any, FragmentCoding], ops.Operation]] = {
+    "append": _append_from,
+    "delete": _delete_from,
+    "overwrite": _overwrite_from,
+    "create_index": _create_index_from,
+    "rewrite": _rewrite_from,
+    "merge": _merge_from,
+    "restore": lambda message, _: ops.Restore(version=message.version),
+    "reserve_fragments": lambda message, _: ops.ReserveFragments(count=message.num_fragments),
+    "update": _update_from,
+    "project": _project_from,
+    "update_config": _config_from,
+    "data_replacement": _replacement_from,
+    "update_mem_wal_state": lambda message, _: ops.UpdateMemWalState(
+        compacted_sstables=_sstables_from(message.compacted_sstables)
+    ),
+    "clone": _clone_from,
+    "update_bases": lambda message, _: ops.UpdateBases(new_bases=tuple(map(base_from_wire, message.new_bases))),
+    "data_overlay": _overlay_from,
+}
+_WRITERS: Mapping[type[ops.Operation], tuple[str, Callable[[Any], Any]]] = {
+    ops.Append: ("append", _append_to),
+    ops.Delete: ("delete", _delete_to),
+    ops.Overwrite: ("overwrite", _overwrite_to),
+    ops.CreateIndex: ("create_index", _create_index_to),
+    ops.Rewrite: ("rewrite", _rewrite_to),
+    ops.Merge: ("merge", _merge_to),
+    ops.Restore: ("restore", lambda operation: _T.Restore(version=operation.version)),
+    ops.ReserveFragments: ("reserve_fragments", lambda operation: _T.ReserveFragments(num_fragments=operation.count)),
+    ops.Update: ("update", _update_to),
+    ops.Project: ("project", _project_to),
+    ops.UpdateConfig: ("update_config", _config_to),
+    ops.DataReplacement: ("data_replacement", _replacement_to),
+    ops.UpdateMemWalState: (
+        "update_mem_wal_state",
+        lambda operation: _T.UpdateMemWalState(compacted_sstables=_sstables_to(operation.compacted_sstables)),
+    ),
+    ops.Clone: ("clone", _clone_to),
+    ops.UpdateBases: (
+        "update_bases",
+        lambda operation: _T.UpdateBases(new_bases=map(base_to_wire, operation.new_bases)),
+    ),
+    ops.DataOverlay: ("data_overlay", _overlay_to),
+}

@@ -1,0 +1,57 @@
+"""Deletion vectors as they lie in the store: read under whatever base, written into the branch's own folder."""
+
+import secrets
+from dataclasses import replace
+
+from pyroaring import BitMap
+
+from lance_dagster.changes.places import folder_of
+from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.format import layout
+from lance_dagster.format.deletions import decode_offsets, encode_offsets
+from lance_dagster.format.model import DeletionFile, Fragment
+from lance_dagster.history.versions import State, Versions
+
+
+def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> BitMap:
+    """Return the offsets of the rows of a fragment that are deleted; none when it has no deletion file.
+
+    Raises:
+        CorruptFileError: The deletion file is missing or cannot be read, or holds offsets the fragment does not have.
+    """
+    if fragment.deletion is None:
+        return BitMap()
+    path = f"the deletion file of fragment {fragment.id} of {versions.line_uri(state.branch)}"
+    offsets = decode_offsets(fragment.deletion.kind, read_deletion(versions, state, fragment), path)
+    if offsets and offsets.max() >= fragment.physical_rows:
+        raise CorruptFileError(path, f"it deletes row {offsets.max()} of {fragment.physical_rows}")
+    return offsets
+
+
+def with_deleted(versions: Versions, state: State, fragment: Fragment, offsets: BitMap) -> Fragment:
+    """Store a deletion vector for a fragment, as the next version after `state` names it; return the fragment."""
+    kind, data = encode_offsets(offsets)
+    deletion = DeletionFile(kind=kind, read_version=state.number, id=secrets.randbits(64), deleted_rows=len(offsets))
+    changed = replace(fragment, deletion=deletion)
+    store_deletion(versions, state.branch, changed, data)
+    return changed
+
+
+def read_deletion(versions: Versions, state: State, fragment: Fragment) -> bytes:
+    """Read the bytes of a fragment's deletion file."""
+    if fragment.deletion is None:
+        raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
+    base = folder_of(state.manifest, fragment.deletion.base_id, versions.line_uri(state.branch))
+    store, key = versions.located(base.path, layout.deletion_path(fragment.id, fragment.deletion))
+    data = store.get(key)
+    if data is None:
+        raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
+    return data
+
+
+def store_deletion(versions: Versions, branch: str, fragment: Fragment, data: bytes) -> None:
+    """Write a fragment's deletion file into a branch's own folder."""
+    if fragment.deletion is None:
+        raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
+    path = layout.join(layout.line_root(branch), layout.deletion_path(fragment.id, fragment.deletion))
+    versions.store.put(path, data)
