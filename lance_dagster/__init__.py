@@ -40,6 +40,9 @@ if TYPE_CHECKING:
         UnsupportedFeatureError as UnsupportedFeatureError,
         VersionNotFoundError as VersionNotFoundError,
     )
+    from lance_dagster.format.model import (
+        BasePath as BasePath,
+    )
     from lance_dagster.format.transaction import (
         Transaction as Transaction,
     )
@@ -80,6 +83,8 @@ if TYPE_CHECKING:
     from lance_dagster.table import (
         LanceTable as LanceTable,
         MergePreview as MergePreview,
+        Relocation as Relocation,
+        Repointed as Repointed,
     )
 
 _HOMES = {
@@ -113,6 +118,7 @@ _HOMES = {
         "UnsupportedFeatureError",
         "VersionNotFoundError",
     ),
+    "lance_dagster.format.model": ("BasePath",),
     "lance_dagster.format.transaction": ("Transaction",),
     "lance_dagster.history.refs": (
         "Branch",
@@ -149,6 +155,8 @@ _HOMES = {
     "lance_dagster.table": (
         "LanceTable",
         "MergePreview",
+        "Relocation",
+        "Repointed",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

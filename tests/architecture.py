@@ -32,7 +32,7 @@ LAYERS = {
 DOORS = {
     "fsspec": ("lance_dagster/store/",),
     "s3fs": ("lance_dagster/store/",),
-    "lance": ("lance_dagster/datafiles.py",),
+    "lance": ("lance_dagster/datafiles/",),
     "google.protobuf": ("lance_dagster/format/codec/", GENERATED),
     "lance_dagster.format._proto": ("lance_dagster/format/codec/", GENERATED),
     "pendulum.parser": ("lance_dagster/history/resolve.py",),

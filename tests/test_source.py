@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 # Everything a user may import from `lance_dagster`, and nothing else.
 PUBLIC_NAMES = [
     "AlreadyExistsError",
+    "BasePath",
     "Branch",
     "CommitConflictError",
     "CommitStateUnknownError",
@@ -44,6 +45,8 @@ PUBLIC_NAMES = [
     "RefMovedError",
     "RefNotFoundError",
     "RefSyntaxError",
+    "Relocation",
+    "Repointed",
     "RowCount",
     "RunBranch",
     "RunChain",
@@ -99,7 +102,7 @@ SUBTLE = [
     ("doors", "lance_dagster/history/gc.py", "import pendulum\npendulum.now('UTC')\n", 0),
     ("doors", "lance_dagster/table.py", "from google.protobuf import message\n", 1),
     ("doors", "lance_dagster/table.py", "import lance_namespace\n", 0),
-    ("doors", "lance_dagster/datafiles.py", "import lance.fragment\n", 0),
+    ("doors", "lance_dagster/datafiles/reading.py", "import lance.fragment\n", 0),
     ("purity", "lance_dagster/format/model.py", "import datetime\ndatetime.datetime.now()\n", 1),
     ("purity", "lance_dagster/format/model.py", "def f(p):\n    return open(p)\n", 1),
     ("purity", "lance_dagster/store/local.py", "import os\n", 0),

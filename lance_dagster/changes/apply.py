@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from lance_dagster.changes.indices import created, indices_of, rewritten, with_relevant, without_values
-from lance_dagster.changes.places import with_bases
+from lance_dagster.changes.places import found_at, with_bases
 from lance_dagster.changes.rows import stamped
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import transaction as ops
@@ -131,6 +131,8 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
     return replace(
         restored,
         branch=head.branch,
+        # Rows go back to what they were, not to where files were before the table was moved.
+        base_paths=found_at(restored.base_paths, head.base_paths),
         max_fragment_id=max(ids, default=None),
         next_row_id=max(head.next_row_id, restored.next_row_id),
         max_allocated_field_id=max(
@@ -156,14 +158,13 @@ def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
 
 
 def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]) -> Fragments:
-    """Put fragments in the place of the first of those that go, so that rows keep their order."""
+    """Put fragments in the place of others, all in the order of their ids, which is what pylance calls valid."""
     kept = fragments.changed(old, {})
     taken = set(kept.ids).intersection(fragment.id for fragment in new)
     if taken:
         raise InvalidInputError(f"there is a fragment {min(taken)} already; a rewrite needs ids that were reserved")
-    gone = frozenset(old)
-    before = next((place for place, number in enumerate(fragments.ids) if number in gone), len(kept))
-    return Fragments([*kept.items[:before], *new, *kept.items[before:]], kept.coding)
+    together = [*zip(kept.ids, kept.items, strict=True), *((fragment.id, fragment) for fragment in new)]
+    return Fragments([item for _, item in sorted(together, key=lambda pair: pair[0])], kept.coding)
 
 
 def _merge(head: Manifest, operation: ops.Merge) -> Manifest:

@@ -87,15 +87,16 @@ def created(manifest: Manifest, operation: CreateIndex) -> Manifest:
 def rewritten(manifest: Manifest, operation: Rewrite) -> Manifest:
     """Let the indices follow rows that were moved to other fragments.
 
-    With stable row ids an index stays as it is and speaks for the new fragments. Without, it was stored anew with the
-    new addresses, or it does not speak for them.
+    An index that was stored anew with the new addresses speaks for the new fragments. Any other does not: pylance's
+    indices hold row addresses even where row ids are stable.
     """
     followers = {index.old: index for index in operation.rewritten_indices}
     found = []
     for index in indices_of(manifest):
         follower = followers.get(index.uuid)
-        moved = follower is not None or manifest.stable_row_ids
-        index = replace(index, bitmap=_moved(index, operation.groups, follow=moved))  # noqa: PLW2901
+        index = replace(  # noqa: PLW2901
+            index, bitmap=_moved(index, operation.groups, follow=follower is not None)
+        )
         found.append(index if follower is None else _stored_anew(index, follower))
     return _changed(manifest, found)
 

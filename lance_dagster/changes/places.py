@@ -14,7 +14,7 @@ from lance_dagster.changes.indices import indices_of
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import encode_indices, rebase_index_section
 from lance_dagster.format.layout import DATA, DELETIONS, deletion_path, join
-from lance_dagster.format.model import BasePath, DataFile, Fragment, Fragments, Manifest
+from lance_dagster.format.model import BasePath, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import MERGED_PREFIX
 
 ROOT_BASE = "root"
@@ -43,7 +43,8 @@ def shallow_clone(source: Manifest, *, source_uri: str, name: str) -> Manifest:
         source_uri: The URI of the folder the version's own files lie in.
         name: What the new base path is called, unless it is taken.
     """
-    bases = list(source.base_paths)
+    # The root of another table is not this one's.
+    bases = [replace(base, name=f"{name}-root") if base.name == ROOT_BASE else base for base in source.base_paths]
     taken = {base.name for base in bases}
     names = (name if count == 1 else f"{name}-{count}" for count in range(1, len(bases) + 2))
     own = _base_for(bases, source_uri, next(free for free in names if free not in taken))
@@ -141,7 +142,7 @@ def placed_under(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragmen
     )
 
 
-def shared_places(source: Manifest, dest: Manifest, root_uri: str) -> dict[int, int]:
+def shared_places(source: Manifest, dest: Manifest, root_uri: str) -> dict[int | None, int]:
     """Return which base ids of a version mean a place outside of the table that another version names as well.
 
     Files there can be taken over as they are; the other version knows the place under the id given here.
@@ -155,8 +156,16 @@ def shared_places(source: Manifest, dest: Manifest, root_uri: str) -> dict[int, 
     }
 
 
-def placed_under_root(fragments: Sequence[Fragment], manifest: Manifest, root_uri: str) -> tuple[Fragment, ...]:
+def placed_under_root(
+    fragments: Sequence[Fragment], manifest: Manifest, root_uri: str, kept: Mapping[int | None, int] | None = None
+) -> tuple[Fragment, ...]:
     """Return fragments whose data files lie in the root's `data/`, named as `manifest` has to name them.
+
+    Args:
+        fragments: What is to be named.
+        manifest: Of the branch that shall name it.
+        root_uri: The table's canonical URI.
+        kept: Base ids of files that lie elsewhere, and the ids `manifest` has for the same places.
 
     Raises:
         InvalidInputError: The manifest is of a branch that knows the root under another spelling.
@@ -172,8 +181,12 @@ def placed_under_root(fragments: Sequence[Fragment], manifest: Manifest, root_ur
                 f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
                 "moved, or the branch was forked under another spelling of that; relocate() puts it right"
             )
+    known = kept or {}
     return tuple(
-        replace(fragment, files=tuple(replace(file, base_id=base_id) for file in fragment.files))
+        replace(
+            fragment,
+            files=tuple(replace(file, base_id=known.get(file.base_id, base_id)) for file in fragment.files),
+        )
         for fragment in fragments
     )
 
@@ -192,14 +205,8 @@ def folder_of(manifest: Manifest, base_id: int | None, line_uri: str) -> BasePat
     raise CorruptFileError(f"version {manifest.version} of {line_uri}", f"it names no base path {base_id}")
 
 
-def data_uri(manifest: Manifest, file: DataFile, line_uri: str) -> str:
-    """Return where a data file lies (storage layout specification, two-step path resolution)."""
-    base = folder_of(manifest, file.base_id, line_uri)
-    return join(base.path, DATA if base.is_dataset_root else "", file.path)
-
-
 def data_folder(base: BasePath) -> str:
-    """Return the URI of the folder in which data files of a base path lie."""
+    """Return where data files of a base path lie (storage layout specification, two-step path resolution)."""
     return join(base.path, DATA) if base.is_dataset_root else base.path
 
 
@@ -265,6 +272,12 @@ def with_repointed(manifest: Manifest, changed: Iterable[BasePath]) -> Manifest:
     """Return a manifest with base paths in the place of those with the same ids."""
     new = {base.id: base for base in changed}
     return replace(manifest, base_paths=tuple(new.get(base.id, base) for base in manifest.base_paths))
+
+
+def found_at(bases: Iterable[BasePath], newer: Iterable[BasePath]) -> tuple[BasePath, ...]:
+    """Return the base paths of an older version, those that a newer one still has at the places it knows."""
+    known = {(base.id, base.name, base.is_dataset_root): base for base in newer}
+    return tuple(known.get((base.id, base.name, base.is_dataset_root), base) for base in bases)
 
 
 def _is_at(path: str, folder: str) -> bool:

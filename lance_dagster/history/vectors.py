@@ -42,7 +42,10 @@ def read_deletion(versions: Versions, state: State, fragment: Fragment) -> bytes
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
     base = folder_of(state.manifest, fragment.deletion.base_id, versions.line_uri(state.branch))
-    store, key = versions.located(base.path, layout.deletion_path(fragment.id, fragment.deletion))
+    path = layout.deletion_path(fragment.id, fragment.deletion)
+    # A base path that is no dataset root has no folders of its own.
+    key = path if base.is_dataset_root else path.removeprefix(f"{layout.DELETIONS}/")
+    store, key = versions.located(base.path, key, base.id)
     data = store.get(key)
     if data is None:
         raise CorruptFileError(f"{store.uri}/{key}", "it is missing")

@@ -13,7 +13,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file, decode_transaction
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import COMMITTER, MERGE, MESSAGE, Clone, Transaction
-from lance_dagster.store import Store, open_store
+from lance_dagster.store import Store, base_options, open_store
 
 _FIRST_NAMES = 8
 _KEPT_STATES = 64
@@ -85,14 +85,20 @@ class Versions:
         """Return the URI of the folder a branch's own files lie in."""
         return layout.join(self.store.uri, layout.line_root(branch))
 
-    def located(self, uri: str, key: str) -> tuple[Store, str]:
-        """Return where an object below any URI is found: in the table's own store when it lies there."""
+    def located(self, uri: str, key: str, base_id: int = 0) -> tuple[Store, str]:
+        """Return where an object below any URI is found: in the table's own store when it lies there.
+
+        Args:
+            uri: A folder: of the table, or a base path.
+            key: The object's path below it.
+            base_id: The id of the base path, for which there may be storage options of its own.
+        """
         own = self.store.uri
         if uri == own:
             return self.store, key
         if uri.startswith(f"{own}/"):
             return self.store, layout.join(uri.removeprefix(f"{own}/"), key)
-        return open_store(uri, self.storage_options), key
+        return open_store(uri, base_options(self.storage_options, base_id, uri)), key
 
     def numbers(self, branch: str) -> list[int]:
         """List the versions of a branch, oldest first, by file name alone; empty when there is no such branch."""

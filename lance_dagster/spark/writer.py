@@ -45,6 +45,7 @@ def stage(
     *,
     vectors: Mapping[str, int] | None = None,
     schema: pa.Schema | None = None,
+    base: str | None = None,
 ) -> StagedFiles:
     """Write a Spark frame's rows as data files of a table, for a commit to name.
 
@@ -61,19 +62,20 @@ def stage(
         vectors: The length of vector columns, checked against the table's before anything is written.
         schema: The columns after the commit, for an `overwrite` that changes them; see `replacement_schema`.
             None means the branch's own.
+        base: The name of the base path to write to; None for the table itself.
 
     Raises:
         SchemaMismatchError: The frame's columns or types are not the table's, or a value does not fit its
             column.
         RefNotFoundError: There is no such branch.
     """
-    target = table.target(schema, branch)
+    target = table.target(schema, branch, base)
     check_fits(df.schema, target.schema, vectors=vectors)
     task = functools.partial(_stage_partition, target)
     with large_batches(df.sparkSession, target.schema), _errors_of_executors():
         rows = df.mapInArrow(task, "file string").collect()
     files = tuple(StagedFile(**json.loads(row.file)) for row in rows)
-    return StagedFiles(schema=target.schema, files=files)
+    return StagedFiles(schema=target.schema, files=files, base=target.base)
 
 
 def _stage_partition(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,7 @@
 """One table and everything that can be done with it."""
 
 from lance_dagster.table.join import MergePreview
+from lance_dagster.table.relocating import Relocation, Repointed
 from lance_dagster.table.table import LanceTable
 
-__all__ = ["LanceTable", "MergePreview"]
+__all__ = ["LanceTable", "MergePreview", "Relocation", "Repointed"]

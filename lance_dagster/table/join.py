@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from lance_dagster.changes.apply import with_flags
 from lance_dagster.changes.claims import Claim, claims_of, encode_claims
 from lance_dagster.changes.merge import MergePlan, plan_merge
-from lance_dagster.changes.places import data_uri, placed_under_root
+from lance_dagster.changes.places import data_folder, folder_of, placed_under_root, shared_places
 from lance_dagster.changes.sides import Change, Conflict, Side
 from lance_dagster.datafiles import count_in_fragments
 from lance_dagster.errors import CorruptFileError, MergeConflictError
@@ -40,6 +40,7 @@ from lance_dagster.history.lineage import (
 )
 from lance_dagster.history.vectors import read_deletion, store_deletion
 from lance_dagster.history.versions import State
+from lance_dagster.store import copy_file, copy_folder
 from lance_dagster.table.parts import Parts
 
 
@@ -165,9 +166,10 @@ def _realised(parts: Parts, plan: MergePlan, source: State, head: State) -> Appe
         data = read_deletion(parts.versions, source, carried.source)
         store_deletion(parts.versions, head.branch, carried.dest, data)
     operation = plan.operation
+    shared = shared_places(source.manifest, head.manifest, parts.uri)
     for fragment in _added(operation):
-        _bring_files(parts, fragment, source)
-    placed = placed_under_root(_added(operation), head.manifest, parts.uri)
+        _bring_files(parts, fragment, source, shared)
+    placed = placed_under_root(_added(operation), head.manifest, parts.uri, shared)
     if isinstance(operation, Update):
         return replace(operation, new_fragments=placed)
     return replace(operation, fragments=placed)
@@ -177,13 +179,20 @@ def _added(operation: Append | Update | Overwrite) -> Sequence[Fragment]:
     return operation.new_fragments if isinstance(operation, Update) else operation.fragments
 
 
-def _bring_files(parts: Parts, fragment: Fragment, source: State) -> None:
-    """Copy data files that another program put into the branch's own folder, with their blobs."""
+def _bring_files(parts: Parts, fragment: Fragment, source: State, shared: Mapping[int | None, int]) -> None:
+    """Copy data files that another program put into the branch's own folder, with their blobs.
+
+    Files under a base path that the dest has as well stay where they are.
+    """
     for file in fragment.files:
-        uri = data_uri(source.manifest, file, parts.versions.line_uri(source.branch))
-        if uri == f"{parts.uri}/{DATA}/{file.path}":
+        if file.base_id in shared:
             continue
-        if not parts.store.copy_in(uri, f"{DATA}/{file.path}"):
-            raise CorruptFileError(uri, "it is missing")
+        base = folder_of(source.manifest, file.base_id, parts.versions.line_uri(source.branch))
+        if data_folder(base) == f"{parts.uri}/{DATA}":
+            continue
+        store, key = parts.versions.located(data_folder(base), file.path, base.id)
+        if not copy_file(store, key, parts.store, f"{DATA}/{file.path}"):
+            raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
         # Blobs lie in a folder called like the file; most files have none.
-        parts.store.copy_in(uri.removesuffix(".lance"), f"{DATA}/{file.path.removesuffix('.lance')}")
+        blobs = file.path.removesuffix(".lance")
+        copy_folder(store, key.removesuffix(".lance"), parts.store, f"{DATA}/{blobs}")

@@ -140,15 +140,19 @@ class LanceTable(Editing, Evolving, Naming, Merging, Keeping):
         """Read rows into memory; the arguments are those of `scan`."""
         return datafiles.read(self.to_lance(ref), columns, filter)
 
-    def target(self, schema: pa.Schema | None = None, branch: str = MAIN) -> datafiles.WriteTarget:
+    def target(
+        self, schema: pa.Schema | None = None, branch: str = MAIN, base: str | None = None
+    ) -> datafiles.WriteTarget:
         """Return what another process needs to write data files: `datafiles.write_files(target, batches)`.
 
         Args:
             schema: The columns of the files; None for those of the branch.
             branch: Whose schema is meant. The files can be committed to any branch.
+            base: The name of the base path the files shall lie under, which the branch has to know; None for the
+                table itself. Give the target's `base` on to the `StagedFiles` made of them.
         """
         head = self._parts.head(branch)
-        return write.target(self._parts, schema or schema_of(head), head.manifest.file_version)
+        return write.target(self._parts, schema or schema_of(head), head, base)
 
 
 def _reopen(uri: str, storage_options: Mapping[str, str]) -> LanceTable:

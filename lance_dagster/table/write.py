@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from lance_dagster.changes.apply import apply, empty_manifest
 from lance_dagster.changes.claims import APPEND, OVERWRITE, REPLACE, Claim, encode_claims
-from lance_dagster.changes.places import placed_under_root
+from lance_dagster.changes.places import data_folder
 from lance_dagster.changes.sides import Change
 from lance_dagster.datafiles import (
     FILE_VERSION,
@@ -28,6 +28,7 @@ from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, c
 from lance_dagster.history.lineage import changes_since, lineage_of
 from lance_dagster.history.vectors import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State, Version
+from lance_dagster.table.bases import destination, options_of, placed
 from lance_dagster.table.parts import Parts, schema_of
 
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
@@ -65,14 +66,25 @@ def create_empty(parts: Parts, schema: pa.Schema) -> State | None:
     return create_first(parts.versions, Proposal(transaction, manifest))
 
 
-def target(parts: Parts, schema: pa.Schema, file_version: str) -> WriteTarget:
-    """Say where data files of a table go, whatever branch they will be committed to."""
+def target(parts: Parts, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
+    """Say where data files of a table go: to the same folder for every branch, or under a base path by name."""
+    place = destination(head, base)
     return WriteTarget(
-        data_uri=f"{parts.uri}/{layout.DATA}",
+        data_uri=f"{parts.uri}/{layout.DATA}" if place is None else data_folder(place),
         schema=schema,
-        file_version=file_version,
-        storage_options=parts.storage_options,
+        file_version=head.manifest.file_version,
+        storage_options=parts.storage_options if place is None else options_of(parts, place),
+        base=None if place is None else place.path,
     )
+
+
+def stage(parts: Parts, rows: Rows, branch: str, base: str | None) -> StagedFiles:
+    """Write rows as data files that no version names yet."""
+    _check_rows(rows)
+    if isinstance(rows, StagedFiles):
+        raise InvalidInputError("these files are staged already; give them to append, overwrite or replace_where")
+    head = parts.head(branch)
+    return _staged(parts, rows, schema_of(head), head, base=base)
 
 
 def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> State:
@@ -146,7 +158,7 @@ def _check_rows(rows: object) -> None:
         )
 
 
-def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State) -> StagedFiles:
+def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State, *, base: str | None = None) -> StagedFiles:
     if isinstance(rows, StagedFiles):
         check_schema(rows.schema, schema)
         if not _is_stored_as(rows.schema, schema):
@@ -154,8 +166,8 @@ def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State) -> StagedF
         return rows
     # Before the first row is read: a stream may be long.
     check_schema(rows.schema, schema)
-    files = write_files(target(parts, schema, head.manifest.file_version), _batches(rows))
-    return StagedFiles(schema, files)
+    where = target(parts, schema, head, base)
+    return StagedFiles(schema, write_files(where, _batches(rows)), where.base)
 
 
 def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable[pa.RecordBatch]:
@@ -166,7 +178,7 @@ def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable
 
 def _placed(parts: Parts, staged: StagedFiles, fields: Sequence[Field], head: State) -> tuple[Fragment, ...]:
     fragments = fragments_of(staged, fields, head.manifest.file_version)
-    return placed_under_root(fragments, head.manifest, parts.uri)
+    return placed(parts, fragments, head, staged.base)
 
 
 def _fits(given: pa.Schema, own: pa.Schema) -> bool:

@@ -1,5 +1,7 @@
 """What every store has to do; the test of a provider inherits it and gives a `store` fixture."""
 
+from pathlib import Path
+
 import pytest
 
 from lance_dagster.store import Store
@@ -76,6 +78,30 @@ class StoreConformance:
             store.put(f"x/{name}", b"1")
         assert ["a", "b"] == store.list("x", limit=2)
         assert ["a", "b", "c", "d"] == store.list("x", limit=9)
+
+    def test_sizes_are_those_of_the_files_of_one_folder(self, store: Store) -> None:
+        """What lies below is not part of it; a folder that is not there is empty."""
+        for key, data in (("a/b", b"1"), ("a/c", b""), ("a/d/e", b"123"), ("f", b"12")):
+            store.put(key, data)
+        assert {"b": 1, "c": 0} == store.sizes("a")
+        assert {} == store.sizes("x")
+
+    def test_the_folder_itself_is_listed_by_an_empty_name(self, store: Store) -> None:
+        """Some places hold files and no folders."""
+        store.put("a", b"1")
+        store.put("b/c", b"1")
+        assert ["a"] == store.list("")
+        assert {"a": 1} == store.sizes("")
+
+    def test_a_file_is_fetched_and_sent(self, store: Store, tmp_path: Path) -> None:
+        """Through a local file, for stores that do not reach each other."""
+        store.put("a/b", b"rows")
+        assert store.download("a/b", tmp_path / "file")
+        assert b"rows" == (tmp_path / "file").read_bytes()
+        assert not store.download("a/x", tmp_path / "none")
+        store.put("c/d", b"older")
+        store.upload(tmp_path / "file", "c/d")
+        assert b"rows" == store.get("c/d")
 
     def test_an_odd_name_is_a_name(self, store: Store) -> None:
         """The encoded slash of branch files is three characters, not a slash."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lance_dagster.errors import StoreError
 from lance_dagster.store import Store
 
-WRITES = frozenset({"put", "put_if_absent", "compare_and_swap", "copy_in", "delete", "delete_folder"})
+WRITES = frozenset({"put", "put_if_absent", "compare_and_swap", "copy_in", "upload", "delete", "delete_folder"})
 
 
 class PlugPulledError(Exception):
@@ -54,6 +55,11 @@ class ScriptedStore:
         """As below."""
         return self._below.ordered_listing
 
+    @property
+    def storage(self) -> object:
+        """As below."""
+        return self._below.storage
+
     def get(self, key: str) -> bytes | None:
         """Ask the script, then read."""
         return self._ask("get", key, lambda: self._below.get(key))  # type: ignore[no-any-return]
@@ -77,6 +83,18 @@ class ScriptedStore:
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Ask the script, then list."""
         return self._ask("list", folder, lambda: self._below.list(folder, limit))  # type: ignore[no-any-return]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Ask the script, then list."""
+        return self._ask("sizes", folder, lambda: self._below.sizes(folder))  # type: ignore[no-any-return]
+
+    def download(self, key: str, path: Path) -> bool:
+        """Ask the script, then read."""
+        return bool(self._ask("download", key, lambda: self._below.download(key, path)))
+
+    def upload(self, path: Path, key: str) -> None:
+        """Ask the script, then write."""
+        self._ask("upload", key, lambda: self._below.upload(path, key))
 
     def copy_in(self, source_uri: str, key: str) -> bool:
         """Ask the script, then copy."""

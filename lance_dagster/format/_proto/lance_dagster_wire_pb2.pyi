@@ -228,6 +228,12 @@ class FragmentOutline(_message.Message):
     physical_rows: int
     def __init__(self, id: _Optional[int] = ..., deletion_file: _Optional[_Union[FragmentOutline.DeletionOutline, _Mapping]] = ..., physical_rows: _Optional[int] = ...) -> None: ...
 
+class ManifestOutline(_message.Message):
+    __slots__ = ("fragments",)
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedCompositeFieldContainer[FragmentOutline]
+    def __init__(self, fragments: _Optional[_Iterable[_Union[FragmentOutline, _Mapping]]] = ...) -> None: ...
+
 class DataFile(_message.Message):
     __slots__ = ("path", "fields", "column_indices", "file_major_version", "file_minor_version", "file_size_bytes", "base_id")
     PATH_FIELD_NUMBER: _ClassVar[int]

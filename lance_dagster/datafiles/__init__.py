@@ -1,0 +1,73 @@
+"""Rows to `.lance` data files and back. The only door to pylance.
+
+Encoding data files is not what this package is for; pylance does it. What is ours is which file belongs to which
+version: a file is written under a name of its own, described by a small value, and means nothing until a commit names
+it. Data files of every branch go to the `data/` folder of the table's root, so that a merge copies nothing.
+"""
+
+from lance_dagster.datafiles.addressing import (
+    Addresses,
+    Located,
+    Positions,
+    computed,
+    expression_types,
+    holds,
+    in_fragment,
+    located,
+    offsets_by_fragment,
+    offsets_in,
+    quoted,
+    rows_at,
+)
+from lance_dagster.datafiles.conforming import check_schema, conform
+from lance_dagster.datafiles.reading import (
+    LanceDataset,
+    compact_with_pylance,
+    count,
+    count_in_fragments,
+    matching_offsets,
+    open_dataset,
+    read,
+    scan,
+    scan_fragments,
+)
+from lance_dagster.datafiles.writing import (
+    FILE_VERSION,
+    StagedFile,
+    StagedFiles,
+    WriteTarget,
+    fragments_of,
+    write_files,
+)
+
+__all__ = [
+    "FILE_VERSION",
+    "Addresses",
+    "LanceDataset",
+    "Located",
+    "Positions",
+    "StagedFile",
+    "StagedFiles",
+    "WriteTarget",
+    "check_schema",
+    "compact_with_pylance",
+    "computed",
+    "conform",
+    "count",
+    "count_in_fragments",
+    "expression_types",
+    "fragments_of",
+    "holds",
+    "in_fragment",
+    "located",
+    "matching_offsets",
+    "offsets_by_fragment",
+    "offsets_in",
+    "open_dataset",
+    "quoted",
+    "read",
+    "rows_at",
+    "scan",
+    "scan_fragments",
+    "write_files",
+]

@@ -1,0 +1,93 @@
+"""Rows as a table holds them: the same columns in the same order, in the same representation."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from lance_dagster.errors import SchemaMismatchError
+
+_STRINGS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
+_BINARIES = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with the columns, order and types of `schema`.
+
+    Types may differ in representation only: widths of offsets, a list for a fixed-size list, the label of a time
+    zone, a finer unit of time, no values for any type. Nothing is rounded, parsed or filled in.
+
+    Raises:
+        SchemaMismatchError: With the column and both types.
+    """
+    check_schema(batch.schema, schema)
+    columns = [_conform_column(batch.column(column.name), column) for column in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
+    """Refuse rows of schema `found` for a table of schema `wanted`, before any row is read.
+
+    Raises:
+        SchemaMismatchError: With every column that does not fit and both types.
+    """
+    problems = [f"column {name!r} is missing" for name in wanted.names if name not in found.names]
+    problems += [f"column {name!r} is not in the table" for name in found.names if name not in wanted.names]
+    problems += [f"column {name!r} is given twice" for name in wanted.names if found.names.count(name) > 1]
+    for column in wanted:
+        if found.names.count(column.name) != 1:
+            continue
+        given = found.field(column.name).type
+        if not _same_kind(given, column.type):
+            problems.append(f"column {column.name!r} is {given}, the table holds {column.type}")
+    if problems:
+        raise SchemaMismatchError("; ".join(problems))
+
+
+def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+    given, wanted = _stored(given), _stored(wanted)
+    if given == wanted or pa.types.is_null(given):
+        return True
+    if any(given in family and wanted in family for family in (_STRINGS, _BINARIES)):
+        return True
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
+        finer = ["s", "ms", "us", "ns"]
+        return (given.tz is None) == (wanted.tz is None) and finer.index(given.unit) <= finer.index(wanted.unit)
+    if _is_list(given) and _is_list(wanted):
+        fixed = pa.types.is_fixed_size_list
+        if fixed(given) and fixed(wanted) and given.list_size != wanted.list_size:
+            return False
+        return _same_kind(given.value_type, wanted.value_type)
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        return _same_struct(given, wanted)
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return _same_kind(given.key_type, wanted.key_type) and _same_kind(given.item_type, wanted.item_type)
+    return False
+
+
+def _stored(arrow: pa.DataType) -> pa.DataType:
+    # A table holds the storage of an extension type, and says in the column's metadata what it stands for.
+    return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
+
+
+def _same_struct(given: pa.StructType, wanted: pa.StructType) -> bool:
+    names = [wanted.field(index).name for index in range(wanted.num_fields)]
+    if names != [given.field(index).name for index in range(given.num_fields)]:
+        return False
+    return all(_same_kind(given.field(index).type, wanted.field(index).type) for index in range(wanted.num_fields))
+
+
+def _is_list(arrow: pa.DataType) -> bool:
+    return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
+
+
+def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":
+    if not column.nullable and values.null_count:
+        raise SchemaMismatchError(f"column {column.name!r} has nulls, the table holds {column.type} not null")
+    if values.type == column.type:
+        return values
+    try:
+        return values.cast(column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatchError(
+            f"column {column.name!r} is {values.type}, the table holds {column.type}: {error}"
+        ) from error

@@ -1,0 +1,97 @@
+"""Data files to rows, through pylance and at exactly one version."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import lance
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from lance_dagster.datafiles.errors import query_errors, storage_errors
+from lance_dagster.errors import InvalidInputError
+
+LanceDataset = lance.LanceDataset
+
+
+def open_dataset(
+    uri: str, branch: str, number: int, storage_options: Mapping[str, str] | None = None
+) -> lance.LanceDataset:
+    """Open a table at exactly one version with pylance; `branch` is "main" or a branch."""
+    options = dict(storage_options or {}) or None
+    with storage_errors(f"open {uri} at {branch}@{number}"):
+        if branch == "main":
+            return lance.dataset(uri, version=number, storage_options=options)
+        return lance.dataset(uri, storage_options=options).checkout_version((branch, number))
+
+
+def scan(
+    dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None
+) -> pa.RecordBatchReader:
+    """Read rows as a stream of batches.
+
+    Raises:
+        InvalidInputError: A column does not exist or the filter cannot be understood.
+    """
+    _check_columns(dataset, columns)
+    with query_errors(filter):
+        return dataset.scanner(columns=list(columns) if columns is not None else None, filter=filter).to_reader()
+
+
+def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+    """Read rows into memory; unlike a stream's, errors that only show in the rows are this package's too."""
+    stream = scan(dataset, columns, filter)
+    with query_errors(filter):
+        return stream.read_all()
+
+
+def count(dataset: lance.LanceDataset, filter: str | None = None) -> int:
+    """Count the rows that match a filter."""
+    with query_errors(filter):
+        return dataset.count_rows(filter=filter)
+
+
+def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, BitMap]:
+    """Return the offsets of the live rows that match, by fragment id; fragments without a match are left out."""
+    found: dict[int, BitMap] = {}
+    with query_errors(predicate):
+        scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True)
+        for batch in scanner.to_batches():
+            # A row address is the fragment's id in the high half and the offset in the low one.
+            addresses = batch.column("_rowaddr").to_numpy()
+            fragments = addresses >> 32
+            for fragment in np.unique(fragments):
+                offsets = (addresses[fragments == fragment] & 0xFFFFFFFF).astype(np.uint32)
+                found.setdefault(int(fragment), BitMap()).update(offsets)
+    return found
+
+
+def count_in_fragments(dataset: lance.LanceDataset, fragment_ids: Iterable[int], predicate: str) -> int:
+    """Count the live rows of some fragments that match."""
+    with query_errors(predicate):
+        fragments = [dataset.get_fragment(number) for number in fragment_ids]
+        return sum(fragment.count_rows(filter=predicate) for fragment in fragments if fragment is not None)
+
+
+def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str] | None) -> None:
+    known = dataset.schema.names
+    missing = [name for name in columns or () if name.split(".")[0] not in known]
+    if missing:
+        raise InvalidInputError(f"no column {', '.join(map(repr, missing))}; the table has {', '.join(known)}")
+
+
+def scan_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> pa.RecordBatchReader:
+    """Read the live rows of some fragments as a stream of batches, in the order given."""
+    found = [dataset.get_fragment(number) for number in fragment_ids]
+    fragments = [fragment for fragment in found if fragment is not None]
+    if len(fragments) < len(found):
+        raise InvalidInputError(f"one of the fragments {list(fragment_ids)} is not there")
+    with query_errors(None):
+        return dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
+
+
+def compact_with_pylance(dataset: lance.LanceDataset, target_rows: int, deleted_share: float) -> None:
+    """Let pylance compact a table, indices included; it commits versions of its own."""
+    with query_errors(None):
+        dataset.optimize.compact_files(
+            target_rows_per_fragment=target_rows, materialize_deletions_threshold=deleted_share
+        )

@@ -1,0 +1,141 @@
+"""Rows to data files. A file is described by a small value, and means nothing until a commit names it."""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from lance.file import LanceFileWriter
+
+from lance_dagster.datafiles.conforming import conform
+from lance_dagster.datafiles.errors import storage_errors
+from lance_dagster.format.model import DataFile, Field, Fragment
+from lance_dagster.format.schema import stored_field_ids
+from lance_dagster.store import make_durable
+
+FILE_VERSION = "2.2"
+"""Version of the data files of the tables this package creates."""
+_MAX_ROWS_PER_FILE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTarget:
+    """What a process needs to write data files for a table: send it to executors.
+
+    It carries the table's storage options; its repr does not show them. `base` is the base path that `data_uri`
+    belongs to, None being the table itself.
+    """
+
+    data_uri: str
+    schema: pa.Schema
+    file_version: str = FILE_VERSION
+    prefix: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    max_rows: int = _MAX_ROWS_PER_FILE
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    base: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A data file that is written and not committed. `size` is in bytes."""
+
+    name: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """Data files of one schema that are written and not committed: as good as rows for every write of a table.
+
+    `base` is the base path they lie under, as the target they were written to says; None is the table itself.
+    """
+
+    schema: pa.Schema
+    files: tuple[StagedFile, ...]
+    base: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return sum(file.rows for file in self.files)
+
+
+def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
+    """Write batches to as many data files as `target.max_rows` asks for; no rows, no file.
+
+    Raises:
+        SchemaMismatchError: A batch does not fit the target's schema.
+        StoreError: The storage failed. Files finished before stay, and mean nothing.
+    """
+    files: list[StagedFile] = []
+    writer: _OpenFile | None = None
+    for batch in batches:
+        rest = conform(batch, target.schema)
+        while rest.num_rows:
+            writer = writer or _OpenFile(target)
+            rest = writer.write(rest)
+            if writer.full:
+                files.append(writer.close())
+                writer = None
+    if writer is not None:
+        files.append(writer.close())
+    return tuple(files)
+
+
+class _OpenFile:
+    """One data file being written. Dropped without `close`, it leaves no file of its name."""
+
+    def __init__(self, target: WriteTarget) -> None:
+        self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
+        self._path = f"{target.data_uri}/{self._name}"
+        self._room = target.max_rows
+        with storage_errors(f"write {self._path}"):
+            self._writer = LanceFileWriter(
+                self._path,
+                target.schema,
+                version=target.file_version,
+                storage_options=dict(target.storage_options) or None,
+            )
+
+    @property
+    def full(self) -> bool:
+        return self._room == 0
+
+    def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Write what fits and return the rest."""
+        now = batch.slice(0, self._room)
+        with storage_errors(f"write {self._path}"):
+            self._writer.write_batch(now)
+        self._room -= now.num_rows
+        return batch.slice(now.num_rows)
+
+    def close(self) -> StagedFile:
+        with storage_errors(f"write {self._path}"):
+            rows = self._writer.close()
+        # pylance does not sync: without this a power cut could tear a file that a durable commit names.
+        make_durable(self._path)
+        return StagedFile(self._name, rows or 0, self._writer.size_bytes or 0)
+
+
+def fragments_of(staged: StagedFiles, fields: Sequence[Field], file_version: str) -> tuple[Fragment, ...]:
+    """Describe staged files as fragments, one per file, not yet numbered."""
+    major, minor = (int(part) for part in file_version.split("."))
+    ids = stored_field_ids(fields) if (major, minor) >= (2, 1) else tuple(field.id for field in fields)
+    return tuple(
+        Fragment(
+            id=0,
+            files=(
+                DataFile(
+                    path=file.name,
+                    fields=ids,
+                    column_indices=tuple(range(len(ids))),
+                    major=major,
+                    minor=minor,
+                    size=file.size,
+                ),
+            ),
+            physical_rows=file.rows,
+        )
+        for file in staged.files
+    )

@@ -1,0 +1,148 @@
+"""Compaction: the same rows in fewer fragments, with everything that belongs to them."""
+
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceTable
+
+LINEAGE = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
+
+
+def rows(*keys: int) -> pa.Table:
+    """Rows with a number, a text and a vector."""
+    return pa.table(
+        {
+            "key": pa.array(keys, pa.int64()),
+            "text": pa.array([f"word{key % 7} all" for key in keys], pa.string()),
+            "vector": pa.array([[float(key), 1.0] for key in keys], pa.list_(pa.float32(), 2)),
+        }
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Five fragments of ten rows, some of them deleted and replaced."""
+    table = LanceTable.create(tmp_path / "table", rows().schema)
+    for start in range(0, 50, 10):
+        table.append(rows(*range(start, start + 10)))
+    table.replace_where("key % 5 = 1", rows(101, 102))
+    return table
+
+
+def lineage(table: LanceTable, ref: str = "main") -> pa.Table:
+    """The rows with their ids and versions."""
+    return table.to_lance(ref).to_table(columns=LINEAGE).sort_by("key")
+
+
+def test_rows_their_ids_and_versions_stay(table: LanceTable) -> None:
+    """Only the fragments are other ones; pylance finds nothing to complain of and goes on."""
+    before = lineage(table)
+    version = table.compact(target_rows=1_000, message="tidy")
+    assert ("Rewrite", "tidy", len(before)) == (version.operation, version.message, version.rows)
+    assert before == lineage(table)
+    dataset = lance.dataset(table.uri)
+    dataset.validate()
+    assert [len(before)] == [fragment.physical_rows for fragment in dataset.get_fragments()]
+    dataset.delete("key = 0")
+    dataset.insert(rows(7))
+    dataset.optimize.compact_files()
+    dataset.validate()
+    assert len(before) == table.count_rows()
+
+
+def test_fragments_reach_the_target_and_the_large_ones_stay(table: LanceTable) -> None:
+    """Neighbours are put together until there are enough rows."""
+    table.append(rows(*range(1_000, 1_030)))
+    table.compact(target_rows=25)
+    found = [fragment.count_rows() for fragment in lance.dataset(table.uri).get_fragments()]
+    assert sum(found) == table.count_rows()
+    assert 1 >= sum(count < 25 for count in found)
+    assert str(table.head()) == str(table.compact(target_rows=25))
+
+
+def test_nothing_to_do_makes_no_version(tmp_path: Path) -> None:
+    """A table of one good fragment, or of none, is left as it is."""
+    table = LanceTable.create(tmp_path / "table", rows().schema)
+    assert "main@1" == str(table.compact())
+    table.append(rows(1, 2, 3))
+    assert "main@2" == str(table.compact())
+
+
+def test_a_fragment_with_many_deleted_rows_is_rewritten_alone(tmp_path: Path) -> None:
+    """Deleted rows are not read any more."""
+    table = LanceTable.create(tmp_path / "table", rows().schema)
+    table.append(rows(*range(10)))
+    table.replace_where("key < 3", rows())
+    assert "main@3" == str(table.compact(target_rows=5, deleted_share=0.5))
+    table.compact(target_rows=5, deleted_share=0.2)
+    (fragment,) = lance.dataset(table.uri).get_fragments()
+    assert (7, None) == (fragment.physical_rows, fragment.deletion_file())
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_indices_answer_as_before(tmp_path: Path, *, stable: bool) -> None:
+    """A number, a vector and a text are found, with row ids and, through pylance, without."""
+    uri = str(tmp_path / "table")
+    data = rows(*range(600))
+    dataset = lance.write_dataset(data, uri, max_rows_per_file=100, enable_stable_row_ids=stable)
+    dataset.create_scalar_index("key", "BTREE")
+    dataset.create_scalar_index("text", "INVERTED")
+    dataset.create_index("vector", "IVF_FLAT", num_partitions=2)
+    dataset.insert(rows(*range(600, 650)))
+    dataset.delete("key % 9 = 0")
+    table = LanceTable.open(uri)
+    table.compact(target_rows=10_000)
+    after = lance.dataset(uri)
+    assert 2 == len(after.get_fragments())
+    assert ["key", "text", "vector"] == [index.columns[0] for index in table.indices()]
+    assert all(50 >= index.unindexed_rows > 0 for index in table.indices())
+    assert all(index.needs_work for index in table.indices())
+    left = [key for key in range(650) if key % 9]
+    for key in (1, 9, 301, 649):
+        found = after.to_table(filter=f"key = {key}")["key"].to_pylist()
+        assert [key for _ in range(key in left)] == found
+        near = {"column": "vector", "q": np.array([key, 1.0], np.float32), "k": 1, "nprobes": 2}
+        assert min(left, key=lambda other: abs(other - key)) == after.to_table(nearest=near)["key"][0].as_py()
+    words = after.to_table(full_text_query="word3", columns=["key"], limit=700)["key"].to_pylist()
+    assert {key for key in left if key % 7 == 3} == set(words)
+
+
+def test_a_branch_is_compacted_without_copying_and_main_does_not_notice(table: LanceTable) -> None:
+    """Its files lie under the root, where branch files lie; an index it inherited leaves the rows to the search."""
+    lance.dataset(table.uri).create_scalar_index("key", "BTREE")
+    table.create_branch("run/1")
+    table.append(rows(500), branch="run/1")
+    before, main = lineage(table, "run/1"), table.head()
+    table.compact(branch="run/1", target_rows=1_000)
+    assert before == lineage(table, "run/1")
+    assert str(main) == str(table.head())
+    dataset = table.to_lance("run/1")
+    dataset.validate()
+    assert [500] == dataset.to_table(filter="key = 500")["key"].to_pylist()
+    assert [12] == dataset.to_table(filter="key = 12")["key"].to_pylist()
+    assert [(0, dataset.count_rows())] == [
+        (index.indexed_rows, index.unindexed_rows) for index in table.indices("run/1")
+    ]
+    assert not (Path(table.uri) / "tree/run/1/data").exists()
+
+
+def test_an_inherited_index_beside_one_of_its_own_is_refused(table: LanceTable) -> None:
+    """Pylance would have to move the rows for the one, and would break the other; nothing is written."""
+    lance.dataset(table.uri).create_scalar_index("key", "BTREE", name="by_key")
+    table.create_branch("run/1")
+    table.to_lance("run/1").create_scalar_index("text", "BTREE", name="by_text")
+    before = table.head("run/1")
+    with pytest.raises(InvalidInputError, match="the index 'by_key', which it inherited"):
+        table.compact(branch="run/1")
+    assert before == table.head("run/1")
+
+
+@pytest.mark.parametrize("goal", [{"target_rows": 0}, {"deleted_share": 1.5}, {"deleted_share": -0.1}])
+def test_a_goal_that_cannot_be_is_refused(table: LanceTable, goal: dict[str, float]) -> None:
+    """The message says what would be right."""
+    with pytest.raises(InvalidInputError, match=r"1 or more|between 0 and 1"):
+        table.compact(**goal)  # type: ignore[arg-type]
