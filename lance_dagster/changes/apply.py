@@ -11,7 +11,7 @@ from typing import Any
 
 from lance_dagster.changes.indices import created, indices_of, rewritten, with_relevant, without_values
 from lance_dagster.changes.places import found_at, with_bases
-from lance_dagster.changes.rows import stamped
+from lance_dagster.changes.rows import restamped, stamped, with_new_values
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import transaction as ops
 from lance_dagster.format.model import (
@@ -103,7 +103,10 @@ def _delete(head: Manifest, operation: ops.Delete) -> Manifest:
 
 
 def _update(head: Manifest, operation: ops.Update) -> Manifest:
-    kept = _without(head, operation.removed_fragment_ids, operation.updated_fragments)
+    updated = operation.updated_fragments
+    if head.stable_row_ids:
+        updated = list(restamped(operation, head.version + 1))
+    kept = _without(head, operation.removed_fragment_ids, updated)
     changed = _with_added(head, kept, operation.new_fragments)
     if operation.mode == REWRITE_COLUMNS:
         touched = [fragment.id for fragment in operation.updated_fragments]
@@ -168,18 +171,50 @@ def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]
 
 
 def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
-    ids = [fragment.id for fragment in operation.fragments]
-    unknown = sorted(set(ids) - set(head.fragments.ids))
+    given = operation.fragments if isinstance(operation.fragments, Fragments) else Fragments(operation.fragments)
+    unknown = sorted(set(given.ids) - set(head.fragments.ids))
     if unknown:
         raise InvalidInputError(f"version {head.version} has no fragment {unknown[0]}")
-    fragments = operation.fragments if isinstance(operation.fragments, Fragments) else Fragments(operation.fragments)
-    return with_relevant(
-        replace(head, fields=operation.fields, schema_metadata=operation.schema_metadata, fragments=fragments)
+    before = dict(zip(head.fragments.ids, head.fragments.items, strict=True))
+    changed: dict[int, Fragment] = {}
+    for number, item in zip(given.ids, given.items, strict=True):
+        if item != before[number]:
+            own, fragment = head.fragments.find(number), given.find(number)
+            if own is not None and fragment is not None and own.files != fragment.files:
+                changed[number] = with_new_values(fragment, head.version + 1) if head.stable_row_ids else fragment
+    merged = replace(
+        head,
+        fields=operation.fields,
+        schema_metadata=operation.schema_metadata,
+        fragments=given.changed((), changed),
     )
+    return with_relevant(_without_dead_files(merged, head.fields))
 
 
 def _project(head: Manifest, operation: ops.Project) -> Manifest:
-    return with_relevant(replace(head, fields=operation.fields))
+    return with_relevant(_without_dead_files(replace(head, fields=operation.fields), head.fields))
+
+
+def _without_dead_files(manifest: Manifest, before: Sequence[Field]) -> Manifest:
+    """Leave out data files that hold nothing but fields the schema does not have any more.
+
+    Raises:
+        InvalidInputError: No file would be left of a fragment, and no reader could tell how many rows it has.
+    """
+    live = {field.id for field in manifest.fields}
+    if live.issuperset(field.id for field in before):
+        return manifest
+    changed: dict[int, Fragment] = {}
+    for fragment in manifest.fragments:
+        files = tuple(file for file in fragment.files if not live.isdisjoint(file.fields))
+        if fragment.files and not files:
+            raise InvalidInputError(
+                f"fragment {fragment.id} would be left without a file: the columns left are null in all its rows, and "
+                "no file says how many these are; write one of these columns first, or keep another"
+            )
+        if files != fragment.files:
+            changed[fragment.id] = replace(fragment, files=files)
+    return replace(manifest, fragments=manifest.fragments.changed((), changed))
 
 
 def _reserve(head: Manifest, operation: ops.ReserveFragments) -> Manifest:

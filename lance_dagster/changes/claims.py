@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lance_dagster.format.transaction import CLAIMS
 
-APPEND, REPLACE, OVERWRITE = "append", "replace", "overwrite"
+APPEND, REPLACE, OVERWRITE, UPSERT = "append", "replace", "overwrite", "upsert"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
+from lance_dagster.changes.claims import UPSERT, claims_of
 from lance_dagster.changes.indices import covered
 from lance_dagster.format import transaction as ops
 from lance_dagster.format.model import IndexMetadata
@@ -45,8 +46,18 @@ def judge(mine: Transaction, theirs: Transaction) -> Verdict:
         return COMPATIBLE if unaffected else INCOMPATIBLE
     if isinstance(other, ops.DataOverlay):
         return RETRYABLE
+    if _adds_keys(mine) and isinstance(other, ops.Append | ops.Update):
+        # What this one found missing may have come with the other's rows.
+        return RETRYABLE
     rule = _RULES.get(type(one))
     return RETRYABLE if rule is None else rule(one, other)
+
+
+def _adds_keys(mine: Transaction) -> bool:
+    """Tell whether a change added rows because no row had their keys."""
+    operation = mine.operation
+    inserts = isinstance(operation, ops.Update) and operation.inserted_rows is not None
+    return inserts or any(claim.mode == UPSERT for claim in claims_of(mine.properties))
 
 
 def touched_fragments(operation: RowChange) -> frozenset[int]:
@@ -73,8 +84,7 @@ def _judge_append(_: ops.Append, other: Operation) -> Verdict:
 def _judge_row_change(mine: RowChange, other: Operation) -> Verdict:
     match other:
         case ops.Append():
-            # The keys this update found missing may have come with the other's rows.
-            return RETRYABLE if isinstance(mine, ops.Update) and mine.inserted_rows else COMPATIBLE
+            return COMPATIBLE
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
         case ops.Update() | ops.Delete():
@@ -91,8 +101,6 @@ def _judge_row_change(mine: RowChange, other: Operation) -> Verdict:
 
 
 def _judge_two_row_changes(mine: RowChange, other: RowChange) -> Verdict:
-    if isinstance(mine, ops.Update) and mine.inserted_rows and isinstance(other, ops.Update):
-        return RETRYABLE
     if not touched_fragments(mine) & touched_fragments(other):
         return COMPATIBLE
     columns = any(isinstance(side, ops.Update) and side.mode == REWRITE_COLUMNS for side in (mine, other))

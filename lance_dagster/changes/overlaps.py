@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from lance_dagster.changes.claims import APPEND, OVERWRITE, Claim
+from lance_dagster.changes.claims import APPEND, OVERWRITE, UPSERT, Claim
 from lance_dagster.changes.sides import Change, Conflict, Side, makers
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment
@@ -86,9 +86,12 @@ def _scope(claim: Claim) -> str:
     if claim.mode == OVERWRITE:
         return "the whole table"
     named = ", ".join(claim.partitions)
+    if not named and claim.predicate is None:
+        return "rows of any key"
     return f"partition {named}" if named else f"rows where {claim.predicate}"
 
 
 def _did(change: Change, claim: Claim) -> str:
-    verb = {APPEND: "added rows to it", OVERWRITE: "replaced all rows"}.get(claim.mode, "replaced it")
+    verbs = {APPEND: "added rows to it", OVERWRITE: "replaced all rows", UPSERT: "upserted new keys there"}
+    verb = verbs.get(claim.mode, "replaced it")
     return f"{change.who} {verb} in {change.version}"

@@ -1,14 +1,28 @@
-"""Row ids and row versions of fragments that a commit adds (row id and lineage specification).
+"""Row ids and row versions of fragments that a commit adds or changes (row id and lineage specification).
 
 A row keeps its id and the version it was created at when it moves to another fragment; what is new is the version it
 was last updated at. Both are known only when the commit's number is, so they are set anew for every attempt.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.codec import count_row_ids, row_id_range, version_run
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.format.codec import (
+    count_row_ids,
+    decode_row_ids,
+    decode_versions,
+    encode_versions,
+    row_id_range,
+    version_run,
+)
 from lance_dagster.format.model import Fragment
+from lance_dagster.format.transaction import REWRITE_COLUMNS, Update
+
+_NEW = "a new fragment"
 
 
 def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragment, int]:
@@ -21,16 +35,63 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
         The fragment, and the next row id that is free.
 
     Raises:
-        InvalidInputError: The fragment brings more ids than it has rows, or ids without the versions of creation.
+        InvalidInputError: The fragment brings more ids than it has rows, ids without the versions of creation, or ids
+            that this branch has not given to any row.
+        CorruptFileError: What it brings cannot be read.
     """
-    moved = 0 if fragment.row_ids is None else count_row_ids(fragment.row_ids)
+    moved = 0 if fragment.row_ids is None else count_row_ids(fragment.row_ids, _NEW)
     new = fragment.physical_rows - moved
     if new < 0:
         raise InvalidInputError(f"a new fragment of {fragment.physical_rows} rows brings {moved} row ids")
     if moved and fragment.created_at is None:
         raise InvalidInputError("rows that bring their ids have to bring the versions they were created at too")
+    if moved:
+        last = int(decode_row_ids(fragment.row_ids, moved, _NEW).max())
+        if last >= next_row_id:
+            raise InvalidInputError(
+                f"a new fragment brings the row id {last}, and {next_row_id} is the next to be given"
+            )
+        decode_versions(fragment.created_at, moved, _NEW)
     # Both are lists of segments on the wire, so more of them can be put behind those that are there.
     row_ids = (fragment.row_ids or b"") + (row_id_range(next_row_id, new) if new else b"")
-    created = (fragment.created_at or b"") + (version_run(new, version) if new else b"")
+    created = (fragment.created_at or b"" if moved else b"") + (version_run(new, version) if new else b"")
     updated = version_run(fragment.physical_rows, version)
     return replace(fragment, row_ids=row_ids, created_at=created, updated_at=updated), next_row_id + new
+
+
+def restamped(operation: Update, version: int) -> Iterator[Fragment]:
+    """Return the fragments an update changes, rows that got new values in place as last updated at a version.
+
+    Without a word on which rows these are, all keep the version they have, as in pylance.
+
+    Raises:
+        CorruptFileError: The offsets of the rows or their versions cannot be read.
+    """
+    for fragment in operation.updated_fragments:
+        offsets = _rewritten(operation, fragment)
+        if operation.mode != REWRITE_COLUMNS or not offsets:
+            yield fragment
+            continue
+        where = f"fragment {fragment.id}"
+        if offsets.max() >= fragment.physical_rows:
+            raise CorruptFileError(where, f"row {offsets.max()} of {fragment.physical_rows} is said to be updated")
+        versions = decode_versions(fragment.updated_at, fragment.physical_rows, where)
+        versions[np.array(offsets, np.int64)] = version
+        yield replace(fragment, updated_at=encode_versions(versions))
+
+
+def with_new_values(fragment: Fragment, version: int) -> Fragment:
+    """Note that every row of a fragment was last updated by a version."""
+    return replace(fragment, updated_at=version_run(fragment.physical_rows, version))
+
+
+def _rewritten(operation: Update, fragment: Fragment) -> BitMap:
+    listed = BitMap(operation.updated_offsets.get(fragment.id, ()))
+    bitmap = operation.updated_offset_bitmaps.get(fragment.id)
+    if bitmap is None:
+        return listed
+    try:
+        return listed | BitMap.deserialize(bitmap)
+    except ValueError as error:
+        where = f"fragment {fragment.id}"
+        raise CorruptFileError(where, f"the bitmap of its updated rows cannot be read: {error}") from error

@@ -19,6 +19,7 @@ from lance_dagster.datafiles.addressing import (
     quoted,
     rows_at,
 )
+from lance_dagster.datafiles.columns import Compute, Reads, backfill, expression_schema, first_rows
 from lance_dagster.datafiles.conforming import check_schema, conform
 from lance_dagster.datafiles.reading import (
     LanceDataset,
@@ -43,19 +44,24 @@ from lance_dagster.datafiles.writing import (
 __all__ = [
     "FILE_VERSION",
     "Addresses",
+    "Compute",
     "LanceDataset",
     "Located",
     "Positions",
+    "Reads",
     "StagedFile",
     "StagedFiles",
     "WriteTarget",
+    "backfill",
     "check_schema",
     "compact_with_pylance",
     "computed",
     "conform",
     "count",
     "count_in_fragments",
+    "expression_schema",
     "expression_types",
+    "first_rows",
     "fragments_of",
     "holds",
     "in_fragment",

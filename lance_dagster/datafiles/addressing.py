@@ -4,8 +4,9 @@ An address is the id of a fragment in the high half and the offset of a row in i
 """
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lance
 import numpy as np
@@ -17,9 +18,9 @@ from lance_dagster.errors import CorruptFileError
 
 Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
-_ADDRESS = "_rowaddr"
+ADDRESS = "_rowaddr"
 _OFFSET_BITS = 32
-_OFFSETS = np.uint64(2**_OFFSET_BITS - 1)
+OFFSETS = np.uint64(2**_OFFSET_BITS - 1)
 _ROWS_AT_ONCE = 256 * 1024
 """Keys are looked up for many rows at a time: each look-up goes through all keys there are."""
 
@@ -40,12 +41,13 @@ def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
 
 def offsets_in(addresses: Addresses, fragment: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     """Return the offsets of those rows that lie in a fragment, in the order of the addresses."""
-    return (addresses[in_fragment(addresses, fragment)] & _OFFSETS).astype(np.uint32)
+    return (addresses[in_fragment(addresses, fragment)] & OFFSETS).astype(np.uint32)
 
 
 def in_fragment(addresses: Addresses, fragment: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Tell of each row whether it lies in a fragment."""
-    return addresses >> np.uint64(_OFFSET_BITS) == np.uint64(fragment)
+    here: np.ndarray[tuple[int], np.dtype[np.bool_]] = addresses >> np.uint64(_OFFSET_BITS) == np.uint64(fragment)
+    return here
 
 
 def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> dict[str, pa.DataType]:
@@ -57,7 +59,9 @@ def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]
     found = {}
     for column, expression in expressions.items():
         with reading_errors(f"compute {column!r} as {expression!r}"):
-            found[column] = dataset.scanner(columns={column: expression}).projected_schema.field(column).type
+            # A scan of constants alone is refused, so it is asked for addresses too.
+            scanner = dataset.scanner(columns={column: expression}, with_row_address=True)
+            found[column] = scanner.projected_schema.field(column).type
     return found
 
 
@@ -103,8 +107,8 @@ def rows_at(
     """
     with reading_errors(f"read the columns {', '.join(columns)}"):
         # Without a column of the table there would be nothing to take.
-        table = dataset.take(positions.tolist(), columns=[*(columns or dataset.schema.names[:1]), _ADDRESS])
-    if not np.array_equal(table.column(_ADDRESS).to_numpy(), addresses):
+        table = dataset.take(positions.tolist(), columns=[*(columns or dataset.schema.names[:1]), ADDRESS])
+    if not np.array_equal(table.column(ADDRESS).to_numpy(), addresses):
         raise CorruptFileError(dataset.uri, "two ways to read the same rows give different ones")
     return table.select(list(columns))
 
@@ -124,7 +128,7 @@ def holds(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int
     with reading_errors(f"evaluate the condition {condition!r}"):
         dataset = lance.write_dataset(together, f"memory://{uuid.uuid4().hex}")
         matches = dataset.scanner(columns=[], filter=condition, with_row_address=True).to_table()
-    found[matches.column(_ADDRESS).to_numpy()] = True
+    found[matches.column(ADDRESS).to_numpy()] = True
     return found
 
 
@@ -135,16 +139,16 @@ def quoted(column: str) -> str:
 
 def _located(*batches: pa.RecordBatch) -> Located:
     table = pa.Table.from_batches(batches)
-    return Located(table.drop_columns([_ADDRESS]), table.column(_ADDRESS).to_numpy())
+    return Located(table.drop_columns([ADDRESS]), table.column(ADDRESS).to_numpy())
 
 
 def _as_structs(table: pa.Table) -> pa.StructArray:
-    columns = [column.combine_chunks() for column in table.itercolumns()]
-    plain = [_stored(column) for column in columns]
-    return pa.StructArray.from_arrays(plain, names=table.column_names)
+    columns = [_stored(column) for column in table.combine_chunks().itercolumns()]
+    return pa.StructArray.from_arrays(columns, names=table.column_names)
 
 
-def _stored(column: "pa.Array | pa.ChunkedArray") -> pa.Array:
-    chunks: Iterable[pa.Array] = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    found = [chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk for chunk in chunks]
-    return pa.concat_arrays(found) if len(found) != 1 else found[0]
+def _stored(column: "pa.ChunkedArray[Any]") -> "pa.Array[Any]":
+    whole: Any = column.combine_chunks()
+    # Conditions are about what is stored; an extension says what it stands for.
+    stored: pa.Array[Any] = whole.storage if isinstance(whole, pa.ExtensionArray) else whole
+    return stored

@@ -5,6 +5,8 @@ from typing import Any
 import pyarrow as pa
 
 from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.format.extensions import storage_of
+from lance_dagster.format.schema import BLOB
 
 _STRINGS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
 _BINARIES = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})
@@ -44,10 +46,10 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
-    given, wanted = _stored(given), _stored(wanted)
-    if given == wanted or pa.types.is_null(given):
-        return True
-    if any(given in family and wanted in family for family in (_STRINGS, _BINARIES)):
+    # A table holds the storage of an extension type, and says in the column's metadata what it stands for.
+    blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
+    given, wanted = storage_of(given), storage_of(wanted)
+    if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted):
         return True
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
         finer = ["s", "ms", "us", "ns"]
@@ -64,9 +66,12 @@ def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow ty
     return False
 
 
-def _stored(arrow: pa.DataType) -> pa.DataType:
-    # A table holds the storage of an extension type, and says in the column's metadata what it stands for.
-    return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
+def _is_family(given: pa.DataType, wanted: pa.DataType) -> bool:
+    return any(given in family and wanted in family for family in (_STRINGS, _BINARIES))
+
+
+def _is_blob(arrow: Any) -> bool:  # noqa: ANN401  # only extension types have the name
+    return getattr(arrow, "extension_name", None) == BLOB
 
 
 def _same_struct(given: pa.StructType, wanted: pa.StructType) -> bool:
@@ -86,8 +91,20 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
     if values.type == column.type:
         return values
     try:
-        return values.cast(column.type)
+        return _as_blobs(values, column.type) if _is_blob(column.type) else values.cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
             f"column {column.name!r} is {values.type}, the table holds {column.type}: {error}"
         ) from error
+
+
+def _as_blobs(values: Any, wanted: Any) -> "pa.Array[Any]":  # noqa: ANN401  # no stub has an extension's storage
+    """Return bytes, or blobs described by other fields, as a column of blobs has them."""
+    given = values.storage if _is_blob(values.type) else pa.StructArray.from_arrays([values], ["data"])
+    nulls = values.is_null()
+    fields: list[Any] = list(wanted.storage_type)
+    names = {given.type.field(index).name for index in range(given.type.num_fields)}
+    parts = [given.field(own.name) if own.name in names else pa.nulls(len(values), own.type) for own in fields]
+    cast = [part.cast(own.type) for part, own in zip(parts, fields, strict=True)]
+    storage = pa.StructArray.from_arrays(cast, fields=fields, mask=nulls)
+    return pa.ExtensionArray.from_storage(wanted, storage)

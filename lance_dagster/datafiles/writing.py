@@ -3,14 +3,17 @@
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pyarrow as pa
 from lance.file import LanceFileWriter
 
+from lance_dagster.datafiles.blobs import has_blobs, write_blob_files
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.errors import storage_errors
 from lance_dagster.format.model import DataFile, Field, Fragment
 from lance_dagster.format.schema import stored_field_ids
+from lance_dagster.format.storable import version_of
 from lance_dagster.store import make_durable
 
 FILE_VERSION = "2.2"
@@ -68,6 +71,8 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
         SchemaMismatchError: A batch does not fit the target's schema.
         StoreError: The storage failed. Files finished before stay, and mean nothing.
     """
+    if has_blobs(target.schema):
+        return _write_blobs(target, batches)
     files: list[StagedFile] = []
     writer: _OpenFile | None = None
     for batch in batches:
@@ -83,6 +88,24 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
     return tuple(files)
 
 
+def _write_blobs(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
+    conformed = (conform(batch, target.schema) for batch in batches)
+    first = next((batch for batch in conformed if batch.num_rows), None)
+    if first is None:
+        return ()
+    written = write_blob_files(
+        target.data_uri,
+        chain([first], conformed),
+        target.schema,
+        max_rows=target.max_rows,
+        options=target.storage_options,
+    )
+    return tuple(
+        StagedFile(fragment.files[0].path, fragment.physical_rows, fragment.files[0].file_size_bytes or 0)
+        for fragment in written
+    )
+
+
 class _OpenFile:
     """One data file being written. Dropped without `close`, it leaves no file of its name."""
 
@@ -90,6 +113,7 @@ class _OpenFile:
         self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows
+        self._options = target.storage_options
         with storage_errors(f"write {self._path}"):
             self._writer = LanceFileWriter(
                 self._path,
@@ -114,14 +138,14 @@ class _OpenFile:
         with storage_errors(f"write {self._path}"):
             rows = self._writer.close()
         # pylance does not sync: without this a power cut could tear a file that a durable commit names.
-        make_durable(self._path)
+        make_durable(self._path, self._options)
         return StagedFile(self._name, rows or 0, self._writer.size_bytes or 0)
 
 
 def fragments_of(staged: StagedFiles, fields: Sequence[Field], file_version: str) -> tuple[Fragment, ...]:
     """Describe staged files as fragments, one per file, not yet numbered."""
-    major, minor = (int(part) for part in file_version.split("."))
-    ids = stored_field_ids(fields) if (major, minor) >= (2, 1) else tuple(field.id for field in fields)
+    major, minor = version_of(file_version)
+    ids = stored_field_ids(fields, (major, minor))
     return tuple(
         Fragment(
             id=0,

@@ -1,142 +1,174 @@
-"""Schemas: Arrow types to Lance fields with logical types and ids, and back.
+"""Schemas: the columns of an Arrow schema as Lance fields with ids, and back.
 
 Fields are listed in depth-first order and numbered in that order at creation. A fixed-size list of primitives is one
-field without children. Where the published list of logical types and pylance 14 differ (time zones of timestamps,
-`time32`, `map`), what pylance writes holds.
+field without children. What a data file holds a column for follows from the fields: see `stored_field_ids`.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
+from lance_dagster.format import extensions
+from lance_dagster.format.extensions import EXTENSION_NAME, JSON
+from lance_dagster.format.logical_types import VAR_BINARY, arrow_type, logical_type, nested_type
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import MapUpdate
 
 ArrowField: TypeAlias = "pa.Field[Any]"
-_EXTENSION_NAME = "ARROW:extension:name"
-# Of Arrow's own extension types, whose parameters pyarrow does not give away, those that have none.
-_WITHOUT_PARAMETERS = frozenset({"arrow.uuid", "arrow.bool8"})
+BLOB = "lance.blob.v2"
+"""The extension name of a column whose values lie in files of their own."""
 _PRIMARY_KEY = "lance-schema:unenforced-primary-key"
-_PRIMARY_KEY_POSITION = "lance-schema:unenforced-primary-key:position"
-_SIMPLE: dict[str, pa.DataType] = {
-    "null": pa.null(),
-    "bool": pa.bool_(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "halffloat": pa.float16(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "large_string": pa.large_string(),
-    "binary": pa.binary(),
-    "large_binary": pa.large_binary(),
-    "date32:day": pa.date32(),
-    "date64:ms": pa.date64(),
-}
-_SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
-    str(pa.string_view()): "string",
-    str(pa.binary_view()): "binary",
-}
-_LISTS: dict[str, Any] = {
-    "list": pa.list_,
-    "list.struct": pa.list_,
-    "large_list": pa.large_list,
-    "large_list.struct": pa.large_list,
-}
-_TIMES: dict[str, Any] = {"time32": pa.time32, "time64": pa.time64, "duration": pa.duration}
-# The codes are ignored by readers of current files; they are written because pylance writes them.
-_PLAIN, _VAR_BINARY, _DICTIONARY = 1, 2, 3
+_CLUSTERING_KEY = "lance-schema:unenforced-clustering-key"
+_POSITION = re.compile(rb"\+?0*([0-9]{1,10})")
+_YES = frozenset({b"true", b"1", b"yes", b"on"})
+_RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
+_MAX_DEPTH = 100
+_PACKED = ("lance-encoding:packed", "packed")
 
 
 def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
     """Give the columns of an Arrow schema ids, depth-first from 0.
 
     Raises:
-        InvalidInputError: A column has a type the format cannot hold, or two columns have one name.
+        InvalidInputError: A column has a type the format cannot hold, a name that is taken or cannot be read back, or
+            metadata that is no text.
     """
-    doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if doubled:
-        raise InvalidInputError(f"column names must be unique; {', '.join(map(repr, doubled))} stands twice")
+    _check_unique("column", schema.names)
     found: list[Field] = []
     for column in schema:
-        _number(column, -1, found)
+        _check_column_name(column.name)
+        _number(column, None, found)
+    _check_primary_key(found)
     return tuple(found)
 
 
 def schema_metadata_from_arrow(schema: pa.Schema) -> dict[str, bytes]:
-    """Return the metadata of an Arrow schema as the format keeps it."""
-    return {key.decode(): value for key, value in (schema.metadata or {}).items()}
+    """Return the metadata of an Arrow schema as the format keeps it.
+
+    Raises:
+        InvalidInputError: Some of it is no text.
+    """
+    return _text(schema.metadata, "the schema")
 
 
-def arrow_from_fields(fields: Sequence[Field], metadata: Mapping[str, bytes] | None = None) -> pa.Schema:
-    """Rebuild the Arrow schema of a table.
+def arrow_from_fields(
+    fields: Sequence[Field], metadata: Mapping[str, bytes] | None = None, path: str = "the schema of a table"
+) -> pa.Schema:
+    """Rebuild the Arrow schema of a table; `path` is for messages.
 
     Raises:
         UnsupportedFeatureError: A logical type is not known.
+        CorruptFileError: The fields do not make a schema.
     """
+    check_tree(fields, path)
     children: dict[int, list[Field]] = {}
     for field in fields:
         children.setdefault(field.parent_id, []).append(field)
-    columns = [_arrow_field(field, children) for field in children.get(-1, [])]
-    return pa.schema(columns, metadata={key.encode(): value for key, value in (metadata or {}).items()} or None)
+    columns = [_arrow_field(field, children, path) for field in children.get(-1, [])]
+    schema = pa.schema(columns, metadata={key.encode(): value for key, value in (metadata or {}).items()} or None)
+    if not any(field.extension_name or "bfloat16" in field.logical_type for field in fields):
+        return schema
+    try:
+        return extensions.with_extension_types(schema)
+    except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
+        raise CorruptFileError(path, f"an extension type in its schema makes no sense: {error}") from error
 
 
-def stored_field_ids(fields: Sequence[Field]) -> tuple[int, ...]:
-    """Return the ids of the fields that own a column of a data file (file versions 2.1 and newer).
+def check_tree(fields: Sequence[Field], path: str) -> None:
+    """Refuse fields that do not make trees; `path` is for messages.
 
-    These are the leaves: fields without children. Structs, lists and maps own none.
+    Raises:
+        CorruptFileError: Two fields have one id, or one lies below a field that is not there, or in a circle.
+    """
+    parents: dict[int, int] = {}
+    for field in fields:
+        if field.id < 0 or field.id in parents:
+            problem = "is no id" if field.id < 0 else "is the id of two fields"
+            raise CorruptFileError(path, f"in its schema, {field.id} {problem} ({field.name!r})")
+        parents[field.id] = field.parent_id
+    depths = {-1: 0}
+    for field in fields:
+        above: list[int] = []
+        place = field.id
+        while place not in depths:
+            above.append(place)
+            if place not in parents or len(above) > _MAX_DEPTH:
+                problem = "is nowhere" if place not in parents else f"is nested in itself, or {_MAX_DEPTH} levels deep"
+                raise CorruptFileError(path, f"in its schema, what field {field.id} ({field.name!r}) is in {problem}")
+            place = parents[place]
+        depth = depths[place]
+        for place in reversed(above):
+            depth += 1
+            depths[place] = depth
+        if depth > _MAX_DEPTH:
+            raise CorruptFileError(path, f"in its schema, field {field.id} ({field.name!r}) is {depth} levels deep")
+
+
+def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2)) -> tuple[int, ...]:
+    """Return the ids of the fields that own a column of a data file, in the order of the columns.
+
+    These are the leaves: fields without children. Structs, lists and maps own none in files of version 2.1 and newer,
+    and one each in older ones. Blobs and packed structs own one, and what is below them none, whatever the version.
+
+    Args:
+        fields: The schema the file was written with.
+        version: The version of the data file.
     """
     parents = {field.parent_id for field in fields}
-    return tuple(field.id for field in fields if field.id not in parents)
+    inside: set[int] = set()
+    found: list[int] = []
+    for field in fields:
+        whole = _is_whole(field)
+        if field.parent_id in inside:
+            inside.add(field.id)
+            continue
+        if whole:
+            inside.add(field.id)
+        if whole or field.id not in parents or version < (2, 1):
+            found.append(field.id)
+    return tuple(found)
 
 
-def _number(column: ArrowField, parent: int, found: list[Field]) -> None:
-    own = len(found)
-    metadata = {key.decode(): value for key, value in (column.metadata or {}).items()}
-    arrow: Any = column.type
-    if isinstance(arrow, pa.BaseExtensionType):
-        metadata = {**_extension_metadata(arrow, column.name), **metadata}
-        arrow = arrow.storage_type
-    name, encoding = _logical_type(arrow, column.name)
-    found.append(
-        Field(
-            id=own,
-            name=column.name,
-            logical_type=name,
-            parent_id=parent,
-            nullable=column.nullable,
-            metadata=metadata,
-            extension_name=metadata.get(_EXTENSION_NAME, b"").decode(),
-            encoding=encoding,
-            primary_key=metadata.get(_PRIMARY_KEY) == b"true",
-            primary_key_position=int(metadata.get(_PRIMARY_KEY_POSITION, b"0")),
-        )
+def is_packed(field: Field) -> bool:
+    """Tell whether the values of a struct lie in one column of a data file."""
+    return field.logical_type == "struct" and any(field.metadata.get(key, b"").lower() == b"true" for key in _PACKED)
+
+
+def _is_whole(field: Field) -> bool:
+    return field.extension_name == BLOB or is_packed(field)
+
+
+def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> None:
+    metadata = _text(column.metadata, f"column {column.name!r}")
+    metadata = {**extensions.described(column.type, column.name), **metadata}
+    arrow = extensions.storage_of(column.type)
+    if extensions.is_json(arrow, metadata):
+        name, encoding = JSON, VAR_BINARY
+        metadata = extensions.stored_as_json(metadata)
+        arrow = pa.large_binary()
+    else:
+        name, encoding = logical_type(arrow, column.name)
+    plain = Field(
+        id=len(found),
+        name=column.name,
+        logical_type=name,
+        parent_id=-1 if parent is None else parent.id,
+        nullable=column.nullable,
+        encoding=encoding,
     )
-    for child in _children(arrow):
+    own = _with_metadata(plain, metadata)
+    found.append(own)
+    children = list(_children(arrow))
+    _check_unique(f"in column {column.name!r}, field", [child.name for child in children])
+    for child in children:
         _number(child, own, found)
 
 
-def _extension_metadata(extension: Any, column: str) -> dict[str, bytes]:  # noqa: ANN401  # no stub has its methods
-    name: str = extension.extension_name
-    if name in _WITHOUT_PARAMETERS:
-        described = b""
-    elif isinstance(extension, pa.ExtensionType):
-        described = extension.__arrow_ext_serialize__()
-    else:
-        raise InvalidInputError(f"column {column!r}: {name} cannot be written down; store {extension.storage_type}")
-    return {_EXTENSION_NAME: name.encode(), "ARROW:extension:metadata": described}
-
-
-def _children(arrow: pa.DataType) -> Iterator[ArrowField]:
+def _children(arrow: Any) -> Iterator[ArrowField]:  # noqa: ANN401  # the stubs have no common class
     if pa.types.is_struct(arrow):
         yield from (arrow.field(index) for index in range(arrow.num_fields))
     elif pa.types.is_map(arrow):
@@ -150,89 +182,52 @@ def _children(arrow: pa.DataType) -> Iterator[ArrowField]:
         yield arrow.value_field
 
 
-def _logical_type(arrow: pa.DataType, column: str) -> tuple[str, int]:
-    simple = _SIMPLE_NAMES.get(str(arrow))
-    if simple is not None:
-        variable = simple.removeprefix("large_") in ("string", "binary")
-        return simple, _VAR_BINARY if variable else 0 if simple == "null" else _PLAIN
-    name = _temporal_or_decimal(arrow) or _nested(arrow)
-    if name is not None:
-        return name, 0 if name == "struct" else _PLAIN
-    if pa.types.is_dictionary(arrow):
-        value = _logical_type(arrow.value_type, column)[0]
-        return f"dict:{value}:{_logical_type(arrow.index_type, column)[0]}:false", _DICTIONARY
-    if pa.types.is_fixed_size_list(arrow):
-        value = "struct" if pa.types.is_struct(arrow.value_type) else _logical_type(arrow.value_type, column)[0]
-        return f"fixed_size_list:{value}:{arrow.list_size}", _PLAIN
-    raise InvalidInputError(f"column {column!r}: Lance tables cannot hold the Arrow type {arrow}")
+def _check_unique(what: str, names: Sequence[str]) -> None:
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise InvalidInputError(f"{what} names must be unique; {', '.join(map(repr, doubled))} stands twice")
 
 
-def _temporal_or_decimal(arrow: pa.DataType) -> str | None:
-    if pa.types.is_timestamp(arrow):
-        return f"timestamp:{arrow.unit}:{arrow.tz or '-'}"
-    if pa.types.is_time32(arrow) or pa.types.is_time64(arrow):
-        return f"time{arrow.bit_width}:{arrow.unit}"
-    if pa.types.is_duration(arrow):
-        return f"duration:{arrow.unit}"
-    if pa.types.is_decimal128(arrow) or pa.types.is_decimal256(arrow):
-        return f"decimal:{arrow.bit_width}:{arrow.precision}:{arrow.scale}"
-    if pa.types.is_fixed_size_binary(arrow):
-        return f"fixed_size_binary:{arrow.byte_width}"
-    return None
+def _check_column_name(name: str) -> None:
+    """Refuse names under which Lance cannot store a column, or not read it."""
+    rules = {
+        "it cannot be empty": not name,
+        "it cannot contain '.', which stands between the names of nested fields": "." in name,
+        "it cannot contain '`', which quotes names": "`" in name,
+        "it cannot contain a NUL character": "\0" in name,
+        "Lance computes a column of that name": name in _RESERVED,
+    }
+    broken = next((rule for rule, holds in rules.items() if holds), None)
+    if broken is not None:
+        raise InvalidInputError(f"{name!r} cannot name a column: {broken}")
 
 
-def _nested(arrow: pa.DataType) -> str | None:
-    if pa.types.is_struct(arrow):
-        return "struct"
-    if pa.types.is_map(arrow):
-        return "map"
-    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
-        name = "list" if pa.types.is_list(arrow) else "large_list"
-        return f"{name}.struct" if pa.types.is_struct(arrow.value_type) else name
-    return None
+def _text(metadata: Mapping[bytes, bytes] | None, what: str) -> dict[str, bytes]:
+    """Return metadata with its keys as text; other writers could not read what is not, and would change it."""
+    found: dict[str, bytes] = {}
+    for key, value in (metadata or {}).items():
+        try:
+            value.decode()
+            found[key.decode()] = value
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"{what}: the metadata {key!r} is not UTF-8: {error}") from error
+    return found
 
 
-def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]]) -> ArrowField:
-    nested = [_arrow_field(child, children) for child in children.get(field.id, ())]
+def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: str) -> ArrowField:
+    nested = [_arrow_field(child, children, path) for child in children.get(field.id, ())]
     metadata = {key.encode(): value for key, value in field.metadata.items()}
-    if field.logical_type == "struct":
-        arrow: pa.DataType = pa.struct(nested)
-    elif field.logical_type in _LISTS:
-        arrow = _LISTS[field.logical_type](nested[0])
-    elif field.logical_type == "map":
-        entries = nested[0].type
-        arrow = pa.map_(entries.field(0), entries.field(1))
-    elif field.logical_type.startswith("fixed_size_list:struct:"):
-        arrow = pa.list_(nested[0], int(field.logical_type.rpartition(":")[2]))
-    else:
-        arrow = _arrow_type(field.logical_type, field.name)
-    return pa.field(field.name, arrow, field.nullable, metadata or None)
-
-
-def _arrow_type(logical_type: str, column: str) -> pa.DataType:
-    simple = _SIMPLE.get(logical_type)
-    return simple if simple is not None else _parametrized_type(logical_type, column)
-
-
-def _parametrized_type(logical_type: str, column: str) -> Any:  # noqa: ANN401  # the stubs want literal units
-    kind, *rest = logical_type.split(":")
-    unit: Any
-    match kind, rest:
-        case "timestamp", [unit, *zone]:
-            name = ":".join(zone)
-            return pa.timestamp(unit, None if name in ("", "-") else name)
-        case (("time32" | "time64" | "duration"), [unit]):
-            return _TIMES[kind](unit)
-        case "decimal", [width, precision, scale]:
-            make = pa.decimal256 if width == "256" else pa.decimal128
-            return make(int(precision), int(scale))
-        case "fixed_size_binary", [size]:
-            return pa.binary(int(size))
-        case "fixed_size_list", [*value, size]:
-            return pa.list_(_arrow_type(":".join(value), column), int(size))
-        case "dict", [*value, index, _ordered]:
-            return pa.dictionary(_arrow_type(index, column), _arrow_type(":".join(value), column))
-    raise UnsupportedFeatureError(f"column {column!r}", [f"logical type {logical_type!r}"])
+    try:
+        if field.logical_type == JSON and not nested:
+            return pa.field(field.name, pa.string(), field.nullable, extensions.shown_as_json(metadata))
+        arrow = nested_type(field.logical_type, nested) or arrow_type(field.logical_type)
+        if arrow is None:
+            raise UnsupportedFeatureError(path, [f"the logical type {field.logical_type!r} of column {field.name!r}"])
+        return pa.field(field.name, arrow, field.nullable, metadata or None)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        raise CorruptFileError(
+            path, f"column {field.name!r} has the type {field.logical_type[:80]!r}, which makes no sense: {error}"
+        ) from error
 
 
 def renumbered(fields: Sequence[Field], first: int) -> tuple[Field, ...]:
@@ -245,21 +240,50 @@ def with_field_metadata(fields: Sequence[Field], updates: Mapping[int, MapUpdate
     """Return the fields with changed metadata, by field id; what follows from it is set too.
 
     Raises:
-        InvalidInputError: There is no field of an id.
+        InvalidInputError: There is no field of an id, or the metadata makes a primary key of one that cannot be.
     """
     missing = sorted(updates.keys() - {field.id for field in fields})
     if missing:
         raise InvalidInputError(f"the table has no field {missing[0]}")
-    return tuple(_described(field, updates[field.id]) if field.id in updates else field for field in fields)
+    found = tuple(_described(field, updates[field.id]) if field.id in updates else field for field in fields)
+    _check_primary_key(found)
+    return found
 
 
 def _described(field: Field, update: MapUpdate) -> Field:
     current = {key: value.decode("utf-8", "surrogateescape") for key, value in field.metadata.items()}
     metadata = {key: value.encode("utf-8", "surrogateescape") for key, value in update.applied(current).items()}
+    return _with_metadata(field, metadata)
+
+
+def _with_metadata(field: Field, metadata: Mapping[str, bytes]) -> Field:
+    """Return a field with other metadata, and with what the format also says outside of it."""
+    primary, clustering = _position(metadata, _PRIMARY_KEY), _position(metadata, _CLUSTERING_KEY)
     return replace(
         field,
         metadata=metadata,
-        extension_name=metadata.get(_EXTENSION_NAME, b"").decode(),
-        primary_key=metadata.get(_PRIMARY_KEY) == b"true",
-        primary_key_position=int(metadata.get(_PRIMARY_KEY_POSITION, b"0")),
+        extension_name=metadata.get(EXTENSION_NAME, b"").decode("utf-8", "replace"),
+        primary_key=metadata.get(_PRIMARY_KEY, b"").lower() in _YES or primary is not None,
+        primary_key_position=primary or 0,
+        clustering_key_position=clustering or 0,
     )
+
+
+def _position(metadata: Mapping[str, bytes], key: str) -> int | None:
+    # Lance takes what is no number, or none of 32 bits, for no position.
+    match = _POSITION.fullmatch(metadata.get(f"{key}:position", b""))
+    return int(match[1]) if match and int(match[1]) < 2**32 else None
+
+
+def _check_primary_key(fields: Sequence[Field]) -> None:
+    """Refuse a primary key that would make Lance refuse the table."""
+    by_id = {field.id: field for field in fields}
+    parents = {field.parent_id for field in fields}
+    for field in fields:
+        place: Field | None = field
+        while field.primary_key and place is not None:
+            if place.nullable:
+                raise InvalidInputError(f"column {field.name!r} cannot be a primary key: {place.name!r} may hold nulls")
+            place = by_id.get(place.parent_id)
+        if field.primary_key and field.id in parents:
+            raise InvalidInputError(f"column {field.name!r} cannot be a primary key: it has fields below it")

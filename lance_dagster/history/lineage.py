@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lance_dagster.changes.sides import Change
-from lance_dagster.errors import InvalidInputError, VersionNotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
+from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Transaction
 from lance_dagster.history.refs import Refs
@@ -65,6 +65,9 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     branch, number = state.branch, state.number
     while branch != MAIN:
         found = refs.branch(branch)
+        if any(line.branch == branch for line in lines):
+            path = f"{refs.store.uri}/{branch_file(branch)}"
+            raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
         if found is None:
             raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, and with it where it was forked")
         lines.append(Line(branch=branch, id=found.id, forked=found.parent_version, number=number))

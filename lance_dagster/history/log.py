@@ -1,5 +1,6 @@
 """Walk the history of a version."""
 
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Clone
 from lance_dagster.history.versions import State, Version, Versions
@@ -11,9 +12,13 @@ def first_parents(versions: Versions, state: State, limit: int | None = None) ->
     Versions that a clean-up removed are left out.
     """
     found: list[Version] = []
+    seen: set[str] = set()
     at: tuple[str, int] | None = (state.branch, state.number)
     while at is not None and (limit is None or len(found) < limit):
         branch, newest = at
+        if branch in seen:
+            raise CorruptFileError(versions.line_uri(branch), "its first version says it was forked from itself")
+        seen.add(branch)
         numbers = [number for number in versions.numbers(branch) if number <= newest]
         room = None if limit is None else limit - len(found)
         at = None

@@ -26,6 +26,7 @@ from lance_dagster.errors import (
     StoreError,
 )
 from lance_dagster.format import layout
+from lance_dagster.format.paths import is_path_inside
 from lance_dagster.store import Store
 
 NEVER_A_VERSION = 2**53
@@ -33,6 +34,7 @@ STATE = "lance_dagster.state"
 CREATING, READY, DELETING = "creating", "ready", "deleting"
 WRITE_ID = "lance_dagster.write"
 _MAX_BYTES = 1_000_000
+_LONGEST_PROBLEM = 200
 _ATTEMPTS = 3
 T = TypeVar("T")
 
@@ -95,12 +97,16 @@ class Refs:
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
+        if not is_path_inside(name):
+            return None
         path = layout.branch_file(name)
         data = self.store.get(path)
         return None if data is None else _parsed(_branch_from_json, name, data, f"{self.store.uri}/{path}")
 
     def tag(self, name: str) -> Tag | None:
         """Read one tag, or return None."""
+        if not is_path_inside(name):
+            return None
         path = layout.tag_file(name)
         data = self.store.get(path)
         return None if data is None else _parsed(_tag_from_json, name, data, f"{self.store.uri}/{path}")
@@ -237,21 +243,25 @@ def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, p
         if not isinstance(found, dict):
             raise CorruptFileError(path, "it does not hold a JSON object")
         return parse(name, found)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
+        raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {problem}") from error
 
 
 def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
     lineage = tuple(
-        (_count(version), str(own)) for version, own in (found.get("identifier") or {}).get("version_mapping", ())
+        (_count(version), _text(own)) for version, own in (found.get("identifier") or {}).get("version_mapping", ())
     )
+    parent = _line(found.get("parentBranch"))
+    if parent == name:
+        raise ValueError("it says it was forked from itself")
     return Branch(
         name=name,
         id=lineage[-1][1] if lineage else "",
-        parent_branch=found.get("parentBranch") or layout.MAIN,
+        parent_branch=parent,
         parent_version=_count(found["parentVersion"]),
         created_at=pendulum.from_timestamp(_count(found["createAt"])),
-        metadata={str(key): str(value) for key, value in (found.get("metadata") or {}).items()},
+        metadata=_metadata(found),
         lineage=lineage,
         manifest_size=_count(found["manifestSize"]),
     )
@@ -273,11 +283,11 @@ def _branch_to_json(branch: Branch) -> bytes:
 def _tag_from_json(name: str, found: dict[str, Any]) -> Tag:
     return Tag(
         name=name,
-        branch=found.get("branch") or layout.MAIN,
+        branch=_line(found.get("branch")),
         version=_count(found["version"]),
         created_at=_time(found.get("createdAt")),
         updated_at=_time(found.get("updatedAt")),
-        metadata={str(key): str(value) for key, value in (found.get("metadata") or {}).items()},
+        metadata=_metadata(found),
         manifest_size=_count(found["manifestSize"]),
     )
 
@@ -302,10 +312,29 @@ def _count(value: object) -> int:
     return value
 
 
+def _line(value: object) -> str:
+    """Read the name of a branch, which is a folder too: one that leads elsewhere is none."""
+    if value is None or value == layout.MAIN:
+        return layout.MAIN
+    if not isinstance(value, str) or not is_path_inside(value):
+        raise ValueError(f"{value!r} is no name of a branch")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _metadata(found: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _text(value) for key, value in (found.get("metadata") or {}).items()}
+
+
 def _time(value: object) -> pendulum.DateTime | None:
     if value is None:
         return None
-    text = str(value).replace("Z", "+00:00")
+    text = _text(value).replace("Z", "+00:00")
     # Nanoseconds, as pylance writes them, are more than a datetime holds.
     whole, dot, rest = text.partition(".")
     if dot:

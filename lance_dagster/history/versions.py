@@ -3,6 +3,7 @@
 A manifest never changes, so a version that was read once is kept. Which versions exist is asked every time.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -175,8 +176,9 @@ class Versions:
         )
 
     def _parents(self, state: State, numbers: Sequence[int]) -> tuple[str, ...]:
-        older = [number for number in numbers if number < state.number]
-        parents = [f"{state.branch}@{older[-1]}"] if older else []
+        # Searched, not walked through: a log asks this of every version.
+        place = bisect_left(numbers, state.number)
+        parents = [f"{state.branch}@{numbers[place - 1]}"] if place else []
         if state.transaction is None:
             return tuple(parents)
         operation = state.transaction.operation

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.copying import copy_file, copy_folder
 from lance_dagster.store.local import LocalStore, make_durable
-from lance_dagster.store.options import base_options, canonical_uri, own_options, scheme_of
+from lance_dagster.store.options import (
+    access_options,
+    base_options,
+    canonical_uri,
+    own_options,
+    scheme_of,
+    survives_power_cuts,
+)
 from lance_dagster.store.s3 import S3Store
 from lance_dagster.store.verbs import Store
 
@@ -35,18 +42,23 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
     Args:
         uri: A local path, `file://` or `s3://`.
         storage_options: Credentials and endpoint in pylance's vocabulary. Those of base paths (`base_1.region`) are
-            for the stores of these.
+            for the stores of these. `durability` says what a write on local disk survives: "power" (a power cut, the
+            default) or "process" (the end of the process, which is all that pylance promises).
 
     Raises:
         InvalidInputError: The scheme is not supported, or an option is not known.
     """
     canonical = canonical_uri(uri)
-    options = own_options(storage_options or {})
+    given = own_options(storage_options or {})
+    durable = survives_power_cuts(given)
+    options = access_options(given)
     match scheme_of(canonical):
         case "":
             if options:
-                raise InvalidInputError(f"a local table takes no storage options, but {canonical} was given some")
-            return LocalStore(canonical)
+                raise InvalidInputError(
+                    f"a local table takes no storage options but durability, and {canonical} was given some"
+                )
+            return LocalStore(canonical, durable=durable)
         case "s3":
             return S3Store(canonical, options)
         case other:

@@ -1,8 +1,9 @@
 """Tables on local disk, durable by default.
 
 An object is written to a temporary file, synced, linked to its name, and the folder synced: readers see it whole or
-not at all, two writers of one name cannot both win, and a power cut after the return loses nothing. Temporary files
-are called `.tmp...`, which Lance's own clean-up removes.
+not at all, two writers of one name cannot both win, and a power cut after the return loses nothing. With the storage
+option `durability` set to "process" nothing is synced, as pylance does it: fit for tables that can be made again.
+Temporary files are called `.tmp...`, which Lance's own clean-up removes.
 """
 
 import fcntl
@@ -10,11 +11,12 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from lance_dagster.errors import StoreError
+from lance_dagster.store.options import survives_power_cuts
 
 
 class LocalStore:
@@ -22,9 +24,10 @@ class LocalStore:
 
     ordered_listing = False
 
-    def __init__(self, root: str) -> None:
-        """Take an absolute path; the folder is made by the first write."""
+    def __init__(self, root: str, *, durable: bool = True) -> None:
+        """Take an absolute path, and whether writes survive a power cut; the folder is made by the first write."""
         self._root = Path(root)
+        self._durable = durable
 
     @property
     def uri(self) -> str:
@@ -121,7 +124,7 @@ class LocalStore:
                 shutil.copytree(source, temporary)
             else:
                 shutil.copyfile(source, temporary)
-            for path in (temporary, *temporary.rglob("*")):
+            for path in (temporary, *temporary.rglob("*")) if self._durable else ():
                 make_durable(str(path))
             os.replace(temporary, target)
         except OSError as error:
@@ -153,7 +156,7 @@ class LocalStore:
 
     def sync_folder(self, folder: str) -> None:
         """Make the names in a folder survive a power cut."""
-        if (self._root / folder).is_dir():
+        if self._durable and (self._root / folder).is_dir():
             make_durable(str(self._root / folder))
 
     @contextmanager
@@ -169,9 +172,11 @@ class LocalStore:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if self._durable:
+                    os.fsync(file.fileno())
             yield temporary, target
-            make_durable(str(target.parent))
+            if self._durable:
+                make_durable(str(target.parent))
         except FileExistsError:
             raise
         except OSError as error:
@@ -200,9 +205,14 @@ def _remove(folder: Path) -> None:
             continue
 
 
-def make_durable(path: str) -> None:
-    """Sync a local file, or the names in a local folder, to disk. A remote URI is durable already."""
-    if "://" in path:
+def make_durable(path: str, storage_options: Mapping[str, str] | None = None) -> None:
+    """Sync a local file, or the names in a local folder, to disk. A remote URI is durable already.
+
+    Args:
+        path: A local path or a URI.
+        storage_options: Of the table it belongs to: with the durability "process", nothing is done.
+    """
+    if "://" in path or not survives_power_cuts(storage_options or {}):
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

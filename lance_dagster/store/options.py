@@ -29,6 +29,8 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
     "virtual_hosted_style_request": (_TOP, ""),
 }
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_DURABILITY = "durability"
+_DURABLE = {"power": True, "process": False}
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
 
 
@@ -65,21 +67,41 @@ def own_options(storage_options: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in storage_options.items() if not _OF_A_BASE.fullmatch(key)}
 
 
+def survives_power_cuts(storage_options: Mapping[str, str]) -> bool:
+    """Return whether local files are synced: "power" is the default of the option `durability`, "process" says no.
+
+    Raises:
+        InvalidInputError: The option is something else.
+    """
+    given = storage_options.get(_DURABILITY, "power")
+    if given not in _DURABLE:
+        raise InvalidInputError(
+            f"the storage option {_DURABILITY} is {given!r}; it says what a commit on local disk survives: "
+            "'power' (a power cut, the default) or 'process' (the end of the process)"
+        )
+    return _DURABLE[given]
+
+
+def access_options(storage_options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that say how a storage is reached: all but `durability`, which only local disk has."""
+    return {key: value for key, value in storage_options.items() if key != _DURABILITY}
+
+
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
     """Return the options for a base path: the table's, and those given for the base in their place, as pylance does.
 
     Args:
         storage_options: The options a table was opened with.
         base_id: The id of the base path.
-        uri: Where it is; a local folder takes none.
+        uri: Where it is; a local folder takes only `durability`.
     """
-    if scheme_of(canonical_uri(uri)) == "":
-        return {}
     found = own_options(storage_options)
     for key, value in storage_options.items():
         match = _OF_A_BASE.fullmatch(key)
         if match is not None and int(match[1]) == base_id:
             found[match[2]] = value
+    if scheme_of(canonical_uri(uri)) == "":
+        return {key: value for key, value in found.items() if key == _DURABILITY}
     return found
 
 

@@ -10,8 +10,9 @@ smaller. Branches, tags and older versions stay with the source.
 """
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 from lance_dagster.changes.apply import with_flags
@@ -27,6 +28,7 @@ from lance_dagster.table.bases import base_store
 from lance_dagster.table.parts import Parts, open_parts
 
 _WORKERS = 8
+_CLAIM = ".clone"
 _BLOB = "lance.blob"
 _LEGACY_BLOB = "lance-encoding:blob"
 
@@ -62,16 +64,45 @@ def write_clone(parts: Parts, source: State, made: Parts, manifest: Manifest) ->
         AlreadyExistsError: There is a table already.
         CorruptFileError: A file of the source is missing.
     """
+    shallow = bool(manifest.base_paths)
+    with _claimed(made, f"{parts.uri} {source} {'shallow' if shallow else 'deep'}"):
+        if made.versions.newest(layout.MAIN) is not None:
+            raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
+        if not shallow:
+            _copy_files(parts, source, made.store)
+        _commit_first(parts, source, made, manifest)
+
+
+@contextmanager
+def _claimed(made: Parts, what: str) -> Iterator[None]:
+    """Keep others from making another clone at the same place: first versions of different numbers do not collide.
+
+    A claim that a crash left behind is that of whoever makes the same clone again.
+    """
     if made.versions.newest(layout.MAIN) is not None:
         raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
-    shallow = bool(manifest.base_paths)
-    if not shallow:
-        _copy_files(parts, source, made.store)
+    claim = what.encode()
+    while not made.store.put_if_absent(_CLAIM, claim):
+        found = made.store.get(_CLAIM)
+        if found == claim:
+            break
+        if found is not None:
+            raise AlreadyExistsError(
+                f"another clone is being made at {made.uri}, of {found.decode(errors='replace')}; "
+                f"when that was given up, remove {made.uri}/{_CLAIM}"
+            )
+    try:
+        yield
+    finally:
+        made.store.delete(_CLAIM)
+
+
+def _commit_first(parts: Parts, source: State, made: Parts, manifest: Manifest) -> None:
     transaction = Transaction(
         read_version=source.number,
         uuid=str(uuid.uuid4()),
         operation=Clone(
-            is_shallow=shallow,
+            is_shallow=bool(manifest.base_paths),
             ref_name=None if source.branch == layout.MAIN else source.branch,
             ref_version=source.number,
             ref_path=parts.versions.line_uri(source.branch),

@@ -1,13 +1,15 @@
 """Put rows into a table and take rows out: the methods of a table that change rows."""
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.versions import Version
-from lance_dagster.table import write
+from lance_dagster.table import rows, write
 from lance_dagster.table.facade import Facade
+from lance_dagster.table.upsert import Rules, When, upsert
 from lance_dagster.table.write import Note, Rows
 
 
@@ -80,6 +82,114 @@ class Editing(Facade):
         """
         note = Note(branch=branch, message=message, properties=properties or {}, partitions=partitions)
         return self._described(write.replace_where(self._parts, predicate, data, note))
+
+    def delete(
+        self,
+        predicate: str,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Take out the rows that match a condition.
+
+        When another commit touches the same fragments meanwhile, the rows are looked up again.
+
+        Args:
+            predicate: A condition in Lance SQL, such as `"distance > 100"`; `"true"` takes out every row.
+            branch: The branch to commit to.
+            message: What to say in the log.
+            properties: Kept with the transaction.
+
+        Returns:
+            The version without the rows; the newest one as it is when no row matches, where pylance would make a
+            version that changes nothing.
+
+        Raises:
+            InvalidInputError: The condition cannot be understood.
+            CommitConflictError: Others replaced the table, or changed the same fragments again and again.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        return self._described(rows.delete(self._parts, predicate, note))
+
+    def update(
+        self,
+        values: Mapping[str, str],
+        *,
+        where: str | None = None,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Give the rows that match a condition new values.
+
+        Rows keep their ids and the version they were created at, on a table with stable row ids. When another commit
+        touches the same rows meanwhile, the values are computed again from what it left.
+
+        Args:
+            values: An expression in Lance SQL for each column that changes, over the values before the update:
+                `{"price": "price * 2", "currency": "'EUR'"}`. Values are converted to the column's type where that
+                can be done for each of them.
+            where: The condition; None for every row.
+            branch: The branch to commit to.
+            message: What to say in the log.
+            properties: Kept with the transaction.
+
+        Returns:
+            The version with the new values; the newest one as it is when no row matches.
+
+        Raises:
+            SchemaMismatchError: A value does not fit its column; nothing was committed.
+            InvalidInputError: A column does not exist, an expression or the condition cannot be understood, or the
+                rows hold blobs.
+            CommitConflictError: Others replaced the table, or changed the same rows again and again.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        return self._described(rows.update(self._parts, values, where, note))
+
+    def upsert(
+        self,
+        data: Rows,
+        *,
+        on: Sequence[str],
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        partitions: Sequence[str] = (),
+        **when: Unpack[When],
+    ) -> Version:
+        """Change the rows whose key is given, and add the given rows whose key is not there, as one version.
+
+        Rows that change keep their ids and the version they were created at, on a table with stable row ids. A key
+        with a null in it is equal to no other: a given row with one is always added. When several rows of the table
+        have a key, all of them change. Of two writers that add the same key at the same time, the second one changes
+        the row the first one added.
+
+        Args:
+            data: Arrow rows, held in memory. They may lack columns of the table: rows that change keep their values
+                there, rows that are added get nulls.
+            on: The columns of the key, of single values.
+            branch: The branch to commit to.
+            message: What to say in the log.
+            properties: Kept with the transaction.
+            partitions: The partition keys the rows belong to. A merge compares them with what others claim.
+            **when: `when_matched`, what becomes of rows whose key is given: `"update"` (if left out), `"keep"`, or a
+                condition in Lance SQL for an update, such as `"source.changed_at > target.changed_at"`.
+                `when_not_matched`, what becomes of given rows whose key is not there: `"insert"` (if left out) or
+                `"ignore"`. `when_missing`, what becomes of rows whose key is not given: `"keep"` (if left out) or
+                `"delete"`.
+
+        Returns:
+            The version with the rows; the newest one as it is when nothing changes.
+
+        Raises:
+            InvalidInputError: A key is given twice or a key column is not there; the condition cannot be understood;
+                the rows of the table hold blobs.
+            SchemaMismatchError: The rows do not fit the table.
+            CommitConflictError: Others replaced the table, or were faster again and again.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {}, partitions=partitions)
+        return self._described(upsert(self._parts, data, on, rules=Rules(**when), note=note))
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
         """Commit a transaction, or find the version it made when it landed before.

@@ -1,7 +1,214 @@
 """Columns and what a table says about itself: the methods of a table that change its schema."""
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import pyarrow as pa
+
+from lance_dagster.format import evolution
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MapUpdate, UpdateConfig
+from lance_dagster.history.versions import Version
+from lance_dagster.table import columns as changing
+from lance_dagster.table.columns import NewColumns
 from lance_dagster.table.facade import Facade
+from lance_dagster.table.write import Note
 
 
 class Evolving(Facade):
-    """Nothing is rewritten that does not change."""
+    """Each method makes one version, or none when it changes nothing; what does not change is not written again.
+
+    A path names a column, or `column.field` for a field inside a struct. When others commit meanwhile, the change is
+    made again from what they left.
+    """
+
+    def add_columns(
+        self,
+        columns: NewColumns,
+        *,
+        reads: Sequence[str] | None = None,
+        on: Sequence[str] | None = None,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Add columns behind those there are; values are written to new files beside the old ones.
+
+        Args:
+            columns: What the columns hold. Arrow fields, or a schema: nulls, for which nothing is written. A mapping
+                from name to Lance SQL expression, such as `{"speed": "distance / air_time", "source": "'FAA'"}`. A
+                function that takes a `pyarrow.RecordBatch` of the columns `reads` and returns one with the new columns
+                and as many rows; it is called once more for one row, to learn the columns. Or a `pyarrow.Table` with
+                the columns `on` and those to be added: rows get the values of their key, or null.
+            reads: The columns a function is given.
+            on: The key columns of a table.
+            branch: The branch to commit to.
+            message: What to say in the log.
+            properties: Kept with the transaction.
+
+        Raises:
+            InvalidInputError: A name is taken; an expression cannot be understood or fails; a key is there twice.
+            SchemaMismatchError: A function returned other columns for some rows than for others.
+            CommitConflictError: Others changed the table again and again.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        return self._described(changing.add_columns(self._parts, columns, note, reads=reads, on=on))
+
+    def drop_columns(
+        self,
+        paths: Sequence[str],
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Drop columns, or fields inside structs, with the indices on them; older versions keep them.
+
+        Raises:
+            InvalidInputError: A path names nothing, or nothing would be left of the table, a struct, or the files of
+                some rows.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        names = [paths] if isinstance(paths, str) else list(paths)
+        return self._described(changing.project(self._parts, note, partial(evolution.without, paths=names)))
+
+    def rename_column(
+        self,
+        path: str,
+        name: str,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Give a column, or a field inside a struct, another name; indices stay.
+
+        Raises:
+            InvalidInputError: The path names nothing, or the name is taken.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        return self._described(
+            changing.project(self._parts, note, lambda fields: evolution.renamed(fields, path, name))
+        )
+
+    def reorder_columns(
+        self,
+        names: Sequence[str],
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Put the columns into another order, in which reads return them.
+
+        Raises:
+            InvalidInputError: The names are not those of all columns, each once.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        return self._described(changing.project(self._parts, note, partial(evolution.reordered, names=names)))
+
+    def cast_column(
+        self,
+        name: str,
+        type: pa.DataType,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Give a column another type; its values are written anew, those of other columns are not.
+
+        Nothing is rounded, cut off or made null: when a value does not fit, nothing is committed.
+
+        Raises:
+            InvalidInputError: There is no such column, it holds blobs, or an index is on it.
+            SchemaMismatchError: A value cannot become the type.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        return self._described(changing.cast_column(self._parts, name, type, note))
+
+    def set_nullable(
+        self,
+        path: str,
+        *,
+        nullable: bool,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Allow nulls in a column, or refuse them from now on.
+
+        Raises:
+            InvalidInputError: The path names nothing, or there are nulls already; says how many.
+        """
+        note = Note(branch=branch, message=message, properties=properties or {})
+        return self._described(changing.set_nullable(self._parts, path, note, nullable=nullable))
+
+    def set_column_metadata(
+        self,
+        path: str,
+        metadata: Mapping[str, str | None],
+        *,
+        replace: bool = False,
+        branch: str = MAIN,
+        message: str | None = None,
+    ) -> Version:
+        """Say something about a column: a value of None takes a key out.
+
+        Lance reads some keys itself, such as `lance-schema:unenforced-primary-key`.
+
+        Args:
+            path: The column, or a field inside a struct.
+            metadata: Keys and values.
+            replace: Whether keys that are not given are taken out.
+            branch: The branch to commit to.
+            message: What to say in the log.
+
+        Raises:
+            InvalidInputError: The path names nothing.
+        """
+        note = Note(branch=branch, message=message)
+        update = MapUpdate(entries=dict(metadata), replace=replace)
+        return self._described(changing.describe_column(self._parts, path, update, note))
+
+    def set_schema_metadata(
+        self,
+        metadata: Mapping[str, str | None],
+        *,
+        replace: bool = False,
+        branch: str = MAIN,
+        message: str | None = None,
+    ) -> Version:
+        """Say something about the schema, as Arrow's schema metadata; the arguments are those for a column."""
+        update = MapUpdate(entries=dict(metadata), replace=replace)
+        return self._stated(UpdateConfig(schema_metadata=update), branch, message)
+
+    def set_table_metadata(
+        self,
+        metadata: Mapping[str, str | None],
+        *,
+        replace: bool = False,
+        branch: str = MAIN,
+        message: str | None = None,
+    ) -> Version:
+        """Say something about the table; the arguments are those for a column.
+
+        Keys that start with `lance_dagster.` are what merges have recorded: `replace` takes them out too.
+        """
+        update = MapUpdate(entries=dict(metadata), replace=replace)
+        return self._stated(UpdateConfig(table_metadata=update), branch, message)
+
+    def set_config(
+        self,
+        settings: Mapping[str, str | None],
+        *,
+        replace: bool = False,
+        branch: str = MAIN,
+        message: str | None = None,
+    ) -> Version:
+        """Change settings that Lance programs go by, such as `lance.auto_cleanup.interval`; as for a column."""
+        update = MapUpdate(entries=dict(settings), replace=replace)
+        return self._stated(UpdateConfig(config=update), branch, message)
+
+    def _stated(self, operation: UpdateConfig, branch: str, message: str | None) -> Version:
+        return self._described(changing.describe(self._parts, operation, Note(branch=branch, message=message)))

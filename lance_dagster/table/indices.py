@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from lance_dagster.changes.indices import covered, indices_of
+from lance_dagster.errors import NotFoundError
 from lance_dagster.format.model import Field, IndexMetadata, Manifest
+from lance_dagster.format.transaction import CreateIndex
+from lance_dagster.history.versions import State
+from lance_dagster.table.moving import retried, submit
+from lance_dagster.table.parts import Parts
+from lance_dagster.table.write import Note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,25 @@ def index_statuses(manifest: Manifest) -> tuple[IndexStatus, ...]:
     return tuple(
         _status(name, tuple(segments), fields, rows) for name, segments in groupby(indices, lambda index: index.name)
     )
+
+
+def drop_index(parts: Parts, name: str, note: Note) -> State:
+    """Take an index, all its segments, out of a branch.
+
+    Raises:
+        NotFoundError: The branch has none of that name.
+    """
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        found = indices_of(head.manifest)
+        gone = tuple(index for index in found if index.name == name)
+        if not gone:
+            known = ", ".join(sorted({repr(index.name) for index in found})) or "none"
+            raise NotFoundError(f"{head} of {parts.uri} has no index {name!r}; it has {known}")
+        return submit(parts, head, CreateIndex(removed_indices=gone), note.as_properties())
+
+    return retried(attempt)
 
 
 def _status(

@@ -8,11 +8,11 @@ from lance_dagster.datafiles import StagedFiles
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
 from lance_dagster.history.versions import Version
-from lance_dagster.table import bases, cloning, compact as compacting, relocating, write
+from lance_dagster.table import bases, cloning, compact as compacting, indices as indexing, relocating, write
 from lance_dagster.table.bases import NewBase
 from lance_dagster.table.compact import Goal
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.indices import IndexStatus, index_statuses
+from lance_dagster.table.indices import IndexStatus
 from lance_dagster.table.relocating import How, Relocation
 from lance_dagster.table.write import Note, Rows
 
@@ -148,7 +148,16 @@ class Keeping(Facade):
 
     def indices(self, ref: str = MAIN) -> tuple[IndexStatus, ...]:
         """Return the indices of a version by name, with how many rows each covers."""
-        return index_statuses(self._parts.at(ref).manifest)
+        return indexing.index_statuses(self._parts.at(ref).manifest)
+
+    def drop_index(self, name: str, *, branch: str = MAIN, message: str | None = None) -> Version:
+        """Drop an index; its files stay until they are collected.
+
+        Raises:
+            NotFoundError: The branch has no index of that name.
+        """
+        note = Note(branch=branch, message=message)
+        return self._described(indexing.drop_index(self._parts, name, note))
 
     def compact(
         self,

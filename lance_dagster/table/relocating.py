@@ -207,11 +207,9 @@ def _earlier_places(parts: Parts, branch: str) -> set[str]:
         InvalidInputError: It cannot be told.
     """
     if branch == layout.MAIN:
-        # Only what lies inside of the table's own folder can have moved with it.
+        # Main names nothing by the table's place, except base paths that lie in its folder or are that folder.
         names = [name for name in parts.refs.branches() if parts.versions.newest(name) is not None]
-        places = {place for name in names for place in _earlier_places(parts, name)}
-        own = {spelled(base.path) for base in parts.versions.head(layout.MAIN).manifest.base_paths}
-        return places - own
+        return {place for name in names for place in _earlier_places(parts, name)}
     found: set[str] = set()
     line: str = branch
     while line != layout.MAIN:

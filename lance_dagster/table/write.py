@@ -19,20 +19,20 @@ from lance_dagster.datafiles import (
     matching_offsets,
     write_files,
 )
-from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
+from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format import layout
 from lance_dagster.format.model import Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
+from lance_dagster.format.storable import check_storable
 from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Delete, Operation, Overwrite, Transaction, Update
-from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
+from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.lineage import changes_since, lineage_of
-from lance_dagster.history.vectors import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State, Version
 from lance_dagster.table.bases import destination, options_of, placed
+from lance_dagster.table.moving import retried, submit, taken_out
 from lance_dagster.table.parts import Parts, schema_of
 
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
-_REPLACE_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,12 @@ class Note:
     properties: Mapping[str, str] = field(default_factory=dict)
     partitions: Sequence[str] = ()
 
-    def as_properties(self, mode: str, predicate: str | None = None) -> dict[str, str]:
-        """Return the transaction properties that carry the note and what it claims."""
-        claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions))
-        found = {**self.properties, CLAIMS: encode_claims([claim])}
+    def as_properties(self, mode: str | None = None, predicate: str | None = None) -> dict[str, str]:
+        """Return the transaction properties that carry the note and what it claims; without a mode, nothing."""
+        found = dict(self.properties)
+        if mode is not None:
+            claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions))
+            found[CLAIMS] = encode_claims([claim])
         if self.message is not None:
             found[MESSAGE] = self.message
         return found
@@ -56,6 +58,7 @@ class Note:
 def create_empty(parts: Parts, schema: pa.Schema) -> State | None:
     """Write the first version of a table, without rows; None when there is one already."""
     fields = fields_from_arrow(schema)
+    check_storable(fields, FILE_VERSION)
     transaction = Transaction(
         read_version=0,
         uuid=str(uuid.uuid4()),
@@ -80,7 +83,7 @@ def target(parts: Parts, schema: pa.Schema, head: State, base: str | None = None
 
 def stage(parts: Parts, rows: Rows, branch: str, base: str | None) -> StagedFiles:
     """Write rows as data files that no version names yet."""
-    _check_rows(rows)
+    check_rows(rows)
     if isinstance(rows, StagedFiles):
         raise InvalidInputError("these files are staged already; give them to append, overwrite or replace_where")
     head = parts.head(branch)
@@ -89,28 +92,29 @@ def stage(parts: Parts, rows: Rows, branch: str, base: str | None) -> StagedFile
 
 def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> State:
     """Add rows; take out those an earlier attempt of the same work added, in the same commit."""
-    _check_rows(rows)
+    check_rows(rows)
     head = parts.head(note.branch)
     staged = _staged(parts, rows, schema_of(head), head)
     added = _placed(parts, staged, head.manifest.fields, head)
     operation: Operation = Append(fragments=added)
     if replaces is not None:
         operation = Update(removed_fragment_ids=_left_of(parts, replaces, head), new_fragments=added)
-    return _commit(parts, head, operation, note.as_properties(APPEND))
+    return submit(parts, head, operation, note.as_properties(APPEND))
 
 
 def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
     """Replace all rows, and the schema where the rows have another one."""
-    _check_rows(rows)
+    check_rows(rows)
     head = parts.head(note.branch)
     given, own = rows.schema, schema_of(head)
     fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
     fits = _is_stored_as if isinstance(rows, StagedFiles) else _fits
     if not fits(given, own):
         fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
+        check_storable(fields, head.manifest.file_version)
     staged = _staged(parts, rows, schema, head)
     operation = Overwrite(fragments=_placed(parts, staged, fields, head), fields=fields, schema_metadata=metadata)
-    return _commit(parts, head, operation, note.as_properties(OVERWRITE))
+    return submit(parts, head, operation, note.as_properties(OVERWRITE))
 
 
 def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State:
@@ -118,34 +122,26 @@ def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State
 
     When another commit touches the same fragments meanwhile, the rows to take out are looked up again.
     """
-    _check_rows(rows)
+    check_rows(rows)
     staged: StagedFiles | None = None
-    for attempt in range(_REPLACE_ATTEMPTS):
+
+    def attempt() -> State:
+        nonlocal staged
         head = parts.head(note.branch)
         if staged is None:
             staged = _staged(parts, rows, schema_of(head), head)
-        removed, updated = _taken_out(parts, head, predicate)
+        out = taken_out(parts, head, matching_offsets(parts.dataset(head), predicate))
         operation = Update(
-            removed_fragment_ids=removed,
-            updated_fragments=updated,
+            removed_fragment_ids=out.removed,
+            updated_fragments=out.updated,
             new_fragments=_placed(parts, staged, head.manifest.fields, head),
         )
-        try:
-            return _commit(parts, head, operation, note.as_properties(REPLACE, predicate))
-        except CommitConflictError as error:
-            if not error.retryable or attempt == _REPLACE_ATTEMPTS - 1:
-                raise
-    raise InvalidInputError("unreachable: the last attempt returns or raises")
+        return submit(parts, head, operation, note.as_properties(REPLACE, predicate))
+
+    return retried(attempt)
 
 
-def _commit(parts: Parts, head: State, operation: Operation, properties: Mapping[str, str]) -> State:
-    transaction = Transaction(
-        read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
-    )
-    return commit_transaction(parts.versions, head.branch, transaction)
-
-
-def _check_rows(rows: object) -> None:
+def check_rows(rows: object) -> None:
     """Refuse what is not Arrow rows or staged files.
 
     Raises:
@@ -231,19 +227,3 @@ def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
             change.version,
             retryable=False,
         )
-
-
-def _taken_out(parts: Parts, head: State, predicate: str) -> tuple[tuple[int, ...], tuple[Fragment, ...]]:
-    """Return the fragments that lose all their rows, and those that lose some with their new deletion vector."""
-    removed: list[int] = []
-    updated: list[Fragment] = []
-    for number, offsets in matching_offsets(parts.dataset(head), predicate).items():
-        fragment = head.manifest.fragments.find(number)
-        if fragment is None:
-            raise CorruptFileError(str(head), f"a reader finds a fragment {number} that its manifest does not have")
-        if len(offsets) == fragment.rows:
-            removed.append(number)
-        else:
-            deleted = deleted_offsets(parts.versions, head, fragment) | offsets
-            updated.append(with_deleted(parts.versions, head, fragment, deleted))
-    return tuple(removed), tuple(updated)

@@ -259,6 +259,19 @@ def test_writers_that_were_there_first_follow(tmp_path: Path, maker: str) -> Non
 
 
 @EITHER
+def test_pylance_going_back_to_before_the_move_is_put_right(tmp_path: Path, maker: str) -> None:
+    """It restores the old places along with the rows."""
+    table = MAKERS[maker](tmp_path)
+    number = table.head("run").number
+    there = moved(table)
+    there.relocate()
+    as_pylance(there, "run").insert(entries("p", 1))
+    lance.dataset(there.uri).checkout_version(("run", number)).restore()
+    assert ["run"] == [branch.name for branch in there.relocate().branches]
+    check_all(there, {"run": RUN_ROWS})
+
+
+@EITHER
 def test_relocated_branches_are_merged(tmp_path: Path, maker: str) -> None:
     """Into their parents, and into main."""
     table = MAKERS[maker](tmp_path)
@@ -296,6 +309,31 @@ def test_a_place_that_cannot_be_told_has_to_be_given(tmp_path: Path) -> None:
         there.relocate()
     there.relocate(tmp_path / "t")
     assert [("a", 1), ("r", 1)] == contents(there, "run")
+
+
+def test_a_table_that_names_itself_as_a_base_is_relocated(tmp_path: Path) -> None:
+    """The specification's examples do, and pylance lets one."""
+    dataset = lance.write_dataset(entries("a", 1), tmp_path / "t", enable_stable_row_ids=True)
+    dataset.add_bases([DatasetBasePath(str(tmp_path / "t"), name="self", is_dataset_root=True)])
+    lance.write_dataset(entries("a", 2), tmp_path / "t", mode="append", target_bases=["self"])
+    table = LanceTable.open(tmp_path / "t")
+    table.create_branch("run")
+    table.append(entries("r", 1), branch="run")
+    there = moved(table)
+    assert ["main", "run"] == [branch.name for branch in there.relocate().branches]
+    check_all(there, {"main": [("a", 1), ("a", 2)], "run": [("a", 1), ("a", 2), ("r", 1)]})
+    there.merge("run")
+    check_all(there, {"main": [("a", 1), ("a", 2), ("r", 1)]})
+
+
+def test_a_table_without_branches_that_names_itself_has_to_be_told(tmp_path: Path) -> None:
+    """Nothing else says where it was."""
+    dataset = lance.write_dataset(entries("a", 1), tmp_path / "t")
+    dataset.add_bases([DatasetBasePath(str(tmp_path / "t"), name="self", is_dataset_root=True)])
+    lance.write_dataset(entries("a", 2), tmp_path / "t", mode="append", target_bases=["self"])
+    there = moved(LanceTable.open(tmp_path / "t"))
+    assert ["main"] == [branch.name for branch in there.relocate(tmp_path / "t").branches]
+    assert [("a", 1), ("a", 2)] == contents(there)
 
 
 def test_blobs_of_a_relocated_branch_are_found(tmp_path: Path) -> None:

@@ -197,3 +197,13 @@ def test_a_task_that_fails_and_is_tried_again_leaves_one_copy(tmp_table_uri: str
     assert 2_400_000 == table.count_rows() == len(pc.unique(table.read()["id"]))
     assert 4 == len(table.to_lance().get_fragments())
     assert 4 < len(list((Path(tmp_table_uri) / "data").iterdir()))
+
+
+def test_rows_are_staged_under_a_base_path(spark: SparkSession, tmp_table_uri: str, tmp_path: Path) -> None:
+    """Executors write there; the commit names them there."""
+    df = spark.range(0, 10, 1, 2)
+    table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
+    table.add_base("cold", tmp_path / "cold")
+    table.append(stage(df, table, base="cold"))
+    assert 2 == len(list((tmp_path / "cold").glob("*.lance")))
+    assert rows(df) == rows(read_table(spark, table))

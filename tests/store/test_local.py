@@ -1,10 +1,17 @@
 """Tables on local disk."""
 
 import multiprocessing
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+
+import pyarrow as pa
 
 import pytest
 
+from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, StoreError
 from lance_dagster.store import LocalStore, open_store
 from tests.store.conformance import StoreConformance
@@ -106,3 +113,39 @@ def test_storage_options_are_for_remote_tables(tmp_path: Path) -> None:
     """Credentials for a local path are a mistake in the path or in the options."""
     with pytest.raises(InvalidInputError, match="a local table takes no storage options"):
         open_store(tmp_path, {"aws_region": "eu-central-1"})
+
+
+def syncs(work: Callable[[], object]) -> int:
+    """How often something asks the kernel to put a file on the disk."""
+    count = 0
+
+    def watch(frame: FrameType, event: str, called: object) -> None:  # noqa: ARG001 - how Python calls it
+        nonlocal count
+        count += event == "c_call" and called is os.fsync
+
+    sys.setprofile(watch)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_durability_can_be_switched_off(tmp_path: Path) -> None:
+    """A commit syncs its files and folders unless the table is opened with the durability of pylance."""
+    rows = pa.table({"id": [1, 2]})
+    durable = LanceTable.create(tmp_path / "durable", rows.schema)
+    quick = LanceTable.create(tmp_path / "quick", rows.schema, storage_options={"durability": "process"})
+    assert syncs(lambda: durable.append(rows)) > 2
+    assert 0 == syncs(lambda: quick.append(rows))
+    assert 0 == syncs(lambda: quick.create_tag("t", "main"))
+    assert rows == quick.read() == LanceTable.open(quick.uri).read()
+
+
+def test_a_durability_that_is_none_is_refused(tmp_path: Path) -> None:
+    """The message says which there are."""
+    with pytest.raises(InvalidInputError, match="'disk'.*'power'.*'process'"):
+        open_store(tmp_path, {"durability": "disk"})
+    with pytest.raises(InvalidInputError, match="'power'"):
+        open_store("s3://bucket/table", {"durability": "disk"})
+    open_store("s3://bucket/table", {"durability": "process", "aws_region": "eu-central-1"})

@@ -6,7 +6,7 @@ import pytest
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store import canonical_uri, open_store
-from lance_dagster.store.options import s3fs_options
+from lance_dagster.store.options import base_options, own_options, s3fs_options
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,19 @@ def test_an_option_that_would_not_work_is_refused(options: dict[str, str], said:
 def test_listings_are_never_remembered() -> None:
     """Other writers make objects meanwhile."""
     assert s3fs_options({})["use_listings_cache"] is False
+
+
+def test_a_base_path_has_the_tables_options_and_its_own() -> None:
+    """Its own come first; those of other bases are no concern of it, and a local folder takes none."""
+    given = {"region": "a", "key_id": "k", "base_1.region": "b", "base_12.region": "c"}
+    assert {"region": "a", "key_id": "k"} == own_options(given)
+    assert {"region": "b", "key_id": "k"} == base_options(given, 1, "s3://bucket/x")
+    assert {"region": "a", "key_id": "k"} == base_options(given, 2, "s3://bucket/x")
+    assert {} == base_options(given, 1, "file:///x")
+
+
+def test_a_local_table_takes_options_for_its_bases_alone(tmp_path: Path) -> None:
+    """A key of its own would be of no effect."""
+    assert str(tmp_path) == open_store(tmp_path, {"base_1.region": "a"}).uri
+    with pytest.raises(InvalidInputError, match="a local table takes no storage options"):
+        open_store(tmp_path, {"region": "a"})

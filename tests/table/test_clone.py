@@ -16,7 +16,7 @@ from lance_dagster.table.parts import Parts
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
 from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table, parts_on
-from tests.store.scripted import PlugPulledError, ScriptedStore, obedient, plug_pulled_before_write
+from tests.store.scripted import PlugPulledError, ScriptedStore, intruder_at_commit, obedient, plug_pulled_before_write
 
 SHALLOW, DEEP = "shallow", "deep"
 BOTH = pytest.mark.parametrize("kind", [SHALLOW, DEEP])
@@ -204,6 +204,40 @@ def test_a_deep_clone_is_finished_after_any_crash(tmp_path: Path) -> None:
     pytest.fail("a clone has fewer writes than that")
 
 
+def test_two_clones_to_one_place_do_not_mix(tmp_path: Path) -> None:
+    """Their first versions have different numbers, so neither put would notice the other."""
+    table = branched(tmp_path)
+    other = new_table(tmp_path, entries("other", 1))
+    source = parts_on(open_store(table.uri))
+    state = source.at("run")
+    said: list[str] = []
+
+    def intrude() -> None:
+        with pytest.raises(AlreadyExistsError) as error:
+            other.clone(tmp_path / "clone")
+        said.append(str(error.value))
+
+    made = parts_on(ScriptedStore(open_store(tmp_path / "clone"), intruder_at_commit(intrude)))
+    write_clone(source, state, made, deep_clone(state.manifest))
+    assert [f"another clone is being made at {tmp_path}/clone, of {table.uri} {state} deep"] == [
+        text.partition(";")[0] for text in said
+    ]
+    assert_sound(lance.dataset(tmp_path / "clone"), RUN)
+    assert [state.number] == LanceTable.open(tmp_path / "clone").versions_after(0)
+
+
+def test_the_same_clone_made_twice_at_once_is_made_once(tmp_path: Path) -> None:
+    """The slower one says that it is there."""
+    table = branched(tmp_path)
+    source = parts_on(open_store(table.uri))
+    state = source.at("run")
+    intruder = intruder_at_commit(lambda: cloned(table, tmp_path / "clone", DEEP, "run"))
+    made = parts_on(ScriptedStore(open_store(tmp_path / "clone"), intruder))
+    with pytest.raises(AlreadyExistsError, match="somebody else made a Lance table at"):
+        write_clone(source, state, made, deep_clone(state.manifest))
+    assert_sound(lance.dataset(tmp_path / "clone"), RUN)
+
+
 def test_what_was_copied_is_not_copied_again(tmp_path: Path) -> None:
     """Files of the right size are taken as they are; others are not."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
@@ -239,17 +273,17 @@ def test_clones_lie_in_other_storage(tmp_path: Path, s3_storage: S3Storage, way:
     options = s3_storage.storage_options
     places = {"S3": (s3_storage.uri, options), "local": (str(tmp_path), None)}
     table = LanceTable.create(f"{places[source][0]}/source", SCHEMA, storage_options=places[source][1])
-    table.append(entries("a", 1, 2))
+    table.append(entries("a", 1, 2, 3))
     table.add_base("near", tmp_path / "near")
     table.append(table.stage(entries("near", 1), base="near"))
     table.create_branch("run")
     table.replace_where("key = 'a' and value = 1", entries("b", 1), branch="run")
-    rows = [("a", 2), ("b", 1), ("near", 1)]
+    rows = [("a", 2), ("a", 3), ("b", 1), ("near", 1)]
     clone = table.clone(f"{places[dest][0]}/clone", "run", shallow=kind == SHALLOW, storage_options=places[dest][1])
     assert rows == contents(clone)
     again = LanceTable.open(clone.uri, clone.storage_options)
-    again.append(entries("c", 1))
-    assert sorted([*rows, ("c", 1)]) == contents(again)
+    again.replace_where("key = 'a' and value = 2", entries("c", 1))
+    assert [("a", 3), ("b", 1), ("c", 1), ("near", 1)] == contents(again)
     assert rows == contents(table, "run")
 
 

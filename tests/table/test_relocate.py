@@ -10,12 +10,21 @@ import pytest
 
 from lance_dagster import CorruptFileError, InvalidInputError, LanceTable, Relocation, StoreError
 from lance_dagster.format.transaction import Restore, Transaction
+from lance_dagster.history.branches import create_branch
+from lance_dagster.history.refs import DELETING
 from lance_dagster.store import open_store
-from lance_dagster.table.relocating import How, relocate
+from lance_dagster.table.relocating import How, move_base, relocate
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
 from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, parts_on
-from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write, plug_pulled_before_write
+from tests.store.scripted import (
+    PlugPulledError,
+    Request,
+    ScriptedStore,
+    answer_lost_at_write,
+    intruder_at_commit,
+    plug_pulled_before_write,
+)
 
 NAMES = ("main", "run", "inner")
 
@@ -403,3 +412,102 @@ def filesystem(storage: S3Storage) -> fsspec.AbstractFileSystem:
         client_kwargs={"endpoint_url": options["aws_endpoint"], "region_name": options["aws_region"]},
         use_listings_cache=False,
     )
+
+
+def test_a_branch_that_was_being_made_is_finished_at_the_new_place(tmp_path: Path) -> None:
+    """Killed at any step before the move; it can be asked for again after it."""
+    table = prepared(tmp_path)
+    rows = contents(table)
+    for step in range(20):
+        parts = parts_on(ScriptedStore(open_store(table.uri), plug_pulled_before_write(step)))
+        try:
+            create_branch("run", parts.at("main"), parts.refs, parts.versions, exist_ok=True, metadata={})
+        except PlugPulledError:
+            there = moved(table, Path(f"moved-{step}"))
+            there.relocate()
+            there.create_branch("run", exist_ok=True)
+            there.relocate()
+            assert rows == contents(there, "run")
+            there.append(entries("r", 1), branch="run")
+            assert sorted([*rows, ("r", 1)]) == contents(there, "run")
+            there.delete_branch("run")
+            table = there
+        else:
+            assert step > 2
+            return
+
+
+def test_a_branch_that_was_being_deleted_stays_out_of_it(tmp_path: Path) -> None:
+    """Nothing is committed to what is going away."""
+    table = prepared(tmp_path)
+    branch = table.create_branch("run")
+    parts = parts_on(open_store(table.uri))
+    parts.refs.set_branch_state(branch, DELETING)
+    there = moved(table)
+    assert Relocation() == there.relocate()
+    there.delete_branch("run")
+    assert {} == there.branches()
+
+
+def test_a_writer_that_gets_in_between_is_followed(tmp_path: Path) -> None:
+    """The relocation lands on top of what somebody else committed to the branch."""
+    table = branched(tmp_path)
+    before = rows_of(table)
+    there = moved(table)
+    intruder = intruder_at_commit(lambda: as_pylance(there, "inner").insert(entries("x", 1)))
+    relocate(parts_on(ScriptedStore(open_store(there.uri), intruder)), None, How())
+    assert before | {"inner": sorted([*before["inner"], ("x", 1)])} == rows_of(there)
+
+
+def test_two_relocations_at_once_are_one(tmp_path: Path) -> None:
+    """The slower one finds everything done."""
+    table = branched(tmp_path)
+    before = rows_of(table, "old", "candidate")
+    there = moved(table)
+    head = there.head("run").number
+    other = intruder_at_commit(lambda: LanceTable.open(there.uri).relocate())
+    relocate(parts_on(ScriptedStore(open_store(there.uri), other)), None, How())
+    assert before == rows_of(there, "old", "candidate")
+    assert head + 1 == there.head("run").number
+
+
+def test_a_branch_forked_under_a_relative_path_is_relocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It meant a place in the folder somebody's process ran in."""
+    table = prepared(tmp_path)
+    rows = contents(table)
+    monkeypatch.chdir(tmp_path)
+    lance.dataset(Path(table.uri).name).create_branch("run").insert(entries("r", 1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    there = moved(table)
+    there.relocate()
+    assert sorted([*rows, ("r", 1)]) == contents(there, "run")
+
+
+def test_a_move_of_a_base_is_finished_after_any_crash(tmp_path: Path) -> None:
+    """On every branch, and for a tag on a version from before."""
+    table = prepared(tmp_path)
+    table.add_base("cold", tmp_path / "cold")
+    table.append(table.stage(entries("cold", 1), base="cold"))
+    table.create_tag("early", "main")
+    table.append(entries("m", 1))
+    table.create_branch("run")
+    table.append(table.stage(entries("cold", 2), branch="run", base="cold"), branch="run")
+    before = {name: contents(table, name) for name in ("main", "run", "early")}
+    (tmp_path / "cold").rename(tmp_path / "ice")
+    for step in range(100):
+        place = tmp_path / f"copy-{step}"
+        shutil.copytree(table.uri, place)
+        LanceTable.open(place).relocate(check=False)
+        parts = parts_on(ScriptedStore(open_store(place), plug_pulled_before_write(step)))
+        try:
+            move_base(parts, "cold", str(tmp_path / "ice"), How())
+        except PlugPulledError:
+            again = LanceTable.open(place)
+            again.move_base("cold", tmp_path / "ice")
+            assert before == {name: contents(again, name) for name in before}
+            assert Relocation() == again.move_base("cold", tmp_path / "ice")
+        else:
+            assert step > 6
+            return
+    pytest.fail("a move has fewer writes than that")

@@ -8,7 +8,14 @@ from google.protobuf.message import DecodeError
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import unknown_fields
+from lance_dagster.format.deletions import ARROW, BITMAP
 from lance_dagster.format.model import DataFile, DeletionFile, Fragment, Fragments, Outline
+from lance_dagster.format.paths import is_file_name
+
+_MOST_ROWS = 2**32
+"""Offsets of rows in a fragment are numbers of 32 bits."""
+_WITH_COLUMNS = 2
+"""The version of data files from which on columns are not numbered by the ids of their fields."""
 
 
 class FragmentCoding:
@@ -35,6 +42,9 @@ class FragmentCoding:
             found += unknown_fields(self._parsed(data))
         if found:
             raise UnsupportedFeatureError(self._path, found)
+        broken = _contradiction(message)
+        if broken is not None:
+            raise CorruptFileError(self._path, f"in fragment {message.id}, {broken}")
         return _fragment_from_wire(message)
 
     def outline(self, items: Sequence[bytes]) -> Outline:
@@ -55,6 +65,8 @@ class FragmentCoding:
         for fragment in found:
             ids.append(fragment.id)
             rows += fragment.physical_rows
+            if fragment.physical_rows > _MOST_ROWS:
+                raise CorruptFileError(self._path, f"fragment {fragment.id} has {fragment.physical_rows} rows")
             if fragment.HasField("deletion_file"):
                 deletions = True
                 rows -= self._deleted(fragment)
@@ -169,4 +181,18 @@ def _problems(message: wire.DataFragment) -> list[str]:
         found.append("spilled row lineage")
     if message.clustering_id or message.metadata:
         found.append("fragment clustering or metadata")
+    if message.deletion_file.file_type not in (ARROW, BITMAP):
+        found.append(f"deletion files of kind {message.deletion_file.file_type}")
     return found
+
+
+def _contradiction(message: wire.DataFragment) -> str | None:
+    """Say what in a fragment cannot be, where that would lead astray."""
+    if message.physical_rows > _MOST_ROWS:
+        return f"there are {message.physical_rows} rows"
+    for file in message.files:
+        if not is_file_name(file.path):
+            return f"{file.path[:100]!r} is no name of a data file"
+        if file.file_major_version >= _WITH_COLUMNS and len(file.fields) != len(file.column_indices):
+            return f"{file.path} has {len(file.fields)} fields in {len(file.column_indices)} columns"
+    return None

@@ -8,6 +8,7 @@ from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import unknown_fields
 from lance_dagster.format.model import IndexFile, IndexMetadata
+from lance_dagster.format.paths import is_path_inside
 
 _UUID_BYTES = 16
 
@@ -57,7 +58,7 @@ def index_from_wire(message: wire.IndexMetadata) -> IndexMetadata:
     """Read the metadata of one index.
 
     Raises:
-        ValueError: Its uuid is not 16 bytes.
+        ValueError: Its uuid is not 16 bytes, or it names a file outside of its folder.
     """
     details = message.index_details
     return IndexMetadata(
@@ -100,8 +101,16 @@ def index_to_wire(index: IndexMetadata) -> wire.IndexMetadata:
 
 
 def files_from_wire(messages: Iterable[wire.IndexFile]) -> tuple[IndexFile, ...]:
-    """Read the files of an index."""
-    return tuple(IndexFile(message.path, message.size_bytes) for message in messages)
+    """Read the files of an index.
+
+    Raises:
+        ValueError: One is not in the folder of the index.
+    """
+    found = tuple(IndexFile(message.path, message.size_bytes) for message in messages)
+    outside = next((file.path for file in found if not is_path_inside(file.path)), None)
+    if outside is not None:
+        raise ValueError(f"{outside[:100]!r} is no name of a file of an index")
+    return found
 
 
 def files_to_wire(files: Iterable[IndexFile]) -> list[wire.IndexFile]:

@@ -8,6 +8,7 @@ stand in the manifest itself; an offset of 0 is legal, so only presence tells.
 An offset copied from another file makes other readers crash, so offsets never leave this module.
 """
 
+import re
 import struct
 
 from google.protobuf.message import DecodeError
@@ -24,12 +25,17 @@ from lance_dagster.format.codec.fields import (
 from lance_dagster.format.codec.fragments import FragmentCoding, encoded
 from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
 from lance_dagster.format.model import Flag, Fragments, Manifest, WriterVersion
+from lance_dagster.format.paths import is_file_name
+from lance_dagster.format.schema import check_tree
 from lance_dagster.format.transaction import Transaction
 
 MAGIC = b"LANC"
 _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _KNOWN_FLAGS = sum(Flag)
+_FILE_VERSION = re.compile(r"((0|2)\.[0-9]{1,4}|)")
+_LAST_SECOND = 253_402_300_799
+"""The end of the year 9999, after which there are no dates."""
 
 
 def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
@@ -71,8 +77,11 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
     fragments = Fragments(message.fragments, FragmentCoding(path))
     del message.fragments[:]
     _refuse_unknown(message, path)
+    _refuse_contradictions(message, path)
     index = _section(data, message.index_section, path) if message.HasField("index_section") else None
-    return _from_wire(message, fragments, index), _inline_transaction(data, message, path)
+    manifest = _from_wire(message, fragments, index)
+    check_tree(manifest.fields, path)
+    return manifest, _inline_transaction(data, message, path)
 
 
 def _inline_transaction(data: bytes, message: wire.Manifest, path: str) -> Transaction | None:
@@ -104,8 +113,27 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
         found.append("clustering")
     if message.data_format.file_format not in ("", "lance"):
         found.append(f"data file format {message.data_format.file_format!r}")
+    if not _FILE_VERSION.fullmatch(message.data_format.version):
+        found.append(f"data files of version {message.data_format.version!r}")
     if found:
         raise UnsupportedFeatureError(path, dict.fromkeys(found))
+
+
+def _refuse_contradictions(message: wire.Manifest, path: str) -> None:
+    """Refuse what cannot be, where it would lead astray later, in a place that does not know this file."""
+    ids = [base.id for base in message.base_paths]
+    broken = {
+        "its version is 0": message.version == 0,
+        "its time is none": not 0 <= message.timestamp.seconds <= _LAST_SECOND
+        or not 0 <= message.timestamp.nanos < 10**9,
+        "two of its base paths have one id": len(set(ids)) < len(ids),
+        "one of its base paths is none": any(not base.path.strip() or "\0" in base.path for base in message.base_paths),
+        f"{message.transaction_file[:100]!r} is no name of a transaction file": bool(message.transaction_file)
+        and not is_file_name(message.transaction_file),
+    }
+    problem = next((problem for problem, holds in broken.items() if holds), None)
+    if problem is not None:
+        raise CorruptFileError(path, problem)
 
 
 def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None) -> Manifest:

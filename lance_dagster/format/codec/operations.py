@@ -18,6 +18,7 @@ from lance_dagster.format.codec.indices import (
     uuid_to_wire,
 )
 from lance_dagster.format.model import Fragments
+from lance_dagster.format.paths import is_file_name, is_path_inside
 
 _T = wire.Transaction
 
@@ -26,7 +27,7 @@ def operation_from_wire(message: _T, kind: str, path: str) -> ops.Operation:
     """Read the operation a transaction holds under the name `kind`; `path` is for messages.
 
     Raises:
-        ValueError: It names an index or a shard by something that is no uuid.
+        ValueError: It names an index or a shard by something that is no uuid, or a file or branch that cannot be.
     """
     return _READERS[kind](getattr(message, kind), FragmentCoding(path))
 
@@ -285,8 +286,11 @@ def _map_to(update: ops.MapUpdate | None) -> _T.UpdateMap | None:
 
 
 def _replacement_from(message: _T.DataReplacement, _: FragmentCoding) -> ops.DataReplacement:
-    pairs = ((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
-    return ops.DataReplacement(replacements=tuple(pairs))
+    pairs = tuple((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
+    outside = next((file.path for _, file in pairs if not is_file_name(file.path)), None)
+    if outside is not None:
+        raise ValueError(f"{outside[:100]!r} is no name of a data file")
+    return ops.DataReplacement(replacements=pairs)
 
 
 def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
@@ -298,6 +302,8 @@ def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
 
 
 def _clone_from(message: _T.Clone, _: FragmentCoding) -> ops.Clone:
+    if message.ref_name and not is_path_inside(message.ref_name):
+        raise ValueError(f"{message.ref_name[:100]!r} is no name of a branch")
     return ops.Clone(
         is_shallow=message.is_shallow,
         ref_version=message.ref_version,

@@ -6,7 +6,8 @@ from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import unknown_fields
 from lance_dagster.format.codec.operations import operation_from_wire, operation_to_wire
-from lance_dagster.format.transaction import Transaction
+from lance_dagster.format.schema import check_tree
+from lance_dagster.format.transaction import Merge, Overwrite, Project, Transaction
 
 
 def decode_transaction(data: bytes, path: str) -> Transaction:
@@ -28,7 +29,9 @@ def decode_transaction(data: bytes, path: str) -> Transaction:
     try:
         operation = operation_from_wire(message, kind, path)
     except ValueError as error:
-        raise CorruptFileError(path, f"its transaction names something by no uuid: {error}") from error
+        raise CorruptFileError(path, f"its transaction makes no sense: {error}") from error
+    if isinstance(operation, Overwrite | Merge | Project):
+        check_tree(operation.fields, path)
     return Transaction(
         read_version=message.read_version,
         uuid=message.uuid,

@@ -1,0 +1,154 @@
+"""How the fields of a table change: arithmetic on schemas, without a row in sight.
+
+A field is known by its id. Renaming, moving or describing one keeps the id, so files stay as they are; a field with
+other values gets a new one. Fields stand in depth-first order, so a column and what is inside it are neighbours.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.schema import fields_from_arrow, renumbered
+
+Fields = tuple[Field, ...]
+
+
+def next_field_id(manifest: Manifest) -> int:
+    """Return the smallest id above that of every field a table has, or has values of in some file."""
+    used = [field.id for field in manifest.fields]
+    used += [max(file.fields, default=-1) for fragment in manifest.fragments for file in fragment.files]
+    return max([*used, manifest.max_allocated_field_id or -1]) + 1
+
+
+def find_field(fields: Sequence[Field], path: str) -> Field:
+    """Return the field a path names: a column, or `column.field` for one inside a struct.
+
+    Raises:
+        InvalidInputError: There is none; names those there are.
+    """
+    parent, rest = -1, path
+    while True:
+        level = {field.name: field for field in fields if field.parent_id == parent}
+        # A name may itself contain a dot: the longest one that fits is meant.
+        fitting = [name for name in level if rest == name or rest.startswith(f"{name}.")]
+        if not fitting:
+            where = "the table" if parent < 0 else f"{path.removesuffix(rest).rstrip('.')!r}"
+            raise InvalidInputError(f"there is no column {path!r}; {where} has {', '.join(map(repr, level)) or 'none'}")
+        name = max(fitting, key=len)
+        if rest == name:
+            return level[name]
+        parent, rest = level[name].id, rest[len(name) + 1 :]
+
+
+def subtree(fields: Sequence[Field], field: Field) -> Fields:
+    """Return a field and everything inside it, in order."""
+    ids = {field.id}
+    for other in fields:
+        if other.parent_id in ids:
+            ids.add(other.id)
+    return tuple(other for other in fields if other.id in ids)
+
+
+def with_added(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
+    """Return the fields with more columns behind them, numbered from `first_id`.
+
+    Raises:
+        InvalidInputError: A name is empty, taken, or given twice; or an Arrow type cannot be stored.
+    """
+    if not len(columns):
+        raise InvalidInputError("no column to add was given")
+    taken = {field.name for field in fields if field.parent_id < 0}
+    for name in columns.names:
+        if not name or name in taken or columns.names.count(name) > 1:
+            said = "a column needs a name" if not name else f"there is a column {name!r} already"
+            raise InvalidInputError(f"{said}; another one needs a name of its own")
+    return (*fields, *renumbered(fields_from_arrow(columns), first_id))
+
+
+def without(fields: Fields, paths: Iterable[str]) -> Fields:
+    """Return the fields without some columns, or fields inside columns.
+
+    Raises:
+        InvalidInputError: A path names nothing, or nothing would be left of the table or of a struct.
+    """
+    gone: set[int] = set()
+    for path in paths:
+        field = find_field(fields, path)
+        parent = next((other for other in fields if other.id == field.parent_id), None)
+        if parent is not None and parent.logical_type != "struct":
+            raise InvalidInputError(
+                f"{path!r} is inside a {parent.logical_type}; only fields of structs can be dropped"
+            )
+        gone.update(other.id for other in subtree(fields, field))
+    if not gone:
+        raise InvalidInputError("no column to drop was given")
+    left = tuple(field for field in fields if field.id not in gone)
+    if not left:
+        raise InvalidInputError("a table cannot be without any column")
+    parents = {field.parent_id for field in left}
+    for field in left:
+        if field.logical_type == "struct" and field.id not in parents:
+            raise InvalidInputError(f"nothing would be left of the struct {field.name!r}; drop it whole")
+    return left
+
+
+def renamed(fields: Fields, path: str, name: str) -> Fields:
+    """Return the fields with one of another name.
+
+    Raises:
+        InvalidInputError: The path names nothing, or the new name is empty or taken.
+    """
+    field = find_field(fields, path)
+    siblings = {other.name for other in fields if other.parent_id == field.parent_id and other.id != field.id}
+    if not name or name in siblings:
+        why = "that name is taken" if name else "a column needs a name"
+        raise InvalidInputError(f"cannot rename {path!r} to {name!r}: {why}")
+    return _with(fields, replace(field, name=name))
+
+
+def reordered(fields: Fields, names: Sequence[str]) -> Fields:
+    """Return the fields with the columns in another order.
+
+    Raises:
+        InvalidInputError: The names are not those of all columns, each once.
+    """
+    columns = {field.name: field for field in fields if field.parent_id < 0}
+    if sorted(names) != sorted(columns):
+        raise InvalidInputError(
+            f"the order has to name every column once: it is given as {', '.join(map(repr, names)) or 'nothing'}, "
+            f"the table has {', '.join(map(repr, columns))}"
+        )
+    return tuple(field for name in names for field in subtree(fields, columns[name]))
+
+
+def with_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
+    """Return the fields with one that may be null, or may not.
+
+    Raises:
+        InvalidInputError: The path names nothing.
+    """
+    return _with(fields, replace(find_field(fields, path), nullable=nullable))
+
+
+def recast(fields: Fields, path: str, arrow: pa.DataType, first_id: int) -> tuple[Fields, Fields]:
+    """Return the fields with a column of another type, in the same place, and the fields of the new column alone.
+
+    Raises:
+        InvalidInputError: The path names nothing, or no column; or the Arrow type cannot be stored.
+    """
+    field = find_field(fields, path)
+    if field.parent_id >= 0:
+        raise InvalidInputError(f"{path!r} is inside a column; only whole columns can be cast")
+    metadata: Mapping[bytes, bytes] = {key.encode(): value for key, value in field.metadata.items()}
+    column = pa.field(field.name, arrow, field.nullable, dict(metadata) or None)
+    made = renumbered(fields_from_arrow(pa.schema([column])), first_id)
+    old = {other.id for other in subtree(fields, field)}
+    place = next(place for place, other in enumerate(fields) if other.id == field.id)
+    return (*fields[:place], *made, *(other for other in fields[place:] if other.id not in old)), made
+
+
+def _with(fields: Fields, changed: Field) -> Fields:
+    return tuple(changed if field.id == changed.id else field for field in fields)

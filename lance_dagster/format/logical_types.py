@@ -1,0 +1,200 @@
+"""Logical types: the names the format gives to Arrow types, and back.
+
+Where the published list of logical types and pylance 14 differ (time zones of timestamps, `time32`, `map`), what
+pylance writes holds. Nested types have a name too; what they are made of stands in the fields below them.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.extensions import EXTENSION_METADATA, EXTENSION_NAME, storage_of
+
+STRUCT_VECTOR = "fixed_size_list:struct:"
+_BFLOAT16 = "lance.bfloat16"
+_SIMPLE: dict[str, pa.DataType] = {
+    "null": pa.null(),
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "halffloat": pa.float16(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "date32:day": pa.date32(),
+    "date64:ms": pa.date64(),
+}
+_SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
+    str(pa.string_view()): "string",
+    str(pa.binary_view()): "binary",
+}
+_NUMBER = re.compile(r"-?[0-9]{1,10}")
+# The codes are ignored by readers of current files; they are written because pylance writes them.
+_PLAIN, VAR_BINARY, _DICTIONARY = 1, 2, 3
+
+
+def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  # any Arrow type
+    """Return the name of an Arrow type and the code of its encoding; `column` is for messages.
+
+    Raises:
+        InvalidInputError: The format cannot hold the type.
+    """
+    simple = _SIMPLE_NAMES.get(str(arrow))
+    if simple is not None:
+        variable = simple.removeprefix("large_") in ("string", "binary")
+        return simple, VAR_BINARY if variable else 0 if simple == "null" else _PLAIN
+    name = _temporal_or_decimal(arrow) or _nested(arrow)
+    if name is not None:
+        return name, 0 if name == "struct" else _PLAIN
+    if pa.types.is_dictionary(arrow):
+        value = logical_type(arrow.value_type, column)[0]
+        return f"dict:{value}:{logical_type(arrow.index_type, column)[0]}:false", _DICTIONARY
+    if pa.types.is_fixed_size_list(arrow) and arrow.list_size > 0:
+        return f"fixed_size_list:{_value_of_vector(arrow, column)}:{arrow.list_size}", _PLAIN
+    raise InvalidInputError(f"column {column!r}: Lance tables cannot hold the Arrow type {arrow}")
+
+
+def _value_of_vector(arrow: Any, column: str) -> str:  # noqa: ANN401  # the stubs have no common class
+    item = arrow.value_field
+    name = getattr(item.type, "extension_name", None) or (item.metadata or {}).get(EXTENSION_NAME.encode(), b"")
+    if name in (_BFLOAT16, _BFLOAT16.encode()):
+        return _BFLOAT16
+    value = storage_of(item.type)
+    if pa.types.is_struct(value):
+        return "struct"
+    if _nested(value) is not None:
+        raise InvalidInputError(f"column {column!r}: Lance tables cannot hold the Arrow type {arrow}")
+    return logical_type(value, column)[0]
+
+
+def _temporal_or_decimal(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no common class
+    if pa.types.is_timestamp(arrow):
+        return f"timestamp:{arrow.unit}:{arrow.tz or '-'}"
+    if pa.types.is_time32(arrow) or pa.types.is_time64(arrow):
+        return f"time{arrow.bit_width}:{arrow.unit}"
+    if pa.types.is_duration(arrow):
+        return f"duration:{arrow.unit}"
+    if pa.types.is_decimal128(arrow) or pa.types.is_decimal256(arrow):
+        return f"decimal:{arrow.bit_width}:{arrow.precision}:{arrow.scale}"
+    if pa.types.is_fixed_size_binary(arrow):
+        return f"fixed_size_binary:{arrow.byte_width}"
+    return None
+
+
+def _nested(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no common class
+    if pa.types.is_struct(arrow):
+        return "struct"
+    if pa.types.is_map(arrow):
+        return None if arrow.keys_sorted else "map"
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        name = "list" if pa.types.is_list(arrow) else "large_list"
+        return f"{name}.struct" if pa.types.is_struct(arrow.value_type) else name
+    return None
+
+
+def arrow_type(name: str) -> pa.DataType | None:
+    """Return the Arrow type of a logical type without fields below it; None when the name is not known.
+
+    Raises:
+        ValueError: The name is known and its parameters make no sense.
+    """
+    simple = _SIMPLE.get(name)
+    if simple is not None:
+        return simple
+    kind, _, rest = name.partition(":")
+    read = _PARAMETRIZED.get(kind)
+    return None if read is None else read(*rest.split(":"))
+
+
+def nested_type(name: str, children: "list[pa.Field[Any]]") -> pa.DataType | None:
+    """Return the Arrow type of a logical type with fields below it; None for a name that is none of those.
+
+    Raises:
+        ValueError: The type needs other fields below it than there are.
+    """
+    kind, _, rest = name.partition(":")
+    if name == "struct":
+        return pa.struct(children)
+    if name in ("list", "list.struct"):
+        return pa.list_(*_exactly(1, children))
+    if name in ("large_list", "large_list.struct"):
+        return pa.large_list(*_exactly(1, children))
+    if name == "map":
+        entries: Any = _exactly(1, children)[0].type
+        make: Callable[..., pa.DataType] = pa.map_
+        return make(*_exactly(2, [entries.field(index) for index in range(entries.num_fields)]))
+    if name.startswith(STRUCT_VECTOR):
+        return pa.list_(_exactly(1, children)[0], _number(rest.rpartition(":")[2], least=1))
+    if children:
+        raise ValueError(f"{kind} has no fields below it")
+    return None
+
+
+def _exactly(count: int, children: "list[pa.Field[Any]]") -> "list[pa.Field[Any]]":
+    if len(children) != count:
+        raise ValueError(f"it needs {count} fields below it, not {len(children)}")
+    return children
+
+
+def _known(name: str) -> pa.DataType:
+    found = arrow_type(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no type")
+    return found
+
+
+def _number(text: str, least: int = -(2**31)) -> int:
+    found = int(text) if _NUMBER.fullmatch(text) else None
+    if found is None or not least <= found < 2**31:
+        raise ValueError(f"{text!r} is not a number that fits")
+    return found
+
+
+def _timestamp(unit: Any, *zone: str) -> pa.DataType:  # noqa: ANN401  # the stubs want literal units
+    name = ":".join(zone)
+    return pa.timestamp(unit, None if name in ("", "-") else name)
+
+
+def _decimal(width: str, precision: str, scale: str) -> pa.DataType:
+    make: dict[str, Callable[[int, int], pa.DataType]] = {"128": pa.decimal128, "256": pa.decimal256}
+    if width not in make:
+        raise ValueError(f"there is no decimal of {width} bits")
+    return make[width](_number(precision), _number(scale))
+
+
+def _vector(*parts: str) -> pa.DataType:
+    value, size = ":".join(parts[:-1]), _number(parts[-1], least=1)
+    if value == _BFLOAT16:
+        known = {EXTENSION_NAME: _BFLOAT16, EXTENSION_METADATA: ""}
+        return pa.list_(pa.field("item", pa.binary(2), metadata=known), size)
+    return pa.list_(_known(value), size)
+
+
+def _dictionary(*parts: str) -> pa.DataType:
+    index: Any = _known(parts[-2])
+    value: Any = _known(":".join(parts[:-2]))
+    return pa.dictionary(index, value)
+
+
+_PARAMETRIZED: dict[str, Callable[..., pa.DataType]] = {
+    "timestamp": _timestamp,
+    "time32": pa.time32,
+    "time64": pa.time64,
+    "duration": pa.duration,
+    "decimal": _decimal,
+    "fixed_size_binary": lambda size: pa.binary(_number(size, least=0)),
+    "fixed_size_list": _vector,
+    "dict": _dictionary,
+}

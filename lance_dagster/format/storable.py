@@ -1,0 +1,116 @@
+"""What columns Lance can write into data files and read back: less than what a schema can say.
+
+pylance takes some schemas and fails, or even crashes, when the first rows are written or read. A table is better
+refused before it exists. The rules are what pylance 14 was seen to do; a test tries each of them on pylance itself.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.logical_types import STRUCT_VECTOR
+from lance_dagster.format.model import Field
+from lance_dagster.format.schema import BLOB, is_packed
+
+_VECTOR = "fixed_size_list:"
+_NOT_IN_VECTORS = frozenset({"string", "large_string", "binary", "large_binary", "dict"})
+_VARIABLE = frozenset({"string", "binary", "large_string", "large_binary"})
+_NOT_PACKED = frozenset(
+    {"bool", "null", "struct", "map", "list", "list.struct", "large_list", "large_list.struct", "json", "dict"}
+)
+_PARTS_OF_A_DICTIONARY = 4
+
+
+def check_storable(fields: Sequence[Field], file_version: str) -> None:
+    """Refuse columns that data files of a version cannot hold.
+
+    Raises:
+        InvalidInputError: Names the column and what cannot be stored.
+    """
+    by_id = {field.id: field for field in fields}
+    parents = {field.parent_id for field in fields}
+    version = version_of(file_version)
+    for field in fields:
+        problem = (
+            _vector_problem(field)
+            or _version_problem(field, version)
+            or _dictionary_problem(field)
+            or _packing_problem(field, by_id, version)
+            or _empty_problem(field, by_id, parents)
+        )
+        if problem is not None:
+            raise InvalidInputError(f"column {_path_of(field, by_id)!r}: {problem}")
+
+
+def version_of(file_version: str) -> tuple[int, int]:
+    """Return the version of data files as two numbers.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    major, dot, minor = file_version.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise InvalidInputError(f"{file_version!r} is no version of data files; it has to be one such as '2.2'")
+    return int(major), int(minor)
+
+
+def _vector_problem(field: Field) -> str | None:
+    if field.logical_type.startswith(STRUCT_VECTOR):
+        return "Lance writes fixed-size lists of structs and cannot read them beside other columns; use a list"
+    if not field.logical_type.startswith(_VECTOR):
+        return None
+    inner = [part for part in field.logical_type.split(":") if part in _NOT_IN_VECTORS]
+    return f"Lance cannot store fixed-size lists of {inner[0]}; use a list" if inner else None
+
+
+def _version_problem(field: Field, version: tuple[int, int]) -> str | None:
+    kind = (
+        "maps" if field.logical_type == "map" else "blobs in files of their own" if field.extension_name == BLOB else ""
+    )
+    if kind and version < (2, 2):
+        return f"{kind} need data files of version 2.2, the table's are {version[0]}.{version[1]}"
+    return None
+
+
+def _dictionary_problem(field: Field) -> str | None:
+    parts = field.logical_type.split(":")
+    if parts[0] != "dict" or len(parts) == _PARTS_OF_A_DICTIONARY:
+        return None
+    return f"Lance cannot store dictionaries of {parts[1]}; use the type of the values"
+
+
+def _packing_problem(field: Field, by_id: Mapping[int, Field], version: tuple[int, int]) -> str | None:
+    if field.logical_type == "struct":
+        asked = field.metadata.get("lance-encoding:packed", field.metadata.get("packed", b"true"))
+        if asked.lower() != b"true" and (asked.lower() != b"false" or "lance-encoding:packed" in field.metadata):
+            return f"Lance packs a struct whose metadata says 'true', and cannot read one that says {asked!r}"
+    parent = by_id.get(field.parent_id)
+    if parent is None or not is_packed(parent):
+        return None
+    kind = field.logical_type.partition(":")[0]
+    if (
+        kind in _NOT_PACKED
+        or (kind in _VARIABLE and version < (2, 2))
+        or (kind == "fixed_size_list" and version == (2, 1))
+    ):
+        return f"a packed struct cannot hold {field.logical_type} in data files of version {version[0]}.{version[1]}"
+    return None
+
+
+def _empty_problem(field: Field, by_id: Mapping[int, Field], parents: set[int]) -> str | None:
+    if field.logical_type != "struct" or field.id in parents:
+        return None
+    above = by_id.get(field.parent_id)
+    while above is not None:
+        if above.logical_type != "struct":
+            return "Lance cannot store structs without fields in lists and maps"
+        above = by_id.get(above.parent_id)
+    return None
+
+
+def _path_of(field: Field, by_id: Mapping[int, Field]) -> str:
+    names = [field.name]
+    parent = by_id.get(field.parent_id)
+    while parent is not None:
+        names.append(parent.name)
+        parent = by_id.get(parent.parent_id)
+    return ".".join(reversed(names))

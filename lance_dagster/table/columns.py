@@ -1,0 +1,241 @@
+"""Change the columns of a table. What does not change is not written again: columns are found by field id.
+
+A new column is one new file for each fragment, beside those that are there; a column of nulls is none at all. Rows
+that others add or take out meanwhile do no harm: the change is made again from what they left, and only fragments
+whose files are new to it are computed again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Union
+
+import pyarrow as pa
+
+from lance_dagster.changes.indices import indices_of
+from lance_dagster.datafiles import (
+    Compute,
+    Reads,
+    StagedFile,
+    StagedFiles,
+    backfill,
+    count,
+    expression_schema,
+    first_rows,
+    fragments_of,
+    quoted,
+)
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format import evolution
+from lance_dagster.format.evolution import Fields
+from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.schema import arrow_from_fields
+from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
+from lance_dagster.history.versions import State
+from lance_dagster.table.bases import placed
+from lance_dagster.table.joined import look_up
+from lance_dagster.table.moving import refuse_blobs, retried, submit
+from lance_dagster.table.parts import Parts, schema_of
+from lance_dagster.table.write import Note, target
+
+NewColumns = Union["pa.Field[Any]", pa.Schema, Sequence["pa.Field[Any]"], Mapping[str, str], Compute, pa.Table]
+"""Columns of nulls; SQL expressions by name; a function over batches; or a table to look values up in."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the values of new columns come from. Without `compute` they are null."""
+
+    columns: pa.Schema
+    reads: Reads = ()
+    compute: Compute | None = None
+
+
+@dataclass(slots=True)
+class _Filler:
+    """Computes new columns for fragments, once for each, however often the commit is tried."""
+
+    parts: Parts
+    source: _Source
+    done: dict[tuple[str, ...], StagedFile] = field(default_factory=dict)
+
+    def filled(self, head: State, made: Fields) -> tuple[Fragment, ...]:
+        """Return the fragments of a version, each with a file of values for the fields in `made`."""
+        dataset = self.parts.dataset(head)
+        where = target(self.parts, self.source.columns, head)
+        found: list[Fragment] = []
+        for fragment in head.manifest.fragments:
+            # Files never change: the values computed for the same files before still stand for the same rows.
+            known = tuple(file.path for file in fragment.files)
+            if known not in self.done and self.source.compute is not None:
+                self.done[known] = backfill(dataset, fragment, where, self.source.reads, compute=self.source.compute)
+            found.append(self._with_file(head, fragment, made, self.done[known]))
+        return tuple(found)
+
+    def _with_file(self, head: State, fragment: Fragment, made: Fields, file: StagedFile) -> Fragment:
+        staged = StagedFiles(self.source.columns, (file,))
+        described = fragments_of(staged, made, head.manifest.file_version)
+        (new,) = placed(self.parts, described, head, staged.base)
+        return replace(fragment, files=(*fragment.files, *new.files))
+
+
+def add_columns(
+    parts: Parts, columns: NewColumns, note: Note, *, reads: Sequence[str] | None, on: Sequence[str] | None
+) -> State:
+    """Add columns, as one version."""
+    source = _source(parts, columns, parts.head(note.branch), reads=reads, on=on)
+    filler = _Filler(parts, source)
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        fields = evolution.with_added(head.manifest.fields, source.columns, evolution.next_field_id(head.manifest))
+        made = fields[len(head.manifest.fields) :]
+        fragments = head.manifest.fragments if source.compute is None else filler.filled(head, made)
+        nullable = all(column.nullable for column in source.columns)
+        if not nullable and source.compute is None and len(fragments):
+            names = [column.name for column in source.columns if not column.nullable]
+            raise InvalidInputError(f"column {names[0]!r} would be null in every row, and says it cannot be")
+        operation = _merged(head, fragments, fields, preserves_nullability=nullable)
+        return submit(parts, head, operation, note.as_properties())
+
+    return retried(attempt)
+
+
+def cast_column(parts: Parts, name: str, arrow: pa.DataType, note: Note) -> State:
+    """Give a column another type, as one version; its values are written anew, the other columns' are not."""
+    filler: _Filler | None = None
+
+    def attempt() -> State:
+        nonlocal filler
+        head = parts.head(note.branch)
+        manifest = head.manifest
+        fields, made = evolution.recast(manifest.fields, name, arrow, evolution.next_field_id(manifest))
+        if made[0].logical_type == evolution.find_field(manifest.fields, name).logical_type:
+            return head
+        _refuse_indexed(manifest, name)
+        refuse_blobs(head, "cast")
+        schema = arrow_from_fields(made)
+        filler = filler or _Filler(parts, _Source(schema, [name], lambda rows: _cast(rows, schema.field(0))))
+        operation = _merged(head, filler.filled(head, made), fields, preserves_nullability=made[0].nullable)
+        return submit(parts, head, operation, note.as_properties())
+
+    return retried(attempt)
+
+
+def project(parts: Parts, note: Note, change: Callable[[Fields], Fields]) -> State:
+    """Change the schema and nothing else, as one version; the head as it is when that changes nothing.
+
+    Args:
+        parts: The table.
+        note: The branch, and what the commit says about itself.
+        change: Returns the new fields; called again when somebody else changed the schema meanwhile.
+    """
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        fields = change(head.manifest.fields)
+        if fields == head.manifest.fields:
+            return head
+        return submit(parts, head, Project(fields=fields, preserves_nullability=True), note.as_properties())
+
+    return retried(attempt)
+
+
+def set_nullable(parts: Parts, path: str, note: Note, *, nullable: bool) -> State:
+    """Allow nulls in a column, or refuse them from now on."""
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        fields = evolution.with_nullable(head.manifest.fields, path, nullable=nullable)
+        if fields == head.manifest.fields:
+            return head
+        if not nullable:
+            _refuse_nulls(parts, head, path)
+        # Whoever writes values meanwhile may write nulls, so the commit must not pass theirs unseen.
+        return submit(parts, head, Project(fields=fields, preserves_nullability=nullable), note.as_properties())
+
+    return retried(attempt)
+
+
+def describe_column(parts: Parts, path: str, update: MapUpdate, note: Note) -> State:
+    """Change the metadata of a field."""
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        number = evolution.find_field(head.manifest.fields, path).id
+        return submit(parts, head, UpdateConfig(field_metadata={number: update}), note.as_properties())
+
+    return retried(attempt)
+
+
+def describe(parts: Parts, operation: UpdateConfig, note: Note) -> State:
+    """Change what the table says about itself, or its settings."""
+    return retried(lambda: submit(parts, parts.head(note.branch), operation, note.as_properties()))
+
+
+def _merged(head: State, fragments: Sequence[Fragment], fields: Fields, *, preserves_nullability: bool) -> Operation:
+    return Merge(
+        fragments=fragments,
+        fields=fields,
+        schema_metadata=head.manifest.schema_metadata,
+        preserves_nullability=preserves_nullability,
+    )
+
+
+def _source(
+    parts: Parts, columns: NewColumns, head: State, *, reads: Sequence[str] | None, on: Sequence[str] | None
+) -> _Source:
+    if isinstance(columns, pa.Table) != (on is not None):
+        raise InvalidInputError("`on` names the columns to look a table's values up by: give both, or neither")
+    if callable(columns) != (reads is not None):
+        raise InvalidInputError("`reads` names the columns a function is given: give both, or neither")
+    if isinstance(columns, pa.Table):
+        keys = tuple(on or ())
+        values, compute = look_up(columns, keys, schema_of(head))
+        return _Source(values, keys, compute)
+    if callable(columns):
+        wanted = tuple(reads or ())
+        for name in wanted:
+            evolution.find_field(head.manifest.fields, name)
+        return _Source(_returned(columns, first_rows(parts.dataset(head), wanted)), wanted, columns)
+    if isinstance(columns, Mapping):
+        return _Source(expression_schema(parts.dataset(head), columns), dict(columns), lambda rows: rows)
+    fields = [columns] if isinstance(columns, pa.Field) else list(columns)
+    if not all(isinstance(column, pa.Field) for column in fields):
+        raise InvalidInputError(
+            "columns to add are pyarrow fields (of nulls), SQL expressions by name, a function with `reads`, "
+            "or a table with `on`"
+        )
+    return _Source(pa.schema(fields))
+
+
+def _returned(function: Compute, rows: pa.RecordBatch) -> pa.Schema:
+    found = function(rows)
+    if not isinstance(found, pa.RecordBatch):
+        raise InvalidInputError(f"the function has to return a pyarrow.RecordBatch, not {type(found).__qualname__}")
+    return found.schema
+
+
+def _cast(rows: pa.RecordBatch, column: "pa.Field[pa.DataType]") -> pa.RecordBatch:
+    values = rows.column(0)
+    try:
+        # Safe: nothing is rounded, cut off or made null.
+        converted = values.cast(column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatchError(f"column {column.name!r} cannot become {column.type}: {error}") from error
+    return pa.RecordBatch.from_arrays([converted], schema=pa.schema([column]))
+
+
+def _refuse_indexed(manifest: Manifest, name: str) -> None:
+    ids = {own.id for own in evolution.subtree(manifest.fields, evolution.find_field(manifest.fields, name))}
+    for index in indices_of(manifest):
+        if ids.intersection((*index.fields, *index.covering_fields)):
+            raise InvalidInputError(
+                f"column {name!r} has the index {index.name!r}, which would hold values of the old type; drop_index it "
+                "first and make it again after"
+            )
+
+
+def _refuse_nulls(parts: Parts, head: State, path: str) -> None:
+    nulls = count(parts.dataset(head), f"{'.'.join(quoted(name) for name in path.split('.'))} IS NULL")
+    if nulls:
+        raise InvalidInputError(f"column {path!r} of {head} is null in {nulls} rows; fill or delete these first")

@@ -1,0 +1,227 @@
+"""Bring rows into a table by key: change those that are there, add those that are not.
+
+The given rows are held in memory; of the table only the key columns are read, and the other columns of rows that stay
+in part. Everything is one commit. Keys that are added are claimed: of two writers that add the same key at the same
+time, the second one looks again and changes the row of the first; branches that both added it cannot be merged.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import numpy as np
+import pyarrow as pa
+
+from lance_dagster.changes.claims import UPSERT
+from lance_dagster.datafiles import (
+    Addresses,
+    LanceDataset,
+    Positions,
+    StagedFiles,
+    check_schema,
+    conform,
+    holds,
+    located,
+    offsets_by_fragment,
+    rows_at,
+    write_files,
+)
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.transaction import Update
+from lance_dagster.history.versions import State
+from lance_dagster.table.keys import Keys, predicate_of
+from lance_dagster.table.moving import field_ids, moved_in, refuse_blobs, retried, submit, taken_out
+from lance_dagster.table.parts import Parts, schema_of
+from lance_dagster.table.write import Note, Rows, check_rows, target
+
+_ROWS_AT_ONCE = 64 * 1024
+_NOWHERE = -1
+
+
+class When(TypedDict, total=False):
+    """What becomes of rows in an upsert, by which side has their key: the keyword arguments of that name."""
+
+    when_matched: str
+    when_not_matched: str
+    when_missing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What becomes of rows in an upsert, by which side has their key."""
+
+    when_matched: str = "update"
+    when_not_matched: str = "insert"
+    when_missing: str = "keep"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no rule.
+
+        Raises:
+            InvalidInputError: Names the rules there are.
+        """
+        for what, rule, known in (
+            ("when_not_matched", self.when_not_matched, ("insert", "ignore")),
+            ("when_missing", self.when_missing, ("keep", "delete")),
+        ):
+            if rule not in known:
+                raise InvalidInputError(f"{what} cannot be {rule!r}; give {known[0]!r} or {known[1]!r}")
+
+    @property
+    def condition(self) -> str | None:
+        """The condition under which a matched row is changed, if that is what decides."""
+        return None if self.when_matched in ("update", "keep") else self.when_matched
+
+
+@dataclass(slots=True)
+class _Matches:
+    """Rows of the table and the given row of the same key: places among live rows, addresses, places as given."""
+
+    positions: Positions
+    addresses: Addresses
+    given: Positions
+    missing: list[Addresses] = field(default_factory=list)
+
+    def only(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]] | slice) -> "_Matches":
+        """Return some of the pairs."""
+        return _Matches(self.positions[chosen], self.addresses[chosen], self.given[chosen], self.missing)
+
+
+def upsert(parts: Parts, data: Rows, on: Sequence[str], *, rules: Rules, note: Note) -> State:
+    """Bring rows in by key; the head as it is when that changes nothing."""
+    check_rows(data)
+    if isinstance(data, StagedFiles):
+        raise InvalidInputError("rows are upserted by their values; give Arrow rows instead of staged files")
+    # Read once: a retry needs them again, and a stream is gone then.
+    rows = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        refuse_blobs(head, "upsert")
+        return _Upsert(parts, head, _conformed(rows, on, schema_of(head), rules), on=tuple(on), rules=rules).commit(
+            note
+        )
+
+    return retried(attempt)
+
+
+def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Schema, rules: Rules) -> pa.Table:
+    """Return the rows in the table's types; columns may be left out, keys may not.
+
+    Raises:
+        InvalidInputError: The keys are not columns of both.
+        SchemaMismatchError: A column does not fit, or one that may not be null is left out of rows to be added.
+    """
+    if isinstance(on, str) or not on or len(set(on)) < len(on):
+        raise InvalidInputError(f"an upsert needs a list of key columns, each once, such as on=['id']; not {on!r}")
+    for name in on:
+        if name not in schema.names:
+            raise InvalidInputError(f"no column {name!r} to be a key; the table has {', '.join(schema.names)}")
+        if name not in rows.schema.names:
+            raise SchemaMismatchError(f"column {name!r} is the key, and missing")
+    wanted = pa.schema([column for column in schema if column.name in rows.schema.names])
+    check_schema(rows.schema, wanted)
+    left_out = [column.name for column in schema if column.name not in wanted.names and not column.nullable]
+    if left_out and rules.when_not_matched == "insert":
+        raise SchemaMismatchError(
+            f"column {left_out[0]!r} is missing, and new rows may not have a null there; give it, or "
+            "when_not_matched='ignore'"
+        )
+    batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+    return pa.Table.from_batches([conform(batch, wanted) for batch in batches], schema=wanted)
+
+
+class _Upsert:
+    """An upsert into one version of the table."""
+
+    def __init__(self, parts: Parts, head: State, rows: pa.Table, *, on: tuple[str, ...], rules: Rules) -> None:
+        self._parts = parts
+        self._head = head
+        self._rows = rows
+        self._on = on
+        self._rules = rules
+        self._schema = schema_of(head)
+        self._kept = [name for name in self._schema.names if name not in rows.schema.names]
+        self._dataset: LanceDataset = parts.dataset(head)
+
+    def commit(self, note: Note) -> State:
+        """Commit it; the head as it is when nothing changes."""
+        keys = Keys(self._rows, self._on)
+        matches = self._matched(keys)
+        there = np.zeros(self._rows.num_rows, np.bool_)
+        there[matches.given] = True
+        changed = self._chosen(matches)
+        inserts = self._rules.when_not_matched == "insert"
+        added = np.flatnonzero(~there) if inserts else np.empty(0, np.int64)
+        gone = np.concatenate([changed.addresses, *matches.missing])
+        if not len(gone) and not len(added):
+            return self._head
+        place = target(self._parts, self._schema, self._head)
+        staged = StagedFiles(self._schema, write_files(place, self._written(changed, added)), place.base)
+        out = taken_out(self._parts, self._head, offsets_by_fragment(gone))
+        fields = self._head.manifest.fields
+        operation = Update(
+            removed_fragment_ids=out.removed,
+            updated_fragments=out.updated,
+            new_fragments=moved_in(self._parts, self._head, staged, changed.addresses),
+            preserved_fields=field_ids(fields, self._rows.schema.names if not len(added) else self._schema.names),
+        )
+        claims = predicate_of(self._rows.take(added), self._on) if len(added) else None
+        return submit(self._parts, self._head, operation, note.as_properties(UPSERT if len(added) else None, claims))
+
+    def _matched(self, keys: Keys) -> _Matches:
+        """Look up the key of every row of the table."""
+        positions, addresses, given, missing = [], [], [], []
+        start = 0
+        for part in located(self._dataset, self._on):
+            places = keys.places(part.rows)
+            found = places != _NOWHERE
+            positions.append(np.flatnonzero(found) + start)
+            addresses.append(part.addresses[found])
+            given.append(places[found])
+            if self._rules.when_missing == "delete":
+                missing.append(part.addresses[~found])
+            start += len(places)
+        none = np.empty(0, np.int64)
+        return _Matches(
+            np.concatenate([none, *positions]),
+            np.concatenate([np.empty(0, np.uint64), *addresses]),
+            np.concatenate([none, *given]),
+            missing,
+        )
+
+    def _chosen(self, matches: _Matches) -> _Matches:
+        """Return the pairs whose row is changed."""
+        every = np.ones(len(matches.given), np.bool_)
+        condition = self._rules.condition
+        if condition is None:
+            return matches.only(every if self._rules.when_matched == "update" else ~every)
+        found = [every[:0]]
+        # With no pairs, the condition is looked at all the same.
+        for part in _parts_of(len(every)) or [slice(0, 0)]:
+            pairs = matches.only(part)
+            before = rows_at(self._dataset, pairs.positions, pairs.addresses, self._schema.names)
+            source = self._rows.take(pairs.given)
+            found.append(holds(condition, {"source": source, "target": before}))
+        return matches.only(np.concatenate(found))
+
+    def _written(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
+        """Make the rows to be written: first those that were there, then those that are new."""
+        for part in _parts_of(len(changed.given)):
+            pairs = changed.only(part)
+            rows = self._rows.take(pairs.given)
+            if self._kept:
+                before = rows_at(self._dataset, pairs.positions, pairs.addresses, self._kept)
+                for column in before.schema:
+                    rows = rows.append_column(column, before.column(column.name))
+            yield from rows.select(self._schema.names).to_batches()
+        for part in _parts_of(len(added)):
+            rows = self._rows.take(added[part])
+            for name in self._kept:
+                column = self._schema.field(name)
+                rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
+            yield from rows.select(self._schema.names).to_batches()
+
+
+def _parts_of(count: int) -> list[slice]:
+    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, count, _ROWS_AT_ONCE)]

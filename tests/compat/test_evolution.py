@@ -1,0 +1,189 @@
+"""Columns changed by us and by pylance, on two copies of one table: nothing tells the copies apart."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.changes.indices import covered, indices_of
+from lance_dagster.format.codec import decode_manifest_file
+from lance_dagster.format.layout import manifest_name
+from lance_dagster.format.model import Manifest
+
+LINEAGE = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
+Change = tuple[Callable[[LanceTable], object], Callable[[lance.LanceDataset], object]]
+
+
+def rows(*keys: int) -> pa.Table:
+    """Rows with columns of every shape that has a field of its own in a file, or several."""
+    return pa.table(
+        {
+            "key": pa.array(keys, pa.int64()),
+            "text": pa.array([f"word{key % 3}" for key in keys], pa.string()),
+            "place": pa.array([{"x": key, "y": [float(key)]} for key in keys]),
+            "vector": pa.array([[float(key), 1.0] for key in keys], pa.list_(pa.float32(), 2)),
+            "other": pa.array([key * 10 for key in keys], pa.int32()),
+        }
+    )
+
+
+def _double(batch: pa.RecordBatch) -> pa.RecordBatch:
+    keys: list[Any] = batch["key"].to_pylist()
+    return pa.record_batch({"double": pa.array([2 * key for key in keys], pa.int64())})
+
+
+def _theirs(*changes: dict[str, Any]) -> Callable[[lance.LanceDataset], object]:
+    return lambda dataset: dataset.alter_columns(*changes)  # type: ignore[arg-type]
+
+
+PRIMARY: dict[str, str | None] = {"lance-schema:unenforced-primary-key": "true"}
+
+
+def _both(*changes: Callable[[lance.LanceDataset], object]) -> Callable[[lance.LanceDataset], object]:
+    return lambda dataset: [change(dataset) for change in changes]
+
+
+JOINED = pa.table({"key": pa.array([1, 2, 99]), "name": ["one", "two", "no"]})
+NESTED = pa.field("nested", pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]))
+CHANGES: dict[str, Change] = {
+    "add nulls": (lambda t: t.add_columns(pa.field("n", pa.int8())), lambda d: d.add_columns(pa.field("n", pa.int8()))),
+    "add nested nulls": (lambda t: t.add_columns(NESTED), lambda d: d.add_columns(NESTED)),
+    "add computed": (
+        lambda t: t.add_columns({"double": "key * 2", "sum": "key + other"}),
+        lambda d: d.add_columns({"double": "key * 2", "sum": "key + other"}),
+    ),
+    "add by function": (
+        lambda t: t.add_columns(_double, reads=["key"]),
+        lambda d: d.add_columns(lance.batch_udf()(_double), read_columns=["key"]),
+    ),
+    "add joined": (lambda t: t.add_columns(JOINED, on=["key"]), lambda d: d.merge(JOINED, "key")),
+    "drop": (lambda t: t.drop_columns(["other"]), lambda d: d.drop_columns(["other"])),
+    "drop nested": (lambda t: t.drop_columns(["place.x"]), lambda d: d.drop_columns(["place.x"])),
+    "drop indexed": (lambda t: t.drop_columns(["text"]), lambda d: d.drop_columns(["text"])),
+    "rename": (lambda t: t.rename_column("key", "id"), _theirs({"path": "key", "name": "id"})),
+    "rename nested": (lambda t: t.rename_column("place.x", "z"), _theirs({"path": "place.x", "name": "z"})),
+    "cast": (lambda t: t.cast_column("other", pa.int64()), _theirs({"path": "other", "data_type": pa.int64()})),
+    "forbid nulls": (lambda t: t.set_nullable("key", nullable=False), _theirs({"path": "key", "nullable": False})),
+    "describe a column": (
+        lambda t: t.set_column_metadata("key", {"unit": "m"}),
+        lambda d: d.update_field_metadata({"key": {"unit": "m"}}),
+    ),
+    "primary key": (
+        lambda t: (t.set_nullable("key", nullable=False), t.set_column_metadata("key", PRIMARY)),
+        _both(_theirs({"path": "key", "nullable": False}), lambda d: d.update_field_metadata({"key": PRIMARY})),
+    ),
+    "describe the schema": (
+        lambda t: t.set_schema_metadata({"a": "b"}, replace=True),
+        lambda d: d.update_schema_metadata({"a": "b"}, replace=True),
+    ),
+    "describe the table": (lambda t: t.set_table_metadata({"a": "b"}), lambda d: d.update_metadata({"a": "b"})),
+    "settings": (lambda t: t.set_config({"a": "b"}), lambda d: d.update_config({"a": "b"})),
+    "one after the other": (
+        lambda t: (t.add_columns({"double": "key * 2"}), t.drop_columns(["double"]), t.add_columns({"d": "other + 1"})),
+        lambda d: (d.add_columns({"double": "key * 2"}), d.drop_columns(["double"]), d.add_columns({"d": "other + 1"})),
+    ),
+}
+
+
+@pytest.fixture(params=[True, False], ids=["stable row ids", "row addresses"])
+def twins(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[LanceTable, lance.LanceDataset]:
+    """Two copies of a table with deleted rows and three kinds of index."""
+    theirs = str(tmp_path / "theirs")
+    dataset = lance.write_dataset(rows(*range(40)), theirs, max_rows_per_file=20, enable_stable_row_ids=request.param)
+    dataset.create_scalar_index("key", "BTREE")
+    dataset.create_scalar_index("text", "INVERTED")
+    dataset.create_index("vector", "IVF_FLAT", num_partitions=1)
+    dataset.insert(rows(*range(40, 45)))
+    dataset.delete("key in (0, 7, 44)")
+    shutil.copytree(theirs, tmp_path / "ours")
+    return LanceTable.open(tmp_path / "ours"), lance.dataset(theirs)
+
+
+def manifest_of(dataset: lance.LanceDataset) -> Manifest:
+    """The manifest of a version on main."""
+    path = Path(dataset.uri) / "_versions" / manifest_name(dataset.version)
+    return decode_manifest_file(path.read_bytes(), str(path))[0]
+
+
+def shape(manifest: Manifest) -> object:
+    """What a manifest says, but for names that are made up anew by every writer, and their order."""
+    fragments = [
+        (own.id, own.physical_rows, own.deletion, own.row_ids, own.created_at, own.updated_at)
+        for own in manifest.fragments
+    ]
+    files = [[(file.fields, file.column_indices, file.base_id) for file in own.files] for own in manifest.fragments]
+    indices = [(index.name, index.fields, covered(index)) for index in indices_of(manifest)]
+    return {
+        "fields": [(field, field.id) for field in manifest.fields],
+        "fragments": fragments,
+        "files": files,
+        "indices": indices,
+        "flags": (manifest.reader_flags, manifest.writer_flags),
+        "metadata": (manifest.schema_metadata, manifest.table_metadata, manifest.config),
+        "counters": (manifest.max_fragment_id, manifest.next_row_id, manifest.version),
+    }
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_both_make_the_same_of_it(twins: tuple[LanceTable, lance.LanceDataset], change: str) -> None:
+    """Fields, files, row versions, indices, flags, rows; and pylance goes on."""
+    table, theirs = twins
+    mine, other = CHANGES[change]
+    mine(table)
+    other(theirs)
+    ours, theirs = lance.dataset(table.uri), lance.dataset(theirs.uri)
+    assert shape(manifest_of(theirs)) == shape(manifest_of(ours))
+    assert theirs.schema == ours.schema == table.schema()
+    assert theirs.to_table() == ours.to_table() == table.read()
+    names = [name for name in LINEAGE if name in (*ours.schema.names, *LINEAGE[1:])]
+    if ours.has_stable_row_ids:
+        assert theirs.to_table(columns=names) == ours.to_table(columns=names)
+    lives_on(ours)
+
+
+def lives_on(dataset: lance.LanceDataset) -> None:
+    """Let pylance do everything it can to a table, and look whether rows are as they should be."""
+    number = next(name for name in ("key", "id") if name in dataset.schema.names)
+    expected = dataset.to_table()
+    dataset.validate()
+    near = {"column": "vector", "q": np.array([5, 1], np.float32), "k": 1}
+    assert [5] == dataset.to_table(nearest=near, columns=[number])[number].to_pylist()
+    assert [5] == dataset.to_table(filter=f"{number} = 5")[number].to_pylist()
+    dataset.insert(expected.slice(0, 2))
+    dataset.delete(f"{number} = 12")
+    dataset.update({number: f"{number} + 1000"}, where=f"{number} = 20")
+    dataset.optimize.compact_files()
+    dataset.optimize.optimize_indices()
+    dataset.create_scalar_index(number, "BTREE", name="again")
+    dataset.cleanup_old_versions(retain_versions=1, delete_unverified=True)
+    dataset.validate()
+    keys: list[Any] = expected[number].to_pylist()
+    wanted = sorted([*(1020 if key == 20 else key for key in keys if key != 12), *keys[:2]])
+    assert wanted == dataset.to_table().sort_by(number)[number].to_pylist()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_we_go_on_where_pylance_changed_columns(twins: tuple[LanceTable, lance.LanceDataset], change: str) -> None:
+    """Append, delete, another column, compaction."""
+    _, theirs = twins
+    CHANGES[change][1](theirs)
+    table = LanceTable.open(theirs.uri)
+    number = next(name for name in ("key", "id") if name in table.schema().names)
+    before = table.read()
+    table.append(before.slice(0, 2))
+    table.delete(f"{number} = 12")
+    table.add_columns({"more": f"{number} * 3"})
+    table.compact()
+    found = lance.dataset(theirs.uri)
+    found.validate()
+    keys: list[Any] = before[number].to_pylist()
+    wanted = sorted([*(key for key in keys if key != 12), *keys[:2]])
+    assert [(key, 3 * key) for key in wanted] == sorted(
+        (row[number], row["more"]) for row in found.to_table().to_pylist()
+    )

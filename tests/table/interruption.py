@@ -1,0 +1,19 @@
+"""Somebody else, who is faster."""
+
+from collections.abc import Callable
+
+from lance_dagster import LanceTable
+from tests.ledger import parts_on
+from tests.store.scripted import Request, ScriptedStore
+
+
+def interrupted(table: LanceTable, act: Callable[[], object]) -> LanceTable:
+    """The table, with somebody who does something just before its first commit lands."""
+    waiting = [act]
+
+    def script(request: Request) -> object:
+        if request.commits and waiting:
+            waiting.pop()()
+        return request.send()
+
+    return LanceTable(parts_on(ScriptedStore(table._parts.store, script)))  # noqa: SLF001 - the store below

@@ -1,0 +1,140 @@
+"""Rows taken out by a condition, beside the same done by pylance."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitConflictError, InvalidInputError, RefNotFoundError
+from lance_dagster.format.transaction import Delete
+from tests.ledger import as_pylance, contents, entries, new_table
+from tests.table.interruption import interrupted
+from tests.table.twins import Twins, assert_pylance_goes_on, row_lineage
+
+
+@pytest.fixture(params=[True, False], ids=["stable", "addresses"])
+def twins(tmp_path: Path, request: pytest.FixtureRequest) -> Twins:
+    """Two tables of the same two fragments, with and without stable row ids."""
+    return Twins.made(tmp_path, stable_row_ids=request.param)
+
+
+@pytest.mark.parametrize("predicate", ["value = 3", "value % 2 = 0", "value < 5", "value >= 2", "true", "key = 'none'"])
+def test_what_is_left_is_what_pylance_leaves(twins: Twins, predicate: str) -> None:
+    """Rows, ids, versions of rows; and both can go on."""
+    version = twins.ours.delete(predicate)
+    twins.theirs.delete(predicate)
+    assert row_lineage(twins.theirs) == row_lineage(as_pylance(twins.ours))
+    assert version.rows == twins.theirs.count_rows()
+    assert_pylance_goes_on(twins.ours)
+
+
+def test_the_transaction_is_the_one_pylance_writes(twins: Twins) -> None:
+    """One fragment taken out whole, one with a deletion vector, and the condition."""
+    operations = []
+    for table in (twins.ours, twins.theirs):
+        table.delete("value < 7")
+        operations.append(twins.operation(table))
+    ours, theirs = operations
+    assert isinstance(ours, Delete)
+    assert isinstance(theirs, Delete)
+    assert ((0,), "value < 7") == (ours.deleted_fragment_ids, ours.predicate)
+    assert (theirs.deleted_fragment_ids, theirs.predicate) == (ours.deleted_fragment_ids, ours.predicate)
+    (mine,), (other,) = ours.updated_fragments, theirs.updated_fragments
+    assert (other.id, other.rows, other.row_ids, other.created_at, other.updated_at) == (
+        (mine.id, mine.rows, mine.row_ids, mine.created_at, mine.updated_at)
+    )
+
+
+def test_nothing_to_delete_makes_no_version(twins: Twins) -> None:
+    """Pylance makes one that changes nothing."""
+    before = twins.ours.head()
+    assert before == twins.ours.delete("key = 'none'")
+    twins.theirs.delete("key = 'none'")
+    assert before.number + 1 == twins.theirs.version
+
+
+def test_a_second_delete_takes_out_of_what_is_left(twins: Twins) -> None:
+    """The deletion vector grows, and the last row takes the fragment along."""
+    for value in range(5):
+        assert 9 - value == twins.ours.delete(f"value = {value}").rows
+    assert 1 == len(as_pylance(twins.ours).get_fragments())
+    as_pylance(twins.ours).validate()
+
+
+def test_a_message_and_properties_are_kept(tmp_path: Path) -> None:
+    """As for every commit."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    version = table.delete("value = 1", message="wrong", properties={"run": "7"})
+    assert ("wrong", "7", "Delete") == (version.message, version.properties["run"], version.operation)
+
+
+def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
+    """Rows of main and of the branch; then both are merged."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    table.create_branch("run")
+    table.append(entries("b", 1, 2), branch="run")
+    assert "run@4" == str(table.delete("value = 2", branch="run"))
+    assert [("a", 1), ("a", 3), ("b", 1)] == contents(table, "run")
+    assert [("a", 1), ("a", 2), ("a", 3)] == contents(table)
+    as_pylance(table, "run").validate()
+    table.merge("run")
+    assert [("a", 1), ("a", 3), ("b", 1)] == contents(table)
+    with pytest.raises(RefNotFoundError, match="runn"):
+        table.delete("true", branch="runn")
+
+
+@pytest.mark.parametrize("predicate", ["", "key ==", "missing = 1", "nofunction(key)"])
+def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str) -> None:
+    """And nothing is deleted."""
+    table = new_table(tmp_path, entries("a", 1))
+    with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
+        table.delete(predicate)
+    assert [1, 2] == table.versions_after(0)
+
+
+MEANWHILE: dict[str, tuple[Callable[[LanceTable], object], list[int]]] = {
+    "append": (lambda other: other.append(entries("a", 4)), [0, 1, 3, 4]),
+    "delete of another row": (lambda other: other.delete("value = 0"), [1, 3]),
+    "delete of the same row": (lambda other: other.delete("value = 2"), [0, 1, 3]),
+    "delete of all": (lambda other: other.delete("true"), []),
+    "update of another row": (lambda other: other.update({"value": "value + 10"}, where="value = 0"), [1, 3, 10]),
+    "update of the same row": (lambda other: other.update({"value": "value + 10"}, where="value = 2"), [0, 1, 3, 12]),
+    "update by pylance": (lambda other: as_pylance(other).update({"value": "12"}, where="value = 2"), [0, 1, 3, 12]),
+    "compaction": (lambda other: as_pylance(other).optimize.compact_files(), [0, 1, 3]),
+    "replace": (lambda other: other.replace_where("value < 3", entries("a", 2, 2, 8)), [3, 8]),
+}
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_rows_are_looked_up_again_when_somebody_is_faster(tmp_path: Path, meanwhile: str) -> None:
+    """As if the other one had been there all along; a row that does not match any more stays."""
+    table = new_table(tmp_path, entries("a", 0, 1), entries("a", 2, 3))
+    act, left = MEANWHILE[meanwhile]
+    interrupted(table, lambda: act(LanceTable.open(table.uri))).delete("value = 2")
+    assert left == [value for _, value in contents(table)]
+    as_pylance(table).validate()
+
+
+def test_a_replaced_table_is_not_deleted_from(tmp_path: Path) -> None:
+    """Other rows of the same values are not those that were meant."""
+    table = new_table(tmp_path, entries("a", 1))
+    with pytest.raises(CommitConflictError) as caught:
+        interrupted(table, lambda: LanceTable.open(table.uri).overwrite(entries("b", 1))).delete("value = 1")
+    assert not caught.value.retryable
+    assert [("b", 1)] == contents(table)
+
+
+def test_many_rows_are_deleted(tmp_path: Path) -> None:
+    """A deletion vector of the other kind, on top of one of the first."""
+    rows = pa.table({"key": ["a"] * 20_000, "value": range(20_000)})
+    table = new_table(tmp_path, rows)
+    table.delete("value % 7 = 0")
+    table.delete("value % 2 = 0")
+    wanted = [value for value in range(20_000) if value % 7 and value % 2]
+    assert wanted == table.read()["value"].to_pylist()
+    dataset = lance.dataset(table.uri)
+    dataset.validate()
+    assert len(wanted) == dataset.count_rows()

@@ -1,0 +1,305 @@
+"""Rows given new values, beside the same done by pylance."""
+
+import datetime as dt
+import decimal
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.blob import blob_field
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
+from lance_dagster.format.transaction import REWRITE_ROWS, Update
+from tests.ledger import as_pylance, contents, entries, new_table
+from tests.table.interruption import interrupted
+from tests.table.twins import Twins, assert_pylance_goes_on, row_lineage
+
+
+@pytest.fixture(params=[True, False], ids=["stable", "addresses"])
+def twins(tmp_path: Path, request: pytest.FixtureRequest) -> Twins:
+    """Two tables of the same two fragments, with and without stable row ids."""
+    return Twins.made(tmp_path, stable_row_ids=request.param)
+
+
+@pytest.mark.parametrize(
+    "values,where",
+    [
+        ({"value": "value + 100"}, "value % 3 = 0"),
+        ({"value": "value + 100"}, None),
+        ({"key": "'z'", "value": "value * value"}, "key = 'b'"),
+        ({"key": "concat(key, '-', cast(value AS string))"}, "value > 2"),
+        ({"key": "NULL"}, "value = 9"),
+        ({"value": "CASE WHEN key = 'a' THEN 0 ELSE value END"}, None),
+        ({"Value": "1"}, None),
+        ({"value": "1"}, "value = 100"),
+    ],
+)
+def test_rows_become_what_pylance_makes_of_them(twins: Twins, values: dict[str, str], where: str | None) -> None:
+    """Rows, ids, versions of rows; and both can go on."""
+    failed = [
+        _failed(lambda: twins.ours.update(values, where=where)),
+        _failed(lambda: twins.theirs.update(values, where)),
+    ]
+    assert failed[0] == failed[1]
+    if where != "value = 100":
+        twins.assert_same()
+    assert_pylance_goes_on(twins.ours)
+
+
+def _failed(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except (ValueError, OSError):
+        return True
+    return False
+
+
+def test_updates_follow_each_other(twins: Twins) -> None:
+    """Rows that were moved are moved again, with ours and pylance's compaction in between."""
+    for number in range(4):
+        for table in (twins.ours, twins.theirs):
+            table.update({"value": f"value + {number}"}, where=f"value % {number + 2} = 0")
+            if number == 2:
+                table.delete("value = 7")
+    twins.theirs.optimize.compact_files()
+    twins.ours.compact()
+    ours, theirs = row_lineage(as_pylance(twins.ours)), row_lineage(twins.theirs)
+    assert [_unplaced(row) for row in theirs] == [_unplaced(row) for row in ours]
+    assert_pylance_goes_on(twins.ours)
+
+
+def _unplaced(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["key"], row["value"], row.get("_row_created_at_version"), row.get("_row_last_updated_at_version")
+
+
+def test_the_transaction_is_the_one_pylance_writes(twins: Twins) -> None:
+    """One fragment gone, one with a deletion vector, one new one with the ids of the rows."""
+    operations = []
+    for table in (twins.ours, twins.theirs):
+        table.update({"key": "'z'"}, where="value < 7")
+        operations.append(twins.operation(table))
+    ours, theirs = operations
+    assert isinstance(ours, Update)
+    assert isinstance(theirs, Update)
+    assert ((0,), (), REWRITE_ROWS, (0,)) == (
+        ours.removed_fragment_ids,
+        ours.fields_modified,
+        ours.mode,
+        ours.preserved_fields,
+    )
+    assert (theirs.removed_fragment_ids, theirs.fields_modified, theirs.mode, theirs.preserved_fields) == (
+        ours.removed_fragment_ids,
+        ours.fields_modified,
+        ours.mode,
+        ours.preserved_fields,
+    )
+    assert [fragment.id for fragment in theirs.updated_fragments] == [
+        fragment.id for fragment in ours.updated_fragments
+    ]
+    (mine,), (other,) = ours.new_fragments, theirs.new_fragments
+    assert (other.physical_rows, other.row_ids is None) == (mine.physical_rows, mine.row_ids is None)
+
+
+def test_no_row_that_matches_makes_no_version(tmp_path: Path) -> None:
+    """And leaves no file."""
+    table = new_table(tmp_path, entries("a", 1))
+    files = list(Path(table.uri, "data").iterdir())
+    assert table.head() == table.update({"value": "2"}, where="value = 7")
+    assert files == list(Path(table.uri, "data").iterdir())
+
+
+def test_rows_keep_who_they_are_through_large_files(tmp_path: Path) -> None:
+    """The rows of many fragments in one new one, and of one in another."""
+    table = new_table(
+        tmp_path, *(entries(f"k{number}", *range(number * 100, number * 100 + 100)) for number in range(8))
+    )
+    before = {row["value"]: row for row in _known(table)}
+    table.update({"key": "'u'"}, where="value % 5 < 2")
+    table.update({"key": "'v'"}, where="value % 10 = 0")
+    for row in _known(table):
+        was = before[row["value"]]
+        assert (was["_rowid"], was["_row_created_at_version"]) == (row["_rowid"], row["_row_created_at_version"])
+        updated = {True: 11, False: 10 if row["value"] % 5 < 2 else was["_row_last_updated_at_version"]}
+        assert updated[row["value"] % 10 == 0] == row["_row_last_updated_at_version"]
+
+
+def _known(table: LanceTable) -> list[dict[str, Any]]:
+    columns = ["value", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
+    rows: list[dict[str, Any]] = as_pylance(table).to_table(columns=columns).to_pylist()
+    return rows
+
+
+TYPES: dict[str, tuple[pa.DataType, object, str, object]] = {
+    "smaller number": (pa.int32(), 1, "c + 1", 2),
+    "text to a moment": (pa.timestamp("us"), None, "'2026-01-31 10:00:00'", dt.datetime(2026, 1, 31, 10)),  # noqa: DTZ001
+    "number to text": (pa.string(), "a", "5", "5"),
+    "text to bytes": (pa.binary(), b"a", "'xy'", b"xy"),
+    "number to decimal": (pa.decimal128(10, 2), None, "1.5", decimal.Decimal("1.50")),
+    "list to vector": (pa.list_(pa.float32(), 2), [1.0, 2.0], "[3.0, 4.0]", [3.0, 4.0]),
+    "list": (pa.list_(pa.int64()), [1], "[1, 2, 3]", [1, 2, 3]),
+    "struct": (
+        pa.struct([("x", pa.int64()), ("y", pa.float64())]),
+        {"x": 1, "y": 2.0},
+        "named_struct('x', c.x + 1, 'y', 0.5)",
+        {"x": 2, "y": 0.5},
+    ),
+    "word of a dictionary": (pa.dictionary(pa.int32(), pa.string()), "a", "'b'", "b"),
+    "nothing": (pa.list_(pa.struct([("x", pa.int8())])), [{"x": 1}], "NULL", None),
+    "half a number": (pa.float16(), 1.5, "c * 2", 3.0),
+    "truth": (pa.bool_(), True, "NOT c", False),
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_values_are_converted_to_the_column(tmp_path: Path, kind: str) -> None:
+    """As in pylance; rows that do not match are untouched, in every type."""
+    arrow, before, expression, after = TYPES[kind]
+    schema = pa.schema([("id", pa.int64()), ("c", arrow), ("other", arrow)])
+    rows = pa.table(
+        {"id": [1, 2], "c": pa.array([before] * 2, arrow), "other": pa.array([before, None], arrow)}, schema
+    )
+    twins = Twins.made(tmp_path, rows)
+    for table in (twins.ours, twins.theirs):
+        table.update({"c": expression}, where="id = 2")
+    twins.assert_same()
+    assert [before, after] == twins.ours.read().sort_by("id")["c"].to_pylist()
+
+
+def test_extension_types_survive(tmp_path: Path) -> None:
+    """Rows are written anew with what their columns stand for."""
+    ids: Any = pa.ExtensionArray.from_storage(
+        pa.uuid(), pa.array([uuid.uuid4().bytes] * 3, pa.binary(16))
+    )
+    table = LanceTable.create(tmp_path / "ids", pa.schema([("id", pa.uuid()), ("my value", pa.int64())]))
+    table.append(pa.table({"id": ids, "my value": [1, 2, 3]}))
+    table.update({"my value": "`my value` + 1"}, where="`my value` > 1")
+    assert pa.uuid() == table.schema().field("id").type
+    assert ids.to_pylist() == table.read()["id"].to_pylist()
+    assert [1, 3, 4] == table.read()["my value"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    "values,where,said",
+    [
+        ({"nope": "1"}, None, "no column 'nope'; the table has key, value"),
+        ({"value": "'abc'"}, None, "column 'value' is int64, and \"'abc'\" gives string"),
+        ({"value": "2.5"}, None, "column 'value' is int64, and '2.5' gives double"),
+        ({"value": "[1]"}, None, "column 'value' is int64, and '\\[1\\]' gives list"),
+        ({"value": "value +"}, None, "cannot compute 'value' as 'value \\+'"),
+        ({"value": ""}, None, "cannot compute 'value' as ''"),
+        ({"value": "nofunction(key)"}, None, "cannot compute 'value' as 'nofunction\\(key\\)'"),
+        ({"value": "missing"}, None, "cannot compute 'value' as 'missing'"),
+        ({"value": "value / 0"}, None, "cannot compute value = value / 0: .*Divide by zero"),
+        ({"value": "1"}, "missing = 1", "where 'missing = 1'"),
+        ({"value": "1"}, "", "where ''"),
+        ({}, None, "an update needs a column"),
+        ({"value": 5}, None, "the new value of 'value' is 5; give an SQL expression"),
+        ({"_rowid": "5"}, None, "no column '_rowid'"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_written(
+    tmp_path: Path, values: dict[str, str], where: str | None, said: str
+) -> None:
+    """With the column, the expression and what is wrong."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    files = list(Path(table.uri, "data").iterdir())
+    with pytest.raises(InvalidInputError, match=said):
+        table.update(values, where=where)
+    assert "main@2" == str(table.head())
+    assert files == list(Path(table.uri, "data").iterdir())
+
+
+def test_part_of_a_column_is_refused_by_name(tmp_path: Path) -> None:
+    """As by pylance; the whole column can be given."""
+    schema = pa.schema([("s", pa.struct([("x", pa.int64()), ("y", pa.int64())]))])
+    table = LanceTable.create(tmp_path / "nested", schema)
+    table.append(pa.table({"s": [{"x": 1, "y": 2}]}, schema))
+    with pytest.raises(InvalidInputError, match=r"cannot update 's\.x' alone; give all of column 's'"):
+        table.update({"s.x": "5"})
+    table.update({"s": "named_struct('x', 5, 'y', s.y)"})
+    assert [{"x": 5, "y": 2}] == table.read()["s"].to_pylist()
+
+
+def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
+    """Whether it is written down or computed."""
+    table = LanceTable.create(tmp_path / "strict", pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    table.append(pa.table({"id": [1, 2]}))
+    for expression in ("NULL", "nullif(id, 2)"):
+        with pytest.raises(SchemaMismatchError, match="column 'id' has nulls, the table holds int64 not null"):
+            table.update({"id": expression})
+    assert [1, 2] == table.read()["id"].to_pylist()
+
+
+def test_rows_with_blobs_are_refused_by_name(tmp_path: Path) -> None:
+    """They can be deleted."""
+    schema = pa.schema([pa.field("id", pa.int64()), blob_field("picture")])
+    rows = pa.table({"id": [1, 2], "picture": lance.blob_array([b"a", b"b"])}, schema)
+    lance.write_dataset(rows, str(tmp_path / "blobs"), data_storage_version="2.2")
+    table = LanceTable.open(tmp_path / "blobs")
+    with pytest.raises(InvalidInputError, match="column 'picture' holds blobs"):
+        table.update({"id": "id + 1"})
+    assert 1 == table.delete("id = 1").rows
+    as_pylance(table).validate()
+
+
+def test_rows_of_a_branch_are_updated_and_main_keeps_its_own(tmp_path: Path) -> None:
+    """Rows inherited from main among them."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    table.create_branch("run")
+    table.append(entries("b", 4), branch="run")
+    version = table.update({"value": "value * 10"}, where="value % 2 = 0", branch="run", message="ten times")
+    assert ("run@4", "ten times", "Update") == (str(version), version.message, version.operation)
+    assert [("a", 1), ("a", 3), ("a", 20), ("b", 40)] == contents(table, "run")
+    assert [("a", 1), ("a", 2), ("a", 3)] == contents(table)
+    dataset = as_pylance(table, "run")
+    dataset.validate()
+    created = dataset.to_table(columns=["value", "_row_created_at_version", "_row_last_updated_at_version"]).to_pylist()
+    assert {1: (2, 2), 3: (2, 2), 20: (2, 4), 40: (3, 4)} == {row["value"]: tuple(row.values())[1:] for row in created}
+    dataset.update({"value": "0"}, where="value = 40")
+    assert [("a", 1), ("a", 3), ("a", 20), ("b", 0)] == contents(table, "run")
+
+
+MEANWHILE: dict[str, tuple[Callable[[LanceTable], object], list[int]]] = {
+    "append": (lambda other: other.append(entries("a", 4)), [0, 1, 3, 4, 12]),
+    "delete of another row": (lambda other: other.delete("value = 0"), [1, 3, 12]),
+    "delete of the same row": (lambda other: other.delete("value = 2"), [0, 1, 3]),
+    "delete of its fragment": (lambda other: other.delete("value >= 2"), [0, 1]),
+    "delete of the rest of its fragment": (lambda other: other.delete("value = 3"), [0, 1, 12]),
+    "delete of all": (lambda other: other.delete("true"), []),
+    "update of another row": (lambda other: other.update({"value": "value + 20"}, where="value = 0"), [1, 3, 12, 20]),
+    "update of the same row": (lambda other: other.update({"value": "value + 20"}, where="value = 2"), [0, 1, 3, 22]),
+    "update of the same row that stays": (lambda other: other.update({"key": "'b'"}, where="value = 2"), [0, 1, 3, 12]),
+    "update by pylance": (lambda other: as_pylance(other).update({"key": "'b'"}, where="value = 2"), [0, 1, 3, 12]),
+    "upsert": (lambda other: other.upsert(entries("b", 2, 7), on=["value"]), [0, 1, 3, 7, 12]),
+    "compaction": (lambda other: as_pylance(other).optimize.compact_files(), [0, 1, 3, 12]),
+    "new column": (lambda other: as_pylance(other).add_columns({"more": "value"}), [0, 1, 3, 12]),
+}
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_values_are_computed_again_when_somebody_is_faster(tmp_path: Path, meanwhile: str) -> None:
+    """As if the other one had been there all along: no row lost, doubled or brought back."""
+    table = new_table(tmp_path, entries("a", 0, 1), entries("a", 2, 3))
+    act, wanted = MEANWHILE[meanwhile]
+    version = interrupted(table, lambda: act(LanceTable.open(table.uri))).update(
+        {"value": "value + 10"}, where="value = 2"
+    )
+    rows = as_pylance(table).to_table(columns=["value", "_rowid", "_row_last_updated_at_version"]).to_pylist()
+    assert wanted == sorted(row["value"] for row in rows)
+    assert len(rows) == len({row["_rowid"] for row in rows})
+    # The commit's own number, whichever attempt it was.
+    assert {version.number} >= {row["_row_last_updated_at_version"] for row in rows if row["value"] == 12}
+    as_pylance(table).validate()
+
+
+def test_a_replaced_table_is_not_updated(tmp_path: Path) -> None:
+    """Other rows of the same values are not those that were meant."""
+    table = new_table(tmp_path, entries("a", 1))
+    with pytest.raises(CommitConflictError):
+        interrupted(table, lambda: LanceTable.open(table.uri).overwrite(entries("b", 1))).update({"value": "2"})
+    assert [("b", 1)] == contents(table)
