@@ -25,10 +25,10 @@ def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) 
     """
     bitmaps = [covered(index) for index in indices_of(manifest)]
 
-    def kind(fragment: Fragment) -> tuple[bool, tuple[bool, ...], tuple[int | None, ...]]:
+    def kind(fragment: Fragment) -> tuple[bool, tuple[bool, ...], frozenset[int | None]]:
         worn = _worn(fragment, deleted_share)
         known = tuple(bitmap is not None and fragment.id in bitmap for bitmap in bitmaps)
-        return worn or fragment.rows < target_rows, known, tuple(file.base_id for file in fragment.files)
+        return worn or fragment.rows < target_rows, known, frozenset(file.base_id for file in fragment.files)
 
     groups: list[Group] = []
     for (candidate, *_), run in groupby(manifest.fragments, kind):

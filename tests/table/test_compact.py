@@ -64,6 +64,16 @@ def test_fragments_reach_the_target_and_the_large_ones_stay(table: LanceTable) -
     assert str(table.head()) == str(table.compact(target_rows=25))
 
 
+def test_fragments_of_one_and_of_several_files_are_put_together(table: LanceTable) -> None:
+    """A column that was added is a file of its own, and no reason to stay apart."""
+    table.add_columns({"more": "key + 1"})
+    table.append(table.read(filter="key = 2"))
+    before = lineage(table)
+    table.compact()
+    assert 1 == len(lance.dataset(table.uri).get_fragments())
+    assert before == lineage(table)
+
+
 def test_nothing_to_do_makes_no_version(tmp_path: Path) -> None:
     """A table of one good fragment, or of none, is left as it is."""
     table = LanceTable.create(tmp_path / "table", rows().schema)
