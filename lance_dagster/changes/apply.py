@@ -5,13 +5,13 @@ overwrite or a restore; row ids of a table with stable row ids are handed out on
 whose values they hold; feature flags say what the manifest really contains.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lance_dagster.changes.indices import created, indices_of, rewritten, with_relevant, without_values
 from lance_dagster.changes.places import found_at, with_bases
-from lance_dagster.changes.rows import restamped, stamped, with_new_values
+from lance_dagster.changes.rows import restamped, stamped, with_creation, with_new_values
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import transaction as ops
 from lance_dagster.format.model import (
@@ -27,6 +27,7 @@ from lance_dagster.format.model import (
 from lance_dagster.format.schema import with_field_metadata
 from lance_dagster.format.transaction import REWRITE_COLUMNS, Transaction
 
+_LAST_FRAGMENT_ID = 2**32 - 1
 _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
 
 
@@ -99,19 +100,54 @@ def _append(head: Manifest, operation: ops.Append) -> Manifest:
 
 
 def _delete(head: Manifest, operation: ops.Delete) -> Manifest:
-    return replace(head, fragments=_without(head, operation.deleted_fragment_ids, operation.updated_fragments))
+    updated = _with_vectors(head, operation.updated_fragments)
+    return replace(head, fragments=_without(head, operation.deleted_fragment_ids, updated))
+
+
+def _with_vectors(head: Manifest, updated: Sequence[Fragment]) -> list[Fragment]:
+    """Return fragments as they are, with the deletion vectors they are to have.
+
+    The change may have been made from an older version, which named files that are gone from the schema by now.
+    """
+    found = []
+    for fragment in updated:
+        own = head.fragments.find(fragment.id)
+        found.append(fragment if own is None else replace(own, deletion=fragment.deletion))
+    return found
 
 
 def _update(head: Manifest, operation: ops.Update) -> Manifest:
-    updated = operation.updated_fragments
-    if head.stable_row_ids:
+    updated: Sequence[Fragment] = operation.updated_fragments
+    if operation.mode != REWRITE_COLUMNS:
+        updated = _with_vectors(head, updated)
+    elif head.stable_row_ids:
         updated = list(restamped(operation, head.version + 1))
+    added = operation.new_fragments
+    if head.stable_row_ids:
+        added = _with_creation(head, operation)
     kept = _without(head, operation.removed_fragment_ids, updated)
-    changed = _with_added(head, kept, operation.new_fragments)
+    changed = _with_added(head, kept, added)
     if operation.mode == REWRITE_COLUMNS:
         touched = [fragment.id for fragment in operation.updated_fragments]
         changed = without_values(changed, operation.fields_modified, touched)
+        changed = _without_dead_files(changed, touched)
     return changed
+
+
+def _with_creation(head: Manifest, operation: ops.Update) -> list[Fragment]:
+    """Return the new fragments of an update, each with the versions its moved rows were created at.
+
+    pylance leaves them out of the transaction; they are those the rows had where they were.
+    """
+    ids = [*operation.removed_fragment_ids, *(fragment.id for fragment in operation.updated_fragments)]
+    missing = [fragment.row_ids is not None and fragment.created_at is None for fragment in operation.new_fragments]
+    if not any(missing):
+        return list(operation.new_fragments)
+    sources = [own for number in ids if (own := head.fragments.find(number)) is not None]
+    return [
+        with_creation(fragment, sources) if wanted else fragment
+        for fragment, wanted in zip(operation.new_fragments, missing, strict=True)
+    ]
 
 
 def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
@@ -188,24 +224,32 @@ def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
         schema_metadata=operation.schema_metadata,
         fragments=given.changed((), changed),
     )
-    return with_relevant(_without_dead_files(merged, head.fields))
+    return with_relevant(_without_dropped(merged, head.fields))
 
 
 def _project(head: Manifest, operation: ops.Project) -> Manifest:
-    return with_relevant(_without_dead_files(replace(head, fields=operation.fields), head.fields))
+    return with_relevant(_without_dropped(replace(head, fields=operation.fields), head.fields))
 
 
-def _without_dead_files(manifest: Manifest, before: Sequence[Field]) -> Manifest:
-    """Leave out data files that hold nothing but fields the schema does not have any more.
+def _without_dropped(manifest: Manifest, before: Sequence[Field]) -> Manifest:
+    """Leave out the data files that a schema with fewer fields than before has no use for."""
+    live = {field.id for field in manifest.fields}
+    gone = not live.issuperset(field.id for field in before)
+    return _without_dead_files(manifest, manifest.fragments.ids) if gone else manifest
+
+
+def _without_dead_files(manifest: Manifest, fragments: Iterable[int]) -> Manifest:
+    """Leave out data files, of some fragments, that hold nothing but fields the schema does not have.
 
     Raises:
         InvalidInputError: No file would be left of a fragment, and no reader could tell how many rows it has.
     """
     live = {field.id for field in manifest.fields}
-    if live.issuperset(field.id for field in before):
-        return manifest
     changed: dict[int, Fragment] = {}
-    for fragment in manifest.fragments:
+    for number in fragments:
+        fragment = manifest.fragments.find(number)
+        if fragment is None:
+            continue
         files = tuple(file for file in fragment.files if not live.isdisjoint(file.fields))
         if fragment.files and not files:
             raise InvalidInputError(
@@ -244,7 +288,8 @@ def _replace_data(head: Manifest, operation: ops.DataReplacement) -> Manifest:
         fragment = updated.get(number) or head.fragments.find(number)
         if fragment is None:
             raise InvalidInputError(f"version {head.version} has no fragment {number}")
-        updated[number] = replace(fragment, files=_with_file(fragment, file))
+        fragment = replace(fragment, files=_with_file(fragment, file))
+        updated[number] = with_new_values(fragment, head.version + 1) if head.stable_row_ids else fragment
     changed = replace(head, fragments=head.fragments.changed((), updated))
     for number, file in operation.replacements:
         changed = without_values(changed, file.fields, [number])
@@ -281,7 +326,11 @@ def _without(head: Manifest, removed: Sequence[int], updated: Sequence[Fragment]
 
 def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> Manifest:
     """Give the added fragments numbers and, on a table with stable row ids, their rows ids."""
-    fragment_id = -1 if head.max_fragment_id is None else head.max_fragment_id
+    # What the manifest says, or what it has where that is more: an id given twice would cost rows.
+    last = -1 if head.max_fragment_id is None else head.max_fragment_id
+    fragment_id = max(last, max(head.fragments.ids, default=-1))
+    if fragment_id + len(added) > _LAST_FRAGMENT_ID:
+        raise InvalidInputError(f"version {head.version} has a fragment {fragment_id}; there are no more ids after it")
     row_id = head.next_row_id
     numbered: list[Fragment] = []
     for fragment in added:

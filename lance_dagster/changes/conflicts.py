@@ -224,19 +224,35 @@ def _judge_replacement(mine: ops.DataReplacement, other: Operation) -> Verdict:
             return INCOMPATIBLE
         case ops.Delete():
             return INCOMPATIBLE if own & removed_fragments(other) else COMPATIBLE
-        case ops.Update() | ops.Rewrite():
-            touched = touched_fragments(other) if isinstance(other, ops.Update) else _fragments_of(other)
-            return RETRYABLE if own & touched else COMPATIBLE
-        case ops.DataReplacement():
-            replaced = {number for _, file in other.replacements for number in file.fields}
-            return RETRYABLE if own & _fragments_of(other) and fields & replaced else COMPATIBLE
+        case ops.Update() | ops.Rewrite() | ops.DataReplacement():
+            return RETRYABLE if _rewrites(other, own, fields) else COMPATIBLE
         case ops.CreateIndex():
             indexed = {number for index in other.new_indices for number in (*index.fields, *index.covering_fields)}
             return RETRYABLE if fields & indexed else COMPATIBLE
-        case ops.Merge() | ops.Project(preserves_nullability=False):
+        case ops.Merge():
+            return RETRYABLE
+        case ops.Project() if fields.difference(field.id for field in other.fields):
+            return INCOMPATIBLE
+        case ops.Project(preserves_nullability=False):
             return RETRYABLE
         case _:
             return COMPATIBLE
+
+
+def _rewrites(
+    other: ops.Update | ops.Rewrite | ops.DataReplacement, fragments: frozenset[int], fields: set[int]
+) -> bool:
+    """Tell whether a change moved the rows of some fragments, or wrote values of some fields there."""
+    match other:
+        case ops.Update(mode=mode) if mode == REWRITE_COLUMNS:
+            written, touched = set(other.fields_modified), touched_fragments(other)
+        case ops.Update():
+            written, touched = fields, touched_fragments(other)
+        case ops.Rewrite():
+            written, touched = fields, _fragments_of(other)
+        case ops.DataReplacement():
+            written, touched = {n for _, file in other.replacements for n in file.fields}, _fragments_of(other)
+    return bool(fragments & touched and fields & written)
 
 
 def _judge_bases(mine: ops.UpdateBases, other: Operation) -> Verdict:

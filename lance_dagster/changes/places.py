@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.changes.indices import indices_of
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import encode_indices, rebase_index_section
-from lance_dagster.format.layout import DATA, DELETIONS, deletion_path, join
+from lance_dagster.format.layout import DATA, DELETIONS, VERSIONS, deletion_path, join, manifest_name
 from lance_dagster.format.model import BasePath, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import MERGED_PREFIX
 
@@ -202,7 +202,8 @@ def folder_of(manifest: Manifest, base_id: int | None, line_uri: str) -> BasePat
     for base in manifest.base_paths:
         if base.id == base_id:
             return base
-    raise CorruptFileError(f"version {manifest.version} of {line_uri}", f"it names no base path {base_id}")
+    path = join(line_uri, VERSIONS, manifest_name(manifest.version))
+    raise CorruptFileError(path, f"it names a file under a base path {base_id} that it does not have")
 
 
 def data_folder(base: BasePath) -> str:

@@ -4,7 +4,7 @@ A row keeps its id and the version it was created at when it moves to another fr
 was last updated at. Both are known only when the commit's number is, so they are set anew for every attempt.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -78,6 +78,26 @@ def restamped(operation: Update, version: int) -> Iterator[Fragment]:
         versions = decode_versions(fragment.updated_at, fragment.physical_rows, where)
         versions[np.array(offsets, np.int64)] = version
         yield replace(fragment, updated_at=encode_versions(versions))
+
+
+def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
+    """Look up the versions that the moved rows of a new fragment were created at, where they were before.
+
+    Raises:
+        InvalidInputError: A row was in none of these fragments.
+        CorruptFileError: Ids or versions cannot be read.
+    """
+    moved = decode_row_ids(fragment.row_ids, count_row_ids(fragment.row_ids or b"", _NEW), _NEW)
+    known = [decode_row_ids(own.row_ids, own.physical_rows, f"fragment {own.id}") for own in sources]
+    created = [decode_versions(own.created_at, own.physical_rows, f"fragment {own.id}") for own in sources]
+    ids = np.concatenate([*known, np.empty(0, np.uint64)])
+    order = np.argsort(ids)
+    places = np.searchsorted(ids, moved, sorter=order)
+    found = order[np.minimum(places, len(ids) - 1)] if len(ids) else order
+    if len(moved) and (not len(ids) or np.any(ids[found] != moved)):
+        raise InvalidInputError("a new fragment brings the id of a row that was in none of the fragments it came from")
+    versions = np.concatenate([*created, np.empty(0, np.uint64)])[found]
+    return replace(fragment, created_at=encode_versions(versions))
 
 
 def with_new_values(fragment: Fragment, version: int) -> Fragment:

@@ -152,8 +152,10 @@ def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
     transaction, number = proposal.transaction, proposal.manifest.version
     path = layout.join(line, layout.VERSIONS, layout.manifest_name(number))
     data = encode_manifest_file(proposal.manifest, transaction)
-    # Other writers look for the file when they rebase, so it has to be there before the version is.
-    store.put(layout.join(line, layout.TRANSACTIONS, transaction.file_name), encode_transaction(transaction))
+    # Other writers look for the file when they rebase, so it has to be there before the version is. The manifest holds
+    # the same, and is what lasts.
+    body = encode_transaction(transaction)
+    store.put(layout.join(line, layout.TRANSACTIONS, transaction.file_name), body, lasting=False)
     store.sync_folder(layout.DATA)
     if not _put_manifest(versions, path, data, transaction):
         return None
@@ -165,7 +167,7 @@ def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
 def _hint(versions: Versions, line: str, number: int) -> None:
     """Write down the newest version, from which other writers look upwards where listings are unordered."""
     try:
-        versions.store.put(layout.join(line, layout.HINT), b'{"version":%d}' % number)
+        versions.store.put(layout.join(line, layout.HINT), b'{"version":%d}' % number, lasting=False)
     except StoreError as error:
         # The version is committed; reporting a failure now would make the caller commit it again.
         _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)

@@ -53,15 +53,15 @@ class LocalStore:
         data = self.get(key)
         return None if data is None else (data, _tag(data))
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object, whatever is there."""
-        with self._written(key, data) as (temporary, target):
+    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:
+        """Write an object whole, whatever is there; synced when it is `lasting`."""
+        with self._written(key, data, synced=lasting and self._durable) as (temporary, target):
             os.replace(temporary, target)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object whole unless there is one."""
         try:
-            with self._written(key, data) as (temporary, target):
+            with self._written(key, data, synced=self._durable) as (temporary, target):
                 os.link(temporary, target)
         except FileExistsError:
             return False
@@ -160,8 +160,8 @@ class LocalStore:
             make_durable(str(self._root / folder))
 
     @contextmanager
-    def _written(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
-        """Give a synced temporary file beside the target, and sync the folder after the caller named it."""
+    def _written(self, key: str, data: bytes, *, synced: bool) -> Iterator[tuple[Path, Path]]:
+        """Give a temporary file beside the target, and after the caller named it, sync the folder."""
         target = self._root / key
         temporary = target.parent / f".tmp{uuid.uuid4().hex}"
         try:
@@ -172,10 +172,10 @@ class LocalStore:
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
-                if self._durable:
+                if synced:
                     os.fsync(file.fileno())
             yield temporary, target
-            if self._durable:
+            if synced:
                 make_durable(str(target.parent))
         except FileExistsError:
             raise

@@ -65,7 +65,7 @@ class S3Store:
         data = self.get(key)
         return None if data is None else (data, tag)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:  # noqa: ARG002  # everything lasts here
         """Write an object, whatever is there."""
         with _translated(f"write {self._uri}/{key}"):
             self._call("put_object", Key=self._key(key), Body=data)

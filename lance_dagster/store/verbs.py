@@ -34,8 +34,8 @@ class Store(Protocol):
         """Return an object's bytes and the tag that `compare_and_swap` takes, or None when there is none."""
         ...
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object, whatever is there."""
+    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:
+        """Write an object whole, whatever is there. One that is not `lasting` may be gone after a power cut."""
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:

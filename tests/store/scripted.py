@@ -68,9 +68,9 @@ class ScriptedStore:
         """Ask the script, then read."""
         return self._ask("get_with_tag", key, lambda: self._below.get_with_tag(key))  # type: ignore[no-any-return]
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:
         """Ask the script, then write."""
-        self._ask("put", key, lambda: self._below.put(key, data))
+        self._ask("put", key, lambda: self._below.put(key, data, lasting=lasting))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Ask the script, then write."""
