@@ -12,6 +12,7 @@ All paths here are relative to the table's root, with "/" between segments.
 """
 
 import re
+from collections.abc import Iterable
 
 from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format.model import DeletionFile
@@ -27,7 +28,8 @@ TAGS = "_refs/tags"
 HINT = f"{VERSIONS}/latest_version_hint.json"
 _MAX_VERSION = 2**64 - 1
 _MANIFEST_NAME = re.compile(r"(\d{20})\.manifest")
-_OLD_MANIFEST_NAME = re.compile(r"\d{1,19}\.manifest")
+_OLD_MANIFEST_NAME = re.compile(r"(\d{1,19})\.manifest")
+_MANIFEST_NAME_LENGTH = 29
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 _RESERVED = frozenset({DATA, VERSIONS, TRANSACTIONS, DELETIONS, INDICES, "_refs", "tree", MAIN, "HEAD"})
 _MAX_NAME = 200
@@ -42,12 +44,32 @@ def manifest_name(version: int) -> str:
 def version_of(name: str) -> int | None:
     """Return the version a file name in `_versions/` stands for; None for temporary files, hints and the like."""
     match = _MANIFEST_NAME.fullmatch(name)
-    return _MAX_VERSION - int(match[1]) if match else None
+    return _MAX_VERSION - int(match[1]) if match and int(match[1]) <= _MAX_VERSION else None
 
 
-def is_old_manifest_name(name: str) -> bool:
-    """Tell whether a file name follows the first naming scheme, `{version}.manifest`."""
-    return _OLD_MANIFEST_NAME.fullmatch(name) is not None
+def old_manifest_name(version: int) -> str:
+    """Return the file name of a version in the first naming scheme."""
+    return f"{version}.manifest"
+
+
+def old_version_of(name: str) -> int | None:
+    """Return the version a file name of the first naming scheme stands for; None for any other name."""
+    match = _OLD_MANIFEST_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def versions_in(names: Iterable[str]) -> tuple[list[int], list[int]]:
+    """Return the versions in a listing, by names of the present scheme and of the first one, in the listing's order."""
+    present, old = [], []
+    for name in names:
+        # Told by their length: a folder may hold very many versions, and hardly anything else.
+        if len(name) == _MANIFEST_NAME_LENGTH:
+            number = version_of(name)
+            if number is not None:
+                present.append(number)
+        elif (number := old_version_of(name)) is not None:
+            old.append(number)
+    return present, old
 
 
 def line_root(branch: str) -> str:

@@ -150,7 +150,7 @@ def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
     """Write the proposed version; None when the number is taken by somebody else."""
     store, line = versions.store, layout.line_root(branch)
     transaction, number = proposal.transaction, proposal.manifest.version
-    path = layout.join(line, layout.VERSIONS, layout.manifest_name(number))
+    path = versions.manifest_path(branch, number)
     data = encode_manifest_file(proposal.manifest, transaction)
     # Other writers look for the file when they rebase, so it has to be there before the version is. The manifest holds
     # the same, and is what lasts.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pendulum
 
-from lance_dagster.errors import UnsupportedFeatureError, VersionNotFoundError
+from lance_dagster.errors import CorruptFileError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file, decode_transaction
 from lance_dagster.format.model import Manifest
@@ -47,11 +47,15 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A version as the format has it: its manifest and the transaction that made it, where that still exists."""
+    """A version as the format has it: its manifest and the transaction that made it, where that still exists.
+
+    `path` is where it was read from, for messages.
+    """
 
     branch: str
     manifest: Manifest
     transaction: Transaction | None
+    path: str = ""
 
     @property
     def number(self) -> int:
@@ -81,6 +85,7 @@ class Versions:
     store: Store
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     _states: dict[int, State] = field(default_factory=dict)
+    _old_named: set[str] = field(default_factory=set)
 
     def line_uri(self, branch: str) -> str:
         """Return the URI of the folder a branch's own files lie in."""
@@ -103,16 +108,27 @@ class Versions:
 
     def numbers(self, branch: str) -> list[int]:
         """List the versions of a branch, oldest first, by file name alone; empty when there is no such branch."""
-        return sorted(self._known(self.store.list(self._folder(branch))))
+        return sorted(self._known(branch, self.store.list(self._folder(branch))))
 
     def newest(self, branch: str) -> int | None:
         """Return the newest version of a branch, or None when it has none."""
         if self.store.ordered_listing:
-            # Newest first: one short listing, unless leftovers of other writers fill it.
-            found = self._known(self.store.list(self._folder(branch), limit=_FIRST_NAMES))
-            if found:
+            # Newest first: one short listing, unless leftovers of other writers fill it, or names are of the first
+            # scheme, which runs forwards.
+            found = self._known(branch, self.store.list(self._folder(branch), limit=_FIRST_NAMES))
+            if found and branch not in self._old_named:
                 return max(found)
-        return max(self.numbers(branch), default=None)
+        return max(self._known(branch, self.store.list(self._folder(branch))), default=None)
+
+    def exist(self, branch: str) -> bool:
+        """Tell whether a branch has a version, without looking at how many."""
+        first = layout.versions_in(self.store.some(self._folder(branch), _FIRST_NAMES))
+        return any(first) or self.newest(branch) is not None
+
+    def manifest_path(self, branch: str, number: int) -> str:
+        """Return where a version's manifest lies, or is to be put: a branch keeps the naming scheme it has."""
+        old = branch in self._old_named
+        return f"{self._folder(branch)}/{layout.old_manifest_name(number) if old else layout.manifest_name(number)}"
 
     def load(self, branch: str, number: int) -> State:
         """Read one version.
@@ -123,12 +139,16 @@ class Versions:
         known = self._states.get(number) if branch == layout.MAIN else None
         if known is not None:
             return known
-        path = f"{self._folder(branch)}/{layout.manifest_name(number)}"
-        data = self.store.get(path)
+        path, data = self._manifest(branch, number)
         if data is None:
             raise VersionNotFoundError(self._missing(branch, number))
         manifest, transaction = decode_manifest_file(data, f"{self.store.uri}/{path}")
-        state = State(branch, manifest, transaction or self._stored_transaction(branch, manifest))
+        if manifest.version != number:
+            raise CorruptFileError(f"{self.store.uri}/{path}", f"it says it is version {manifest.version}")
+        if (manifest.branch or layout.MAIN) != branch:
+            raise CorruptFileError(f"{self.store.uri}/{path}", f"it says it is of branch {manifest.branch!r}")
+        found = transaction or self._stored_transaction(branch, manifest)
+        state = State(branch, manifest, found, f"{self.store.uri}/{path}")
         if branch == layout.MAIN:
             # Only main: a branch that was deleted and made again has other versions under the same numbers.
             self._states[number] = state
@@ -138,8 +158,7 @@ class Versions:
 
     def manifest_size(self, state: State) -> int:
         """Return the size of a version's manifest in bytes; 0 when it is gone."""
-        path = f"{self._folder(state.branch)}/{layout.manifest_name(state.number)}"
-        return len(self.store.get(path) or b"")
+        return len(self._manifest(state.branch, state.number)[1] or b"")
 
     def head(self, branch: str) -> State:
         """Read the newest version of a branch.
@@ -189,10 +208,26 @@ class Versions:
             parents.append(merged)
         return tuple(parents)
 
-    def _known(self, names: Sequence[str]) -> list[int]:
-        if any(layout.is_old_manifest_name(name) for name in names):
-            raise UnsupportedFeatureError(self.store.uri, ["manifest names of the first scheme ('1.manifest')"])
-        return [number for name in names if (number := layout.version_of(name)) is not None]
+    def _manifest(self, branch: str, number: int) -> tuple[str, bytes | None]:
+        path = self.manifest_path(branch, number)
+        data = self.store.get(path)
+        if data is not None or branch != layout.MAIN:
+            return path, data
+        # Branches never had the first naming scheme.
+        names = (layout.manifest_name(number), layout.old_manifest_name(number))
+        other = next(found for name in names if (found := f"{self._folder(branch)}/{name}") != path)
+        return other, self.store.get(other)
+
+    def _known(self, branch: str, names: Sequence[str]) -> list[int]:
+        present, old = layout.versions_in(names)
+        if present and old:
+            raise CorruptFileError(
+                layout.join(self.store.uri, self._folder(branch)),
+                f"it names versions by both schemes, such as {layout.old_manifest_name(old[0])} and "
+                f"{layout.manifest_name(present[0])}; migrate_manifest_names() finishes what was begun",
+            )
+        (self._old_named.add if old else self._old_named.discard)(branch)
+        return present or old
 
     def _folder(self, branch: str) -> str:
         return layout.join(layout.line_root(branch), layout.VERSIONS)

@@ -11,8 +11,9 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from lance_dagster.errors import StoreError
@@ -88,6 +89,17 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
         return names[:limit]
+
+    def some(self, folder: str, limit: int) -> Collection[str]:
+        """Return the names of at most `limit` files in a folder, in no order; a long folder is not read to its end."""
+        try:
+            with os.scandir(self._root / folder) as entries:
+                files = (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
+                return list(islice(files, limit))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the files in a folder with their sizes in bytes."""

@@ -7,7 +7,7 @@ taken for "lost": whoever cares reads the object back.
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,10 @@ class S3Store:
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         return [name for name, _ in self._entries(folder, limit)]
+
+    def some(self, folder: str, limit: int) -> Collection[str]:
+        """Return the names of the first `limit` objects directly in a folder."""
+        return self.list(folder, limit)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the objects directly in a folder with their sizes in bytes."""

@@ -1,5 +1,6 @@
 """What a store can do, said once for every provider."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -60,6 +61,10 @@ class Store(Protocol):
 
     def upload(self, path: Path, key: str) -> None:
         """Write an object of a local file's bytes, whole or not at all."""
+        ...
+
+    def some(self, folder: str, limit: int) -> Collection[str]:
+        """Return the names of at most `limit` objects directly in a folder, whichever are found first."""
         ...
 
     def copy_in(self, source_uri: str, key: str) -> bool:

@@ -8,17 +8,45 @@ from lance_dagster.datafiles import StagedFiles
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
 from lance_dagster.history.versions import Version
-from lance_dagster.table import bases, cloning, compact as compacting, indices as indexing, relocating, write
+from lance_dagster.table import (
+    bases,
+    cloning,
+    compact as compacting,
+    indices as indexing,
+    relocating,
+    verify as verifying,
+    write,
+)
 from lance_dagster.table.bases import NewBase
 from lance_dagster.table.compact import Goal
 from lance_dagster.table.facade import Facade
 from lance_dagster.table.indices import IndexStatus
+from lance_dagster.table.old_names import migrate_manifest_names
 from lance_dagster.table.relocating import How, Relocation
+from lance_dagster.table.verify import Progress, VerifyReport
 from lance_dagster.table.write import Note, Rows
 
 
 class Keeping(Facade):
     """Rows are the same before and after each of these."""
+
+    def verify(self, ref: str | None = None, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
+        """Look for damage: in every version, every file and every name; or in one version.
+
+        Nothing is written. Writers may go on meanwhile.
+
+        Args:
+            ref: The version to look at; None for all of every branch, and the names themselves.
+            deep: Open every data file and read all of it, instead of comparing its size.
+            progress: Called with how many steps are done and how many there are.
+
+        Returns:
+            What is wrong, and how much was looked at. Damage is no exception here.
+
+        Raises:
+            RefNotFoundError: There is no branch or tag of that name.
+        """
+        return verifying.verify(self._parts, ref, deep=deep, progress=progress)
 
     def bases(self, ref: str = MAIN) -> tuple[BasePath, ...]:
         """Return the other places in which files of a version may lie."""
@@ -189,3 +217,15 @@ class Keeping(Facade):
         note = Note(branch=branch, message=message, properties=properties or {})
         goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
         return self._described(compacting.compact(self._parts, goal, note))
+
+    def migrate_manifest_names(self) -> int:
+        """Give the versions of an old table their present file names, which list the newest first; returns how many.
+
+        Needed for nothing but speed on object storage. While it runs, nobody can open the table at its newest version,
+        and writers have to be stopped: one that is at work would go on under the old scheme. A call that was
+        interrupted is made again.
+
+        Raises:
+            CorruptFileError: Two different manifests would have one name; both are still there.
+        """
+        return migrate_manifest_names(self._parts.versions)

@@ -43,7 +43,7 @@ class LanceTable(Editing, Evolving, Naming, Merging, Keeping):
             InvalidInputError: The URI's scheme or a storage option is not known.
         """
         table = cls(open_parts(uri, storage_options))
-        if table._parts.versions.newest(MAIN) is None:
+        if not table._parts.versions.exist(MAIN):
             raise TableNotFoundError(
                 f"no Lance table at {table.uri}; create one with LanceTable.create, or check the path"
             )
@@ -79,7 +79,7 @@ class LanceTable(Editing, Evolving, Naming, Merging, Keeping):
     @staticmethod
     def exists(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> bool:
         """Tell whether there is a Lance table."""
-        return open_parts(uri, storage_options).versions.newest(MAIN) is not None
+        return open_parts(uri, storage_options).versions.exist(MAIN)
 
     def __repr__(self) -> str:
         """Show the URI and nothing secret."""

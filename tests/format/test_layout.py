@@ -86,8 +86,9 @@ def test_other_files_are_no_versions(name: str) -> None:
 
 def test_names_of_the_first_scheme_are_told_apart() -> None:
     """`1.manifest` is of the first scheme, twenty digits are of the second."""
-    assert layout.is_old_manifest_name("1.manifest")
-    assert not layout.is_old_manifest_name(layout.manifest_name(1))
+    names = ["10.manifest", layout.manifest_name(7), "9.manifest", "latest_version_hint.json", ".tmp1", "d1.manifest"]
+    assert ([7], [10, 9]) == layout.versions_in(names)
+    assert "12.manifest" == layout.old_manifest_name(12)
 
 
 @pytest.mark.parametrize("name", GOOD)

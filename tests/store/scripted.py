@@ -1,6 +1,6 @@
 """A store that asks a script before every request: how a test lets somebody in, loses an answer or pulls the plug."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,10 @@ class ScriptedStore:
     def upload(self, path: Path, key: str) -> None:
         """Ask the script, then write."""
         self._ask("upload", key, lambda: self._below.upload(path, key))
+
+    def some(self, folder: str, limit: int) -> Collection[str]:
+        """Ask the script, then list."""
+        return self._ask("some", folder, lambda: self._below.some(folder, limit))  # type: ignore[no-any-return]
 
     def copy_in(self, source_uri: str, key: str) -> bool:
         """Ask the script, then copy."""

@@ -1,0 +1,94 @@
+"""Manifest names of the first scheme: read, written to, and migrated to the present one."""
+
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import CorruptFileError, LanceTable
+from lance_dagster.format.layout import manifest_name
+from lance_dagster.store import LocalStore
+from tests.ledger import contents, entries, parts_on
+from tests.store.scripted import PlugPulledError, ScriptedStore, plug_pulled_before_write
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table as old programs named its versions, with more versions than digits."""
+    uri = str(tmp_path / "table")
+    dataset = lance.write_dataset(entries("a", 0), uri, enable_v2_manifest_paths=False, enable_stable_row_ids=True)
+    for number in range(1, 11):
+        dataset.insert(entries("a", number))
+    return LanceTable.open(uri)
+
+
+def names(table: LanceTable, folder: str = "") -> list[str]:
+    """The names of the manifests, sorted."""
+    return sorted(path.name for path in (Path(table.uri) / folder / "_versions").glob("*.manifest"))
+
+
+ROWS = [("a", number) for number in range(11)]
+
+
+def test_old_names_are_read_and_kept(table: LanceTable) -> None:
+    """The newest version is that of the highest number; a commit goes on in the scheme that is there."""
+    assert list(range(1, 12)) == table.versions_after(0)
+    assert ROWS == contents(table)
+    assert 5 == table.count_rows("main@5")
+    assert "main@12" == str(table.append(entries("b", 1)))
+    assert "main@13" == str(LanceTable.open(table.uri).append(entries("b", 2)))
+    assert "12.manifest" in names(table)
+    lance.dataset(table.uri).insert(entries("b", 3))
+    assert [*ROWS, ("b", 1), ("b", 2), ("b", 3)] == contents(table)
+    lance.dataset(table.uri).validate()
+
+
+def test_branches_and_tags_of_an_old_table(table: LanceTable) -> None:
+    """Branches have present names, as those that pylance makes; a merge goes back under an old one."""
+    table.create_branch("run/1", "main@5")
+    table.append(entries("b", 1), branch="run/1")
+    assert [manifest_name(6), manifest_name(5)] == names(table, "tree/run/1")
+    table.merge("run/1")
+    table.create_tag("release", "main@12")
+    assert [*ROWS, ("b", 1)] == contents(table)
+    assert len(ROWS) + 1 == lance.dataset(table.uri, version="release").count_rows()
+    pylances = lance.dataset(table.uri).create_branch("dev")
+    pylances.insert(entries("c", 1))
+    assert len(ROWS) + 2 == table.count_rows("dev")
+
+
+def test_migration_renames_every_version(table: LanceTable) -> None:
+    """Once; the same table afterwards, for pylance too, and commits go on under present names."""
+    assert 11 == table.migrate_manifest_names()
+    assert 0 == table.migrate_manifest_names()
+    assert sorted(map(manifest_name, range(1, 12))) == names(table)
+    table.append(entries("b", 1))
+    lance.dataset(table.uri).insert(entries("b", 2))
+    assert sorted(map(manifest_name, range(1, 14))) == names(table)
+    assert [*ROWS, ("b", 1), ("b", 2)] == contents(LanceTable.open(table.uri))
+    assert 5 == table.count_rows("main@5")
+
+
+@pytest.mark.parametrize("writes", range(23))
+def test_a_migration_that_is_killed_can_be_made_again(table: LanceTable, writes: int) -> None:
+    """At every write: the error says what to do, and no version is ever without a name."""
+    store = ScriptedStore(LocalStore(table.uri), plug_pulled_before_write(writes))
+    with pytest.raises(PlugPulledError) if writes < 22 else pytest.raises(AssertionError):
+        LanceTable(parts_on(store)).migrate_manifest_names()
+        raise AssertionError("there are no more writes than versions, twice")
+    if 0 < writes < 22:
+        with pytest.raises(CorruptFileError, match=r"migrate_manifest_names\(\) finishes"):
+            LanceTable.open(table.uri).versions_after(0)
+        assert 5 == table.count_rows("main@5")
+    LanceTable.open(table.uri).migrate_manifest_names()
+    assert ROWS == contents(LanceTable.open(table.uri))
+    assert ROWS == sorted(contents(LanceTable(parts_on(LocalStore(table.uri)))))
+
+
+def test_two_versions_of_one_number_are_kept_both(table: LanceTable) -> None:
+    """A writer that was not stopped; nobody can say here which of the two counts."""
+    folder = Path(table.uri) / "_versions"
+    (folder / manifest_name(3)).write_bytes((folder / "4.manifest").read_bytes())
+    with pytest.raises(CorruptFileError, match=r"another version 3 than 3\.manifest"):
+        table.migrate_manifest_names()
+    assert {"3.manifest", manifest_name(3)} <= set(names(table))
