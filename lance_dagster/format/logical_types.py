@@ -100,7 +100,7 @@ def _nested(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no comm
         return None if arrow.keys_sorted else "map"
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
         name = "list" if pa.types.is_list(arrow) else "large_list"
-        return f"{name}.struct" if pa.types.is_struct(arrow.value_type) else name
+        return f"{name}.struct" if pa.types.is_struct(storage_of(arrow.value_type)) else name
     return None
 
 

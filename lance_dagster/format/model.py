@@ -5,7 +5,7 @@ survives a read-change-write. What is not here is refused when it is looked at (
 silently.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Protocol, overload
@@ -142,7 +142,7 @@ class Fragments(Sequence[Fragment]):
     unknown in it.
     """
 
-    __slots__ = ("_coding", "_items", "_outline", "_positions")
+    __slots__ = ("_checked", "_coding", "_items", "_outline", "_positions")
 
     def __init__(self, items: Iterable[Fragment | bytes] = (), coding: Coding | None = None) -> None:
         """Hold fragments; those given as bytes are read by `coding`."""
@@ -150,6 +150,7 @@ class Fragments(Sequence[Fragment]):
         self._coding = coding
         self._outline: Outline | None = None
         self._positions: dict[int, int] | None = None
+        self._checked = False
 
     @property
     def items(self) -> Sequence[Fragment | bytes]:
@@ -238,6 +239,12 @@ class Fragments(Sequence[Fragment]):
         gone = {positions[number] for number in removed}
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
         return Fragments(kept, self._coding)
+
+    def check_once(self, check: Callable[["Fragments"], None]) -> None:
+        """Call a function that raises when something is wrong, unless it returned before."""
+        if not self._checked:
+            check(self)
+            self._checked = True
 
     def _read(self, item: Fragment | bytes) -> Fragment:
         if isinstance(item, Fragment):

@@ -69,7 +69,9 @@ def arrow_from_fields(
     for field in fields:
         children.setdefault(field.parent_id, []).append(field)
     columns = [_arrow_field(field, children, path) for field in children.get(-1, [])]
-    schema = pa.schema(columns, metadata={key.encode(): value for key, value in (metadata or {}).items()} or None)
+    described = {key.encode(): _shown(value) for key, value in (metadata or {}).items()}
+    schema = pa.schema(columns)
+    schema = schema.with_metadata(described) if described else schema
     if not any(field.extension_name or "bfloat16" in field.logical_type for field in fields):
         return schema
     try:
@@ -84,12 +86,7 @@ def check_tree(fields: Sequence[Field], path: str) -> None:
     Raises:
         CorruptFileError: Two fields have one id, or one lies below a field that is not there, or in a circle.
     """
-    parents: dict[int, int] = {}
-    for field in fields:
-        if field.id < 0 or field.id in parents:
-            problem = "is no id" if field.id < 0 else "is the id of two fields"
-            raise CorruptFileError(path, f"in its schema, {field.id} {problem} ({field.name!r})")
-        parents[field.id] = field.parent_id
+    parents = _parents(fields, path)
     depths = {-1: 0}
     for field in fields:
         above: list[int] = []
@@ -106,6 +103,20 @@ def check_tree(fields: Sequence[Field], path: str) -> None:
             depths[place] = depth
         if depth > _MAX_DEPTH:
             raise CorruptFileError(path, f"in its schema, field {field.id} ({field.name!r}) is {depth} levels deep")
+
+
+def _parents(fields: Sequence[Field], path: str) -> dict[int, int]:
+    """Return by the id of each field which one it is in, after a look at ids and names."""
+    parents: dict[int, int] = {}
+    for field in fields:
+        if field.id < 0 or field.id in parents:
+            problem = "is no id" if field.id < 0 else "is the id of two fields"
+            raise CorruptFileError(path, f"in its schema, {field.id} {problem} ({field.name!r})")
+        parents[field.id] = field.parent_id
+    names = [(field.parent_id, field.name) for field in fields]
+    if len(set(names)) < len(names) or any("\0" in name for _, name in names):
+        raise CorruptFileError(path, "in its schema, a name stands twice in one place, or contains a NUL character")
+    return parents
 
 
 def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2)) -> tuple[int, ...]:
@@ -216,11 +227,13 @@ def _text(metadata: Mapping[bytes, bytes] | None, what: str) -> dict[str, bytes]
 
 def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: str) -> ArrowField:
     nested = [_arrow_field(child, children, path) for child in children.get(field.id, ())]
-    metadata = {key.encode(): value for key, value in field.metadata.items()}
+    metadata = {key.encode(): _shown(value) for key, value in field.metadata.items()}
     try:
         if field.logical_type == JSON and not nested:
             return pa.field(field.name, pa.string(), field.nullable, extensions.shown_as_json(metadata))
-        arrow = nested_type(field.logical_type, nested) or arrow_type(field.logical_type)
+        arrow = nested_type(field.logical_type, nested)
+        # A struct without fields is false.
+        arrow = arrow_type(field.logical_type) if arrow is None else arrow
         if arrow is None:
             raise UnsupportedFeatureError(path, [f"the logical type {field.logical_type!r} of column {field.name!r}"])
         return pa.field(field.name, arrow, field.nullable, metadata or None)
@@ -228,6 +241,11 @@ def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: st
         raise CorruptFileError(
             path, f"column {field.name!r} has the type {field.logical_type[:80]!r}, which makes no sense: {error}"
         ) from error
+
+
+def _shown(metadata: bytes) -> bytes:
+    """Return a metadata value as other readers show it, who only know text."""
+    return metadata.decode("utf-8", "replace").encode()
 
 
 def renumbered(fields: Sequence[Field], first: int) -> tuple[Field, ...]:

@@ -35,7 +35,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
             or _version_problem(field, version)
             or _dictionary_problem(field)
             or _packing_problem(field, by_id, version)
-            or _empty_problem(field, by_id, parents)
+            or _empty_problem(field, parents, version)
         )
         if problem is not None:
             raise InvalidInputError(f"column {_path_of(field, by_id)!r}: {problem}")
@@ -96,15 +96,10 @@ def _packing_problem(field: Field, by_id: Mapping[int, Field], version: tuple[in
     return None
 
 
-def _empty_problem(field: Field, by_id: Mapping[int, Field], parents: set[int]) -> str | None:
-    if field.logical_type != "struct" or field.id in parents:
+def _empty_problem(field: Field, parents: set[int], version: tuple[int, int]) -> str | None:
+    if field.logical_type != "struct" or field.id in parents or version < (2, 1):
         return None
-    above = by_id.get(field.parent_id)
-    while above is not None:
-        if above.logical_type != "struct":
-            return "Lance cannot store structs without fields in lists and maps"
-        above = by_id.get(above.parent_id)
-    return None
+    return "Lance loses the values of the columns behind a struct without fields; leave it out"
 
 
 def _path_of(field: Field, by_id: Mapping[int, Field]) -> str:

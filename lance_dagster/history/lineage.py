@@ -6,6 +6,7 @@ number for each branch says all of it. A merge records these numbers in the tabl
 inherits the records of the version it was forked from.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,8 @@ from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Transaction
 from lance_dagster.history.refs import Refs
 from lance_dagster.history.versions import State, Versions
+
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,9 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
             raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
         if found is None:
             raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, and with it where it was forked")
+        if found.parent_version > number:
+            path = f"{refs.store.uri}/{branch_file(branch)}"
+            raise CorruptFileError(path, f"it says {branch}@{number} comes after {found.parent}")
         lines.append(Line(branch=branch, id=found.id, forked=found.parent_version, number=number))
         branch, number = found.parent_branch, found.parent_version
     lines.append(Line(branch=MAIN, id=MAIN, forked=0, number=number))
@@ -135,17 +141,21 @@ def fork_point(source: Lineage, dest: Lineage, versions: Versions) -> State:
 def changes_since(of: Lineage, other: Lineage, versions: Versions) -> Stretch:
     """Return what `of` did that `other` does not contain.
 
-    A version that was cleaned up is a change without transaction. A merge of what `other` contains is no change.
+    Versions that were cleaned up are a change without transaction. A merge of what `other` contains is no change.
     """
     changes: list[Change] = []
     fragments: dict[frozenset[str], Fragment] = {}
     for line in reversed(of.lines):
         after = max(line.forked, other.contained.get(line.id, -1))
-        present = frozenset(versions.numbers(line.branch)) if after < line.number else frozenset()
-        for number in range(after + 1, line.number + 1):
-            if number not in present:
-                changes.append(Change(version=f"{line.branch}@{number}", writer="somebody", transaction=None))
-                continue
+        present = versions.numbers(line.branch) if after < line.number else ()
+        expected = after + 1
+        for number in (*(number for number in present if after < number <= line.number), line.number + 1):
+            if number > expected:
+                # One change for all of them: numbers may be far apart.
+                changes.append(Change(version=f"{line.branch}@{expected}", writer="somebody", transaction=None))
+            expected = number + 1
+            if number > line.number:
+                break
             state = versions.load(line.branch, number)
             fragments.update((fragment.file_names, fragment) for fragment in state.manifest.fragments)
             if not _merges_from(state.transaction, other):
@@ -158,7 +168,7 @@ def _records(state: State) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for key, record in state.manifest.table_metadata.items():
         merged, _, dest = record.partition("@")
-        if key.startswith(MERGED_PREFIX) and merged.isdigit() and dest.isdigit():
+        if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
             found[key.removeprefix(MERGED_PREFIX)] = int(merged), int(dest)
     return found
 
@@ -166,7 +176,7 @@ def _records(state: State) -> dict[str, tuple[int, int]]:
 def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
     properties = transaction.properties if transaction else {}
     number = properties.get(MERGE, "").rpartition("@")[2]
-    return number.isdigit() and other.contained.get(properties.get(MERGED_BRANCH, ""), -1) >= int(number)
+    return bool(_NUMBER.fullmatch(number)) and other.contained.get(properties.get(MERGED_BRANCH, ""), -1) >= int(number)
 
 
 def _load(branch: str, number: int, lineages: Sequence[Lineage], versions: Versions) -> State:

@@ -2,7 +2,6 @@
 
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.transaction import Clone
 from lance_dagster.history.versions import State, Version, Versions
 
 
@@ -22,15 +21,15 @@ def first_parents(versions: Versions, state: State, limit: int | None = None) ->
         numbers = [number for number in versions.numbers(branch) if number <= newest]
         room = None if limit is None else limit - len(found)
         at = None
-        for number in list(reversed(numbers))[:room]:
-            oldest = versions.load(branch, number)
-            found.append(versions.describe(oldest, numbers))
-            at = _forked_from(oldest)
+        for number in reversed(numbers[-room:] if room is not None else numbers):
+            version = versions.describe_number(branch, number, numbers)
+            found.append(version)
+            at = _forked_from(version)
     return found
 
 
-def _forked_from(state: State) -> tuple[str, int] | None:
-    operation = state.transaction.operation if state.transaction else None
-    if isinstance(operation, Clone) and state.branch != MAIN:
-        return operation.ref_name or MAIN, operation.ref_version
-    return None
+def _forked_from(version: Version) -> tuple[str, int] | None:
+    if version.operation != "Clone" or version.branch == MAIN:
+        return None
+    branch, _, number = version.parents[0].rpartition("@")
+    return branch, int(number)

@@ -243,7 +243,7 @@ def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, p
         if not isinstance(found, dict):
             raise CorruptFileError(path, "it does not hold a JSON object")
         return parse(name, found)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {problem}") from error
 

@@ -11,7 +11,7 @@ import pendulum
 
 from lance_dagster.errors import CorruptFileError, VersionNotFoundError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_manifest_file, decode_transaction
+from lance_dagster.format.codec import Summary, decode_manifest_file, decode_transaction, summarize
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import COMMITTER, MERGE, MESSAGE, Clone, Transaction
 from lance_dagster.store import Store, base_options, open_store
@@ -178,35 +178,28 @@ class Versions:
             state: The version.
             numbers: The versions of its branch, oldest first, when the caller listed them already.
         """
-        transaction = state.transaction
-        properties = transaction.properties if transaction else {}
-        return Version(
-            branch=state.branch,
+        writer, transaction = state.manifest.writer, state.transaction
+        operation = transaction.operation if transaction else None
+        summary = Summary(
             number=state.number,
-            committed_at=state.committed_at,
-            operation=transaction.operation_name if transaction else "unknown",
+            timestamp=state.manifest.timestamp,
             rows=state.manifest.rows,
-            message=properties.get(MESSAGE),
-            committer=properties.get(COMMITTER, state.writer),
-            writer=state.writer,
-            properties=properties,
-            parents=self._parents(state, numbers if numbers is not None else self.numbers(state.branch)),
+            writer=(writer.library, writer.version) if writer else None,
             transaction=transaction.uuid if transaction else "",
+            operation=transaction.operation_name if transaction else "",
+            properties=transaction.properties if transaction else {},
+            forked_from=(operation.ref_name, operation.ref_version) if isinstance(operation, Clone) else None,
         )
+        return _version(state.branch, summary, numbers if numbers is not None else self.numbers(state.branch))
 
-    def _parents(self, state: State, numbers: Sequence[int]) -> tuple[str, ...]:
-        # Searched, not walked through: a log asks this of every version.
-        place = bisect_left(numbers, state.number)
-        parents = [f"{state.branch}@{numbers[place - 1]}"] if place else []
-        if state.transaction is None:
-            return tuple(parents)
-        operation = state.transaction.operation
-        if isinstance(operation, Clone) and state.branch != layout.MAIN:
-            parents = [f"{operation.ref_name or layout.MAIN}@{operation.ref_version}"]
-        merged = state.transaction.properties.get(MERGE)
-        if merged is not None:
-            parents.append(merged)
-        return tuple(parents)
+    def describe_number(self, branch: str, number: int, numbers: Sequence[int]) -> Version:
+        """Say the same of a version that was not read yet; reads no more than it takes."""
+        path, data = self._manifest(branch, number)
+        summary = None if data is None else summarize(data, f"{self.store.uri}/{path}")
+        # One without its transaction in it has it in a file of its own, or nowhere.
+        if summary is None or summary.number != number:
+            return self.describe(self.load(branch, number), numbers)
+        return _version(branch, summary, numbers)
 
     def _manifest(self, branch: str, number: int) -> tuple[str, bytes | None]:
         path = self.manifest_path(branch, number)
@@ -244,3 +237,28 @@ class Versions:
         numbers = self.numbers(branch)
         known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         return f"branch {branch!r} of {self.store.uri} has no version {number}; {known}"
+
+
+def _version(branch: str, summary: Summary, numbers: Sequence[int]) -> Version:
+    writer = "an unknown program" if summary.writer is None else " ".join(summary.writer)
+    properties = summary.properties
+    # Searched, not walked through: a log asks this of every version.
+    place = bisect_left(numbers, summary.number)
+    parents = [f"{branch}@{numbers[place - 1]}"] if place else []
+    if summary.forked_from is not None and branch != layout.MAIN:
+        name, number = summary.forked_from
+        parents = [f"{name or layout.MAIN}@{number}"]
+    merged = properties.get(MERGE)
+    return Version(
+        branch=branch,
+        number=summary.number,
+        committed_at=pendulum.from_timestamp(summary.timestamp / 1e9),
+        operation=summary.operation or "unknown",
+        rows=summary.rows,
+        message=properties.get(MESSAGE),
+        committer=properties.get(COMMITTER, writer),
+        writer=writer,
+        properties=properties,
+        parents=(*parents, merged) if merged is not None else tuple(parents),
+        transaction=summary.transaction,
+    )

@@ -13,10 +13,14 @@ from lance_dagster.format.codec.rows import (
     smallest_row_id,
     version_run,
 )
+from lance_dagster.format.codec.sound import check_sound
+from lance_dagster.format.codec.summaries import Summary, summarize
 from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
 
 __all__ = [
+    "Summary",
     "U64Array",
+    "check_sound",
     "count_row_ids",
     "decode_indices",
     "decode_manifest_file",
@@ -31,5 +35,6 @@ __all__ = [
     "rebase_index_section",
     "row_id_range",
     "smallest_row_id",
+    "summarize",
     "version_run",
 ]

@@ -23,6 +23,7 @@ from lance_dagster.format.codec.fields import (
     unknown_fields,
 )
 from lance_dagster.format.codec.fragments import FragmentCoding, encoded
+from lance_dagster.format.codec.indices import decode_indices
 from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
 from lance_dagster.format.model import Flag, Fragments, Manifest, WriterVersion
 from lance_dagster.format.paths import is_file_name
@@ -33,7 +34,7 @@ MAGIC = b"LANC"
 _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _KNOWN_FLAGS = sum(Flag)
-_FILE_VERSION = re.compile(r"((0|2)\.[0-9]{1,4}|)")
+_FILE_VERSION = re.compile(r"(0\.[1-3]|2\.[0-3]|)")
 _LAST_SECOND = 253_402_300_799
 """The end of the year 9999, after which there are no dates."""
 
@@ -66,6 +67,25 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
         CorruptFileError: The bytes are not a manifest file.
         UnsupportedFeatureError: The table uses something this package does not know.
     """
+    message = manifest_message(data, path)
+    fragments = Fragments(message.fragments, FragmentCoding(path))
+    del message.fragments[:]
+    _refuse_unknown(message, path)
+    _refuse_contradictions(message, path)
+    index = _section(data, message.index_section, path) if message.HasField("index_section") else None
+    manifest = _from_wire(message, fragments, index)
+    check_tree(manifest.fields, path)
+    decode_indices(index, path)
+    body = inline_transaction(data, message, path)
+    return manifest, None if body is None else decode_transaction(body, path)
+
+
+def manifest_message(data: bytes, path: str) -> wire.Manifest:
+    """Find and parse the manifest in a file; nothing in it is looked at yet.
+
+    Raises:
+        CorruptFileError: There is none.
+    """
     if len(data) < _FOOTER.size or data[-4:] != MAGIC:
         raise CorruptFileError(path, "it does not end like a Lance manifest; was it cut off?")
     position = _FOOTER.unpack(data[-_FOOTER.size :])[0]
@@ -74,22 +94,26 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
         message.ParseFromString(_section(data, position, path))
     except DecodeError as error:
         raise CorruptFileError(path, f"its manifest cannot be parsed: {error}") from error
-    fragments = Fragments(message.fragments, FragmentCoding(path))
-    del message.fragments[:]
-    _refuse_unknown(message, path)
-    _refuse_contradictions(message, path)
-    index = _section(data, message.index_section, path) if message.HasField("index_section") else None
-    manifest = _from_wire(message, fragments, index)
-    check_tree(manifest.fields, path)
-    return manifest, _inline_transaction(data, message, path)
+    return message
 
 
-def _inline_transaction(data: bytes, message: wire.Manifest, path: str) -> Transaction | None:
+def inline_transaction(data: bytes, message: wire.Manifest, path: str) -> bytes | None:
+    """Return the bytes of the transaction a file carries, or None when it carries none.
+
+    Raises:
+        CorruptFileError: It is said to lie where it cannot.
+    """
     if message.HasField("transaction_section"):
-        return decode_transaction(_section(data, message.transaction_section, path), path)
+        return _section(data, message.transaction_section, path)
     if message.HasField("transaction_section_deprecated"):
-        return decode_transaction(_section(data, message.transaction_section_deprecated, path), path)
+        return _section(data, message.transaction_section_deprecated, path)
     return None
+
+
+def unknown_flags(message: wire.Manifest) -> list[str]:
+    """Name the feature flags of a manifest that this package does not know."""
+    unknown = (message.reader_feature_flags | message.writer_feature_flags) & ~_KNOWN_FLAGS
+    return [f"feature flag {1 << bit}" for bit in range(64) if unknown & (1 << bit)] if unknown else []
 
 
 def _section(data: bytes, position: int, path: str) -> bytes:
@@ -104,9 +128,7 @@ def _section(data: bytes, position: int, path: str) -> bytes:
 
 
 def _refuse_unknown(message: wire.Manifest, path: str) -> None:
-    flags = message.reader_feature_flags | message.writer_feature_flags
-    found = [f"feature flag {1 << bit}" for bit in range(64) if flags & ~_KNOWN_FLAGS & (1 << bit)]
-    found += unknown_fields(message)
+    found = [*unknown_flags(message), *unknown_fields(message)]
     if message.fragment_tree:
         found.append("fragment tree")
     if message.clustering or message.HasField("max_clustering_id"):

@@ -96,14 +96,27 @@ def decode_versions(sequence: bytes | None, rows: int, path: str) -> U64Array:
         raise CorruptFileError(path, f"it has a fragment of {rows} rows")
     if sequence is None:
         return np.ones(rows, np.uint64)
-    try:
-        runs = wire.RowDatasetVersionSequence.FromString(sequence).runs
-    except DecodeError as error:
-        raise CorruptFileError(path, f"its row versions cannot be parsed: {error}") from error
+    runs = _runs(sequence, path)
     lengths = [_length(run.span, path) for run in runs]
     if sum(lengths) != rows:
         raise CorruptFileError(path, f"it has row versions for {sum(lengths)} of {rows} rows")
     return np.repeat(np.array([run.version for run in runs], np.uint64), lengths)
+
+
+def count_versions(sequence: bytes, path: str) -> int:
+    """Return how many rows a sequence of versions is for; `path` is for messages.
+
+    Raises:
+        CorruptFileError: The bytes are not a sequence of versions.
+    """
+    return sum(_length(run.span, path) for run in _runs(sequence, path))
+
+
+def _runs(sequence: bytes, path: str) -> list[wire.RowDatasetVersionRun]:
+    try:
+        return list(wire.RowDatasetVersionSequence.FromString(sequence).runs)
+    except DecodeError as error:
+        raise CorruptFileError(path, f"its row versions cannot be parsed: {error}") from error
 
 
 def encode_versions(versions: U64Array) -> bytes:
