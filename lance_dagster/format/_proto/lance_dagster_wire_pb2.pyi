@@ -215,18 +215,13 @@ class DataFragment(_message.Message):
 
 class FragmentOutline(_message.Message):
     __slots__ = ("id", "deletion_file", "physical_rows")
-    class DeletionOutline(_message.Message):
-        __slots__ = ("num_deleted_rows",)
-        NUM_DELETED_ROWS_FIELD_NUMBER: _ClassVar[int]
-        num_deleted_rows: int
-        def __init__(self, num_deleted_rows: _Optional[int] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     DELETION_FILE_FIELD_NUMBER: _ClassVar[int]
     PHYSICAL_ROWS_FIELD_NUMBER: _ClassVar[int]
     id: int
-    deletion_file: FragmentOutline.DeletionOutline
+    deletion_file: bytes
     physical_rows: int
-    def __init__(self, id: _Optional[int] = ..., deletion_file: _Optional[_Union[FragmentOutline.DeletionOutline, _Mapping]] = ..., physical_rows: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., deletion_file: _Optional[bytes] = ..., physical_rows: _Optional[int] = ...) -> None: ...
 
 class ManifestOutline(_message.Message):
     __slots__ = ("fragments",)

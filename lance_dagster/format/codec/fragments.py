@@ -1,6 +1,8 @@
 """Fragments, data files and deletion files: wire messages to values and back."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -16,6 +18,8 @@ _MOST_ROWS = 2**32
 """Offsets of rows in a fragment are numbers of 32 bits."""
 _WITH_COLUMNS = 2
 """The version of data files from which on columns are not numbered by the ids of their fields."""
+
+_OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 
 
 class FragmentCoding:
@@ -62,23 +66,28 @@ class FragmentCoding:
         ids = []
         rows = 0
         deletions = False
-        for fragment in found:
-            ids.append(fragment.id)
-            rows += fragment.physical_rows
-            if fragment.physical_rows > _MOST_ROWS:
-                raise CorruptFileError(self._path, f"fragment {fragment.id} has {fragment.physical_rows} rows")
-            if fragment.HasField("deletion_file"):
+        for number, physical, deletion in map(_OUTLINED, found):
+            ids.append(number)
+            rows += physical
+            if physical > _MOST_ROWS:
+                raise CorruptFileError(self._path, f"fragment {number} has {physical} rows")
+            if deletion:
                 deletions = True
-                rows -= self._deleted(fragment)
+                rows -= self._deleted(number, physical, deletion)
         if len(set(ids)) < len(ids):
-            twice = next(number for place, number in enumerate(ids) if number in ids[:place])
-            raise CorruptFileError(self._path, f"two of its fragments have the id {twice}")
+            counts = Counter(ids)
+            raise CorruptFileError(
+                self._path, f"two of its fragments have the id {max(counts, key=counts.__getitem__)}"
+            )
         return Outline(ids, rows, deletions)
 
-    def _deleted(self, fragment: wire.FragmentOutline) -> int:
-        deleted = fragment.deletion_file.num_deleted_rows
-        if deleted > fragment.physical_rows:
-            raise CorruptFileError(self._path, f"fragment {fragment.id} has more rows deleted than it holds")
+    def _deleted(self, number: int, physical: int, deletion: bytes) -> int:
+        try:
+            deleted = wire.DeletionFile.FromString(deletion).num_deleted_rows
+        except DecodeError as error:
+            raise CorruptFileError(self._path, f"fragment {number} cannot be parsed: {error}") from error
+        if deleted > physical:
+            raise CorruptFileError(self._path, f"fragment {number} has more rows deleted than it holds")
         return deleted
 
     def _parsed(self, data: bytes) -> wire.DataFragment:
