@@ -1,48 +1,64 @@
-"""Time two ways of doing one thing in turn, and report how they compare."""
+"""Time several ways of doing one thing in turn, and watch how much memory each takes."""
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """How long ours and theirs took, in seconds, medians over the same rounds."""
-
-    what: str
-    ours: float
-    theirs: float
-    note: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """How many times faster ours is; below 1, slower."""
-        return self.theirs / self.ours
-
-    def row(self) -> str:
-        """Return a line of a Markdown table."""
-        ours, theirs = (f"{1000 * seconds:.2f} ms" for seconds in (self.ours, self.theirs))
-        return f"| {self.what} | {ours} | {theirs} | {self.ratio:.2f} | {self.note} |"
+ROUNDS = 9
+_FEWEST = 3
+_SECONDS = 15.0
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 
 
-def compare(
-    what: str, ours: Callable[[], object], theirs: Callable[[], object], *, rounds: int, note: str = ""
-) -> Comparison:
-    """Run both once to warm up, then in turn, so that a machine that slows down slows both."""
-    ours()
-    theirs()
-    taken: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for place, run in enumerate((ours, theirs)):
-            start = time.perf_counter()
-            run()
-            taken[place].append(time.perf_counter() - start)
-    mine, other = map(statistics.median, taken)
-    return Comparison(what=what, ours=mine, theirs=other, note=note)
+def medians(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return how long each way takes, in seconds.
+
+    Each is run once to warm up, then all in turn, so that a machine that slows down slows every one. Slow ways get
+    fewer rounds.
+    """
+    for run in ways.values():
+        run()
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    started = time.perf_counter()
+    for number in range(ROUNDS):
+        if number >= _FEWEST and time.perf_counter() - started > _SECONDS:
+            break
+        for name, run in ways.items():
+            taken[name].append(timed(run))
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Return how long something takes, in seconds."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def peak(run: Callable[[], object]) -> int:
+    """Return how many bytes of memory something needs beyond what is in use before it.
+
+    The kernel's own high-water mark of this process, set back first. `ru_maxrss` would do for no such thing: a process
+    inherits the one of the process that started it.
+    """
+    _CLEAR.write_text("5")
+    before = _highest()
+    run()
+    return _highest() - before
 
 
 def sizes(folder: Path) -> dict[Path, int]:
     """Return the size in bytes of every file below a folder."""
     return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def ms(seconds: float) -> str:
+    """Show a time for people."""
+    return f"{1000 * seconds:,.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _highest() -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])

@@ -8,6 +8,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lance_dagster.changes.problems import (
+        Problem as Problem,
+    )
     from lance_dagster.changes.sides import (
         Conflict as Conflict,
     )
@@ -85,9 +88,11 @@ if TYPE_CHECKING:
         MergePreview as MergePreview,
         Relocation as Relocation,
         Repointed as Repointed,
+        VerifyReport as VerifyReport,
     )
 
 _HOMES = {
+    "lance_dagster.changes.problems": ("Problem",),
     "lance_dagster.changes.sides": ("Conflict",),
     "lance_dagster.datafiles": (
         "StagedFile",
@@ -157,6 +162,7 @@ _HOMES = {
         "MergePreview",
         "Relocation",
         "Repointed",
+        "VerifyReport",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -27,7 +27,7 @@ from lance_dagster.format.model import (
 from lance_dagster.format.schema import with_field_metadata
 from lance_dagster.format.transaction import REWRITE_COLUMNS, Transaction
 
-_LAST_FRAGMENT_ID = 2**32 - 1
+_LAST_FRAGMENT_ID, _LAST_ROW_ID = 2**32 - 1, 2**64 - 1
 _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
 
 
@@ -332,6 +332,8 @@ def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> M
     if fragment_id + len(added) > _LAST_FRAGMENT_ID:
         raise InvalidInputError(f"version {head.version} has a fragment {fragment_id}; there are no more ids after it")
     row_id = head.next_row_id
+    if row_id + sum(fragment.physical_rows for fragment in added) > _LAST_ROW_ID:
+        raise InvalidInputError(f"version {head.version} gave row ids up to {row_id}; there are no more ids after it")
     numbered: list[Fragment] = []
     for fragment in added:
         fragment_id += 1

@@ -1,6 +1,7 @@
 """What a manifest has to be true to in itself: numbers, schema, base paths, flags, indices.
 
-Nothing is refused here: each rule says every way in which it is broken, so that a damaged version is described whole.
+What cannot be read at all was refused when it was decoded. Here each rule says every way in which it is broken, so
+that a damaged version is described whole.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,12 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from lance_dagster.changes.indices import covered, indices_of
 from lance_dagster.changes.problems import WARNING, Problem
 from lance_dagster.errors import CorruptFileError, FormatError
-from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath, Field, Flag, Fragments, IndexMetadata, Manifest
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.format.transaction import Clone, Transaction
 
-_NO_PARENT = -1
 _PAIRED = (
     Flag.DELETION_FILES,
     Flag.STABLE_ROW_IDS,
@@ -23,29 +22,15 @@ _PAIRED = (
 )
 
 
-def check_manifest(manifest: Manifest, branch: str, number: int, path: str) -> Iterator[Problem]:
+def check_manifest(manifest: Manifest, path: str) -> Iterator[Problem]:
     """Check what a manifest says about itself; its fragments are looked at one by one elsewhere.
 
     Args:
         manifest: Of the version.
-        branch: The branch it was found on.
-        number: The version its file name stands for.
         path: Its file, for messages.
     """
-    if manifest.version != number:
-        yield Problem(
-            what=f"the manifest says it is version {manifest.version}",
-            right=f"its file name says {number}, and both have to agree",
-            path=path,
-        )
-    if (manifest.branch or MAIN) != branch:
-        yield Problem(
-            what=f"the manifest says it is of branch {manifest.branch or MAIN!r}",
-            right=f"it lies in the folder of branch {branch!r}",
-            path=path,
-        )
     yield from _check_fragment_ids(manifest, path)
-    yield from check_fields(manifest.fields, path)
+    yield from _check_fields(manifest.fields, path)
     yield from _check_bases(manifest.base_paths, path)
     yield from _check_flags(manifest, path)
 
@@ -115,65 +100,15 @@ def _ids(fragments: Fragments) -> Sequence[int] | None:
         return None
 
 
-def check_fields(fields: Sequence[Field], path: str) -> Iterator[Problem]:
-    """Check that the fields of a schema make trees of columns."""
-    found = list(_check_tree(fields, path))
-    yield from found
-    if not found:
-        try:
-            arrow_from_fields(fields, None, path)
-        except FormatError as error:
-            yield Problem(what=_of(error), right="the schema has to be one that can be read", path=path)
-
-
-def _check_tree(fields: Sequence[Field], path: str) -> Iterator[Problem]:
-    seen: dict[int, Field] = {}
-    names: set[tuple[int, str]] = set()
-    for field in fields:
-        if field.id < 0 or field.id in seen:
-            what = "is no field id" if field.id < 0 else f"is also the id of field {seen[field.id].name!r}"
-            yield Problem(
-                what=f"the id of {field.name!r} {what}", right="ids are unique, from 0 on", path=path, field=field.id
-            )
-        if (field.parent_id, field.name) in names:
-            yield Problem(
-                what=f"there is another field {field.name!r} beside it",
-                right="names are unique in one place",
-                path=path,
-                field=field.id,
-            )
-        names.add((field.parent_id, field.name))
-        seen.setdefault(field.id, field)
-    for field in fields:
-        if field.parent_id != _NO_PARENT and field.parent_id not in seen:
-            yield Problem(
-                what=f"{field.name!r} is in field {field.parent_id}, which does not exist",
-                right="its parent is a field of the schema, or -1 for a column",
-                path=path,
-                field=field.id,
-            )
-        elif _is_in_itself(field, seen):
-            yield Problem(
-                what=f"{field.name!r} is nested in itself", right="fields make trees", path=path, field=field.id
-            )
-
-
-def _is_in_itself(field: Field, fields: dict[int, Field]) -> bool:
-    passed = {field.id}
-    place = field.parent_id
-    while place in fields:
-        if place in passed:
-            return True
-        passed.add(place)
-        place = fields[place].parent_id
-    return False
+def _check_fields(fields: Sequence[Field], path: str) -> Iterator[Problem]:
+    try:
+        arrow_from_fields(fields, None, path)
+    except FormatError as error:
+        yield Problem(what=_of(error), right="the schema has to be one that can be read", path=path)
 
 
 def _check_bases(bases: Sequence[BasePath], path: str) -> Iterator[Problem]:
-    ids = [base.id for base in bases]
     names = [base.name for base in bases if base.name]
-    for number in sorted({number for number in ids if ids.count(number) > 1}):
-        yield Problem(what=f"two base paths have the id {number}", right="ids are unique", path=path)
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem(
             what=f"two base paths are called {name!r}",

@@ -14,7 +14,7 @@ from typing import Any
 from lance_dagster.changes.claims import UPSERT, claims_of
 from lance_dagster.changes.indices import covered
 from lance_dagster.format import transaction as ops
-from lance_dagster.format.model import IndexMetadata
+from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, IndexMetadata
 from lance_dagster.format.transaction import REWRITE_COLUMNS, Operation, Transaction
 
 
@@ -72,13 +72,23 @@ def removed_fragments(operation: RowChange) -> frozenset[int]:
     return frozenset(operation.deleted_fragment_ids)
 
 
-def _judge_append(_: ops.Append, other: Operation) -> Verdict:
+def _judge_append(mine: ops.Append, other: Operation) -> Verdict:
     if isinstance(other, _REPLACES_TABLE):
         return INCOMPATIBLE
-    if isinstance(other, ops.Merge | ops.Project) and not other.preserves_nullability:
+    if isinstance(other, ops.Merge | ops.Project):
         # A column that may not be null came into being, and the appended rows have no value for it.
-        return RETRYABLE
+        return COMPATIBLE if other.preserves_nullability and _still_read(mine.fragments, other) else RETRYABLE
     return COMPATIBLE
+
+
+def _still_read(added: Iterable[Fragment], other: ops.Merge | ops.Project) -> bool:
+    """Tell whether every value in new files belongs to a column that there still is.
+
+    Stricter than pylance: a cast gives a column another id, so values written before it would be read as nulls, and
+    the id of a column that was dropped may be given to another one.
+    """
+    known = {TOMBSTONE_FIELD, *(field.id for field in other.fields)}
+    return all(known.issuperset(file.fields) for fragment in added for file in fragment.files)
 
 
 def _judge_row_change(mine: RowChange, other: Operation) -> Verdict:
@@ -93,9 +103,9 @@ def _judge_row_change(mine: RowChange, other: Operation) -> Verdict:
             return RETRYABLE if touched_fragments(mine) & _fragments_of(other) else COMPATIBLE
         case ops.Merge():
             return RETRYABLE
-        case ops.Project():
-            writes = isinstance(mine, ops.Update)
-            return RETRYABLE if writes and not other.preserves_nullability else COMPATIBLE
+        case ops.Project() if isinstance(mine, ops.Update):
+            fits = other.preserves_nullability and _still_read(mine.new_fragments, other)
+            return COMPATIBLE if fits else RETRYABLE
         case _:
             return COMPATIBLE
 

@@ -4,8 +4,10 @@ An address is the id of a fragment in the high half and the offset of a row in i
 """
 
 import uuid
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import lance
@@ -13,16 +15,22 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from lance_dagster.datafiles.blobs import has_blobs
 from lance_dagster.datafiles.errors import reading_errors
 from lance_dagster.errors import CorruptFileError
 
 Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 ADDRESS = "_rowaddr"
+_LEGACY = b"lance-encoding:blob"
 _OFFSET_BITS = 32
 OFFSETS = np.uint64(2**_OFFSET_BITS - 1)
-_ROWS_AT_ONCE = 256 * 1024
+_KEYS_AT_ONCE = 256 * 1024
 """Keys are looked up for many rows at a time: each look-up goes through all keys there are."""
+_ROWS_AT_ONCE = 16 * 1024
+_BLOBS_AT_ONCE = 64
+"""A blob may be large, and those of a batch are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +41,28 @@ class Located:
     addresses: Addresses
 
 
+def by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
+    """Group rows by the fragment they lie in: its id, and the places of its rows among the addresses, in order."""
+    fragments = addresses >> np.uint64(_OFFSET_BITS)
+    order = np.argsort(fragments, kind="stable")
+    ordered = fragments[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(order) else np.empty(0, np.int64)
+    for start, end in pairwise([*starts.tolist(), len(order)]):
+        yield int(ordered[start]), order[start:end]
+
+
+def offsets_of(addresses: Addresses) -> Offsets:
+    """Return where in their fragments rows lie."""
+    offsets: Offsets = (addresses & OFFSETS).astype(np.uint32)
+    return offsets
+
+
 def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
     """Return the offsets of rows by the id of their fragment."""
-    fragments = addresses >> np.uint64(_OFFSET_BITS)
-    return {int(found): BitMap(offsets_in(addresses, int(found))) for found in np.unique(fragments)}
-
-
-def offsets_in(addresses: Addresses, fragment: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Return the offsets of those rows that lie in a fragment, in the order of the addresses."""
-    return (addresses[in_fragment(addresses, fragment)] & OFFSETS).astype(np.uint32)
-
-
-def in_fragment(addresses: Addresses, fragment: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell of each row whether it lies in a fragment."""
-    here: np.ndarray[tuple[int], np.dtype[np.bool_]] = addresses >> np.uint64(_OFFSET_BITS) == np.uint64(fragment)
-    return here
+    # Through an array of the standard library, which a bitmap takes without looking at each number.
+    return {
+        number: BitMap(array("I", offsets_of(addresses[places]).tobytes())) for number, places in by_fragment(addresses)
+    }
 
 
 def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> dict[str, pa.DataType]:
@@ -77,20 +92,26 @@ def computed(
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
     condition = "" if where is None else f" where {where!r}"
     with reading_errors(f"compute {shown}{condition}"):
-        batches = dataset.scanner(columns=columns, filter=where, with_row_address=True).to_batches()
-        yield from map(_located, batches)
+        scanner = dataset.scanner(
+            columns=columns,
+            filter=where,
+            with_row_address=True,
+            blob_handling="all_binary",
+            batch_size=_BLOBS_AT_ONCE if blob_columns(dataset.schema) else None,
+        )
+        yield from map(_located, scanner.to_batches())
 
 
-def located(dataset: lance.LanceDataset, columns: Sequence[str]) -> Iterator[Located]:
-    """Read some columns of all live rows, many rows at a time, in the order `rows_at` counts them."""
+def located(dataset: lance.LanceDataset, columns: Sequence[str], where: str | None = None) -> Iterator[Located]:
+    """Read some columns of the live rows that match, many rows at a time; without a condition, all in their order."""
     with reading_errors(f"read the columns {', '.join(columns)}"):
         scanner = dataset.scanner(
-            columns=list(columns), with_row_address=True, scan_in_order=True, batch_size=_ROWS_AT_ONCE
+            columns=list(columns), filter=where, with_row_address=True, scan_in_order=True, batch_size=_KEYS_AT_ONCE
         )
         waiting: list[pa.RecordBatch] = []
         for batch in scanner.to_batches():
             waiting.append(batch)
-            if sum(other.num_rows for other in waiting) >= _ROWS_AT_ONCE:
+            if sum(other.num_rows for other in waiting) >= _KEYS_AT_ONCE:
                 yield _located(*waiting)
                 waiting = []
         if waiting:
@@ -98,19 +119,51 @@ def located(dataset: lance.LanceDataset, columns: Sequence[str]) -> Iterator[Loc
 
 
 def rows_at(
-    dataset: lance.LanceDataset, positions: Positions, addresses: Addresses, columns: Sequence[str]
+    dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str], places: Positions | None = None
 ) -> pa.Table:
-    """Read some columns of rows by their places among all live rows.
+    """Read some columns of live rows, in the order given, blobs as bytes.
+
+    Args:
+        dataset: The version.
+        addresses: Where the rows lie.
+        columns: The columns wanted.
+        places: The place of each row among all live rows, where that is known; it makes the way there shorter.
 
     Raises:
-        CorruptFileError: The rows there are not those of the addresses.
+        CorruptFileError: There is no row at one of the addresses, or another one at one of the places.
     """
     with reading_errors(f"read the columns {', '.join(columns)}"):
-        # Without a column of the table there would be nothing to take.
-        table = dataset.take(positions.tolist(), columns=[*(columns or dataset.schema.names[:1]), ADDRESS])
-    if not np.array_equal(table.column(ADDRESS).to_numpy(), addresses):
-        raise CorruptFileError(dataset.uri, "two ways to read the same rows give different ones")
-    return table.select(list(columns))
+        if places is not None and set(columns).isdisjoint(blob_columns(dataset.schema)):
+            found = _located(dataset.take(places.tolist(), columns=[*columns, ADDRESS]))
+        else:
+            found = _looked_up(dataset, addresses, columns)
+    order = np.argsort(found.addresses)
+    ordered = found.addresses[order]
+    if not np.array_equal(ordered, np.sort(addresses)):
+        raise CorruptFileError(dataset.uri, f"other rows are read than the {len(addresses)} that were found before")
+    return found.rows.take(order[np.searchsorted(ordered, addresses)])
+
+
+def _looked_up(dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> Located:
+    # The only way to blobs as bytes: `take` gives descriptions, and `read_blobs` misses those a branch inherited.
+    listed = ", ".join(map(str, addresses.tolist()))
+    scanner = dataset.scanner(
+        columns=list(columns),
+        filter=f"{ADDRESS} IN ({listed})" if len(addresses) else "false",
+        with_row_address=True,
+        blob_handling="all_binary",
+    )
+    return _located(scanner.to_table())
+
+
+def rows_at_once(schema: pa.Schema) -> int:
+    """Return how many rows of a schema may be in memory at the same time."""
+    return _BLOBS_AT_ONCE if blob_columns(schema) else _ROWS_AT_ONCE
+
+
+def blob_columns(schema: pa.Schema) -> list[str]:
+    """Name the columns that hold blobs, in whichever form the table's files have them."""
+    return [column.name for column in schema if has_blobs(pa.schema([column])) or _LEGACY in (column.metadata or {})]
 
 
 def holds(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -137,8 +190,8 @@ def quoted(column: str) -> str:
     return f"`{column}`"
 
 
-def _located(*batches: pa.RecordBatch) -> Located:
-    table = pa.Table.from_batches(batches)
+def _located(*batches: pa.RecordBatch | pa.Table) -> Located:
+    table = pa.concat_tables([pa.table(batch) for batch in batches])
     return Located(table.drop_columns([ADDRESS]), table.column(ADDRESS).to_numpy())
 
 

@@ -60,13 +60,13 @@ def write_blob_files(
             storage_options=storage,
         )
     for fragment in written:
-        _make_durable(data_uri, fragment.files[0].path)
+        _make_durable(data_uri, fragment.files[0].path, options)
     return written
 
 
-def _make_durable(data_uri: str, name: str) -> None:
-    make_durable(f"{data_uri}/{name}")
+def _make_durable(data_uri: str, name: str, options: Mapping[str, str]) -> None:
+    make_durable(f"{data_uri}/{name}", options)
     beside = Path(data_uri) / Path(name).stem
     if "://" not in data_uri and beside.is_dir():
         for path in (*beside.iterdir(), beside, Path(data_uri)):
-            make_durable(str(path))
+            make_durable(str(path), options)

@@ -3,25 +3,45 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lance_dagster.errors import InvalidInputError, StoreError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, StoreError
+
+_EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
+_PANIC = "PanicException"
+_DAMAGE = (
+    "Encountered corrupt file",
+    "Encountered internal error",
+    "failed to decode Protobuf",
+    "failed to fill whole buffer",
+    "Parser error",
+    "invalid seek",
+    "Unknown Lance storage version",
+    "Non-leaf field",
+    "specified the column index",
+    "missing row count",
+)
+"""What pylance says when the bytes of a file are not what they should be."""
 
 
 @contextmanager
-def query_errors(filter: str | None) -> Iterator[None]:
-    """Turn what pylance raises while it reads into `InvalidInputError`, or `StoreError` when the storage failed."""
-    with reading_errors("read the columns" if filter is None else f"evaluate the filter {filter!r}"):
+def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]:
+    """Turn what pylance raises while it reads into `InvalidInputError`.
+
+    Or into `StoreError` when the storage failed, and `CorruptFileError` when a file is damaged; `where` is for these.
+    """
+    with reading_errors("read the columns" if filter is None else f"evaluate the filter {filter!r}", where):
         yield
 
 
 @contextmanager
-def reading_errors(what: str) -> Iterator[None]:
+def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
     """Turn what pylance raises while it does `what` with rows into errors, as `query_errors` does."""
     try:
-        yield
-    except (ValueError, OSError, NotImplementedError) as error:
-        # pylance raises either class for either cause.
-        if "LanceError(IO)" in str(error):
-            raise StoreError(f"cannot read rows: {_first_line(error)}") from error
+        with _crashes(what, where):
+            yield
+    except _EXPECTED as error:
+        # pylance raises any class for any cause.
+        if "LanceError(IO)" in str(error) or "Not found: " in str(error):
+            raise StoreError(f"cannot read rows of {where}: {_first_line(error)}") from error
         raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
 
 
@@ -29,9 +49,28 @@ def reading_errors(what: str) -> Iterator[None]:
 def storage_errors(what: str) -> Iterator[None]:
     """Turn what pylance raises while it does `what` with a file into `StoreError`."""
     try:
-        yield
-    except (ValueError, OSError, NotImplementedError) as error:
+        with _crashes(what, "the table"):
+            yield
+    except _EXPECTED as error:
+        if "Not supported: " in str(error):
+            raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
         raise StoreError(f"cannot {what}: {_first_line(error)}") from error
+
+
+@contextmanager
+def _crashes(what: str, where: str) -> Iterator[None]:
+    """Turn what pylance raises over damaged files, and its crashes, into `CorruptFileError` and `StoreError`.
+
+    A crash is no `Exception` and has no class that could be named.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, _EXPECTED) and any(sign in str(error) for sign in _DAMAGE):
+            raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}") from error
+        if type(error).__name__ != _PANIC:
+            raise
+        raise StoreError(f"cannot {what} of {where}: pylance crashed: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,28 +32,28 @@ def scan(
     Raises:
         InvalidInputError: A column does not exist or the filter cannot be understood.
     """
-    _check_columns(dataset, columns)
-    with query_errors(filter):
+    with query_errors(filter, dataset.uri):
+        _check_columns(dataset, columns)
         return dataset.scanner(columns=list(columns) if columns is not None else None, filter=filter).to_reader()
 
 
 def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
     """Read rows into memory; unlike a stream's, errors that only show in the rows are this package's too."""
     stream = scan(dataset, columns, filter)
-    with query_errors(filter):
+    with query_errors(filter, dataset.uri):
         return stream.read_all()
 
 
 def count(dataset: lance.LanceDataset, filter: str | None = None) -> int:
     """Count the rows that match a filter."""
-    with query_errors(filter):
+    with query_errors(filter, dataset.uri):
         return dataset.count_rows(filter=filter)
 
 
 def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, BitMap]:
     """Return the offsets of the live rows that match, by fragment id; fragments without a match are left out."""
     found: dict[int, BitMap] = {}
-    with query_errors(predicate):
+    with query_errors(predicate, dataset.uri):
         scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True)
         for batch in scanner.to_batches():
             # A row address is the fragment's id in the high half and the offset in the low one.
@@ -67,7 +67,7 @@ def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, B
 
 def count_in_fragments(dataset: lance.LanceDataset, fragment_ids: Iterable[int], predicate: str) -> int:
     """Count the live rows of some fragments that match."""
-    with query_errors(predicate):
+    with query_errors(predicate, dataset.uri):
         fragments = [dataset.get_fragment(number) for number in fragment_ids]
         return sum(fragment.count_rows(filter=predicate) for fragment in fragments if fragment is not None)
 
@@ -85,13 +85,13 @@ def scan_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> 
     fragments = [fragment for fragment in found if fragment is not None]
     if len(fragments) < len(found):
         raise InvalidInputError(f"one of the fragments {list(fragment_ids)} is not there")
-    with query_errors(None):
+    with query_errors(None, dataset.uri):
         return dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
 
 
 def compact_with_pylance(dataset: lance.LanceDataset, target_rows: int, deleted_share: float) -> None:
     """Let pylance compact a table, indices included; it commits versions of its own."""
-    with query_errors(None):
+    with query_errors(None, dataset.uri):
         dataset.optimize.compact_files(
             target_rows_per_fragment=target_rows, materialize_deletions_threshold=deleted_share
         )

@@ -11,6 +11,7 @@ from lance.file import LanceFileWriter
 from lance_dagster.datafiles.blobs import has_blobs, write_blob_files
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.errors import storage_errors
+from lance_dagster.errors import UnsupportedFeatureError
 from lance_dagster.format.model import DataFile, Field, Fragment
 from lance_dagster.format.schema import stored_field_ids
 from lance_dagster.format.storable import version_of
@@ -18,6 +19,7 @@ from lance_dagster.store import make_durable
 
 FILE_VERSION = "2.2"
 """Version of the data files of the tables this package creates."""
+_WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
 
 
@@ -71,6 +73,8 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
         SchemaMismatchError: A batch does not fit the target's schema.
         StoreError: The storage failed. Files finished before stay, and mean nothing.
     """
+    if target.file_version not in _WRITABLE:
+        raise UnsupportedFeatureError(target.data_uri, [f"data files of version {target.file_version!r}"])
     if has_blobs(target.schema):
         return _write_blobs(target, batches)
     files: list[StagedFile] = []

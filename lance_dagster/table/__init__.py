@@ -3,5 +3,6 @@
 from lance_dagster.table.join import MergePreview
 from lance_dagster.table.relocating import Relocation, Repointed
 from lance_dagster.table.table import LanceTable
+from lance_dagster.table.verify import VerifyReport
 
-__all__ = ["LanceTable", "MergePreview", "Relocation", "Repointed"]
+__all__ = ["LanceTable", "MergePreview", "Relocation", "Repointed", "VerifyReport"]

@@ -115,7 +115,8 @@ def cast_column(parts: Parts, name: str, arrow: pa.DataType, note: Note) -> Stat
         refuse_blobs(head, "cast")
         schema = arrow_from_fields(made)
         filler = filler or _Filler(parts, _Source(schema, [name], lambda rows: _cast(rows, schema.field(0))))
-        operation = _merged(head, filler.filled(head, made), fields, preserves_nullability=made[0].nullable)
+        # Rows that others are writing for the old type would be read as nulls: their commits have to be made again.
+        operation = _merged(head, filler.filled(head, made), fields, preserves_nullability=False)
         return submit(parts, head, operation, note.as_properties())
 
     return retried(attempt)

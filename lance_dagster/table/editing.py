@@ -140,8 +140,8 @@ class Editing(Facade):
 
         Raises:
             SchemaMismatchError: A value does not fit its column; nothing was committed.
-            InvalidInputError: A column does not exist, an expression or the condition cannot be understood, or the
-                rows hold blobs.
+            InvalidInputError: A column does not exist, an expression or the condition cannot be understood, or a
+                column holds blobs inside.
             CommitConflictError: Others replaced the table, or changed the same rows again and again.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
@@ -184,7 +184,7 @@ class Editing(Facade):
 
         Raises:
             InvalidInputError: A key is given twice or a key column is not there; the condition cannot be understood;
-                the rows of the table hold blobs.
+                a column holds blobs inside.
             SchemaMismatchError: The rows do not fit the table.
             CommitConflictError: Others replaced the table, or were faster again and again.
         """

@@ -37,7 +37,7 @@ class Keeping(Facade):
 
         Args:
             ref: The version to look at; None for all of every branch, and the names themselves.
-            deep: Open every data file and read all of it, instead of comparing its size.
+            deep: Read every data file whole instead of comparing its size, and every transaction file.
             progress: Called with how many steps are done and how many there are.
 
         Returns:

@@ -17,6 +17,9 @@ from lance_dagster.errors import InvalidInputError
 
 _LISTED = 100
 """Up to so many keys are named one by one in a predicate."""
+_LOOKED_UP = 1000
+"""Up to so many keys are looked up by an index, where there is one."""
+_BEYOND = 2**63
 _NOWHERE = -1
 
 
@@ -108,15 +111,31 @@ def predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
     return " AND ".join(found) or None
 
 
+def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
+    """Return a condition that names the values of one column of a key one by one, if they are few; else None.
+
+    An index on the column answers it without a look at every row.
+    """
+    for name in columns:
+        values = _comparable(rows.column(name), name).drop_null().unique()
+        if 0 < len(values) <= _LOOKED_UP and (condition := _listed(values, name)) is not None:
+            return condition
+    return None
+
+
 def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
     values = _comparable(column, name).drop_null().unique()
     if len(values) <= _LISTED:
-        listed = [_literal(value) for value in values.to_pylist()]
-        known = [literal for literal in listed if literal is not None]
-        return f"`{name}` IN ({', '.join(known)})" if known and len(known) == len(listed) else None
+        return _listed(values, name)
     limits: Any = pc.min_max(values) if not pa.types.is_boolean(values.type) else None
     low, high = _literal(limits["min"].as_py()), _literal(limits["max"].as_py())
     return None if low is None or high is None else f"`{name}` >= {low} AND `{name}` <= {high}"
+
+
+def _listed(values: "pa.Array[Any]", name: str) -> str | None:
+    listed = [_literal(value) for value in values.to_pylist()]
+    known = [literal for literal in listed if literal is not None]
+    return f"`{name}` IN ({', '.join(known)})" if known and len(known) == len(listed) else None
 
 
 def _literal(value: object) -> str | None:
@@ -124,9 +143,9 @@ def _literal(value: object) -> str | None:
     match value:
         case bool():
             return str(value).lower()
-        case int():
+        case int() if -_BEYOND <= value < _BEYOND:
             return str(value)
-        case str():
+        case str() if value.isprintable():
             return "'" + value.replace("'", "''") + "'"
         case _:
             return None

@@ -4,6 +4,8 @@ A row that is written anew keeps its id and the version it was created at, on a 
 that knew it by its id find it where it is. The version it was last updated at is set by the commit.
 """
 
+import random
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import Addresses, StagedFiles, fragments_of, in_fragment, offsets_by_fragment, offsets_in
+from lance_dagster.datafiles import Addresses, StagedFiles, by_fragment, fragments_of, offsets_of
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import decode_row_ids, decode_versions, encode_row_ids, encode_versions
 from lance_dagster.format.model import Field, Fragment
@@ -22,7 +24,8 @@ from lance_dagster.history.versions import State
 from lance_dagster.table.bases import placed
 from lance_dagster.table.parts import Parts
 
-_ATTEMPTS = 10
+_DEADLINE_SECONDS = 300.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _BLOBS = ("lance-encoding:blob", "lance.blob")
 
 
@@ -37,16 +40,22 @@ class Removal:
 def retried(attempt: Callable[[], State]) -> State:
     """Make a change, and make it again from the newest version when another commit got in between.
 
+    Gives up by the clock, not by a count of attempts: among many writers, each of whom has to look again when another
+    one was faster, the last one needs as many attempts as there are others.
+
     Raises:
-        CommitConflictError: Nothing can be done again, or it was in vain too often.
+        CommitConflictError: Nothing can be done again, or it was in vain for too long.
     """
-    for _ in range(_ATTEMPTS - 1):
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    pause = _FIRST_PAUSE
+    while True:
         try:
             return attempt()
         except CommitConflictError as error:
-            if not error.retryable:
+            if not error.retryable or time.monotonic() > deadline:
                 raise
-    return attempt()
+        time.sleep(random.uniform(0, pause))  # noqa: S311  # keeps writers apart, hides nothing
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def submit(parts: Parts, head: State, operation: Operation, properties: Mapping[str, str]) -> State:
@@ -107,11 +116,11 @@ def moved_in(parts: Parts, head: State, staged: StagedFiles, addresses: Addresse
 def _lineage(head: State, addresses: Addresses) -> tuple[Addresses, Addresses]:
     """Return the ids of some rows and the versions they were created at."""
     ids, created = np.empty_like(addresses), np.empty_like(addresses)
-    for number in offsets_by_fragment(addresses):
+    for number, places in by_fragment(addresses):
         fragment, where = _known(head, number), f"fragment {number} of {head}"
-        here, offsets = in_fragment(addresses, number), offsets_in(addresses, number)
-        ids[here] = decode_row_ids(fragment.row_ids, fragment.physical_rows, where)[offsets]
-        created[here] = decode_versions(fragment.created_at, fragment.physical_rows, where)[offsets]
+        offsets = offsets_of(addresses[places])
+        ids[places] = decode_row_ids(fragment.row_ids, fragment.physical_rows, where)[offsets]
+        created[places] = decode_versions(fragment.created_at, fragment.physical_rows, where)[offsets]
     return ids, created
 
 
@@ -143,4 +152,18 @@ def refuse_blobs(head: State, verb: str) -> None:
             raise InvalidInputError(
                 f"cannot {verb} rows of {head}: column {field.name!r} holds blobs, which are not written anew here; "
                 "delete and append the rows, or change them with pylance"
+            )
+
+
+def refuse_nested_blobs(head: State, verb: str) -> None:
+    """Refuse to write rows anew that hold blobs inside another column, where they cannot be read as bytes.
+
+    Raises:
+        InvalidInputError: Names the column.
+    """
+    for field in head.manifest.fields:
+        if field.parent_id >= 0 and field.extension_name.startswith(_BLOBS):
+            raise InvalidInputError(
+                f"cannot {verb} rows of {head}: {field.name!r} holds blobs inside another column; delete and append "
+                "the rows, or change them with pylance"
             )

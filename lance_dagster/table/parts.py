@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from lance_dagster.datafiles import LanceDataset, open_dataset
 from lance_dagster.errors import RefNotFoundError
+from lance_dagster.format.codec import check_sound
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.refs import READY, Refs
@@ -48,13 +49,18 @@ class Parts:
         return self.versions.head(branch)
 
     def dataset(self, state: State) -> LanceDataset:
-        """Open a version with pylance."""
+        """Open a version with pylance.
+
+        Raises:
+            FormatError: The version's manifest cannot be read whole.
+        """
+        check_sound(state.manifest, state.path or str(state))
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
 
 
 def schema_of(state: State) -> pa.Schema:
     """Return the Arrow schema of a version."""
-    return arrow_from_fields(state.manifest.fields, state.manifest.schema_metadata)
+    return arrow_from_fields(state.manifest.fields, state.manifest.schema_metadata, state.path or str(state))
 
 
 def open_parts(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Parts:

@@ -10,6 +10,7 @@ from lance_dagster.datafiles import (
     Addresses,
     Located,
     StagedFiles,
+    blob_columns,
     computed,
     conform,
     expression_types,
@@ -20,7 +21,7 @@ from lance_dagster.datafiles import (
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Delete, Update
 from lance_dagster.history.versions import State
-from lance_dagster.table.moving import field_ids, moved_in, refuse_blobs, retried, submit, taken_out
+from lance_dagster.table.moving import field_ids, moved_in, refuse_nested_blobs, retried, submit, taken_out
 from lance_dagster.table.parts import Parts, schema_of
 from lance_dagster.table.write import Note, target
 
@@ -45,7 +46,7 @@ def update(parts: Parts, values: Mapping[str, str], where: str | None, note: Not
 
     def attempt() -> State:
         head = parts.head(note.branch)
-        refuse_blobs(head, "update")
+        refuse_nested_blobs(head, "update")
         changed = _Changed(parts, head, values, where)
         schema = schema_of(head)
         place = target(parts, schema, head)
@@ -73,6 +74,7 @@ class _Changed:
         self._schema = schema_of(head)
         self._dataset = parts.dataset(head)
         self._values = dict(values)
+        self._blobs = frozenset(blob_columns(self._schema))
         self._where = where
         self._addresses: list[Addresses] = []
         _check_values(self._values, self._schema)
@@ -99,7 +101,7 @@ class _Changed:
 
     def _converted(self, values: "pa.Array[Any]", name: str) -> "pa.Array[Any]":
         column = self._schema.field(name)
-        if values.type == column.type:
+        if values.type == column.type or name in self._blobs:
             return values
         try:
             return values.cast(column.type)

@@ -18,23 +18,24 @@ from lance_dagster.datafiles import (
     LanceDataset,
     Positions,
     StagedFiles,
+    blob_columns,
     check_schema,
     conform,
     holds,
     located,
     offsets_by_fragment,
     rows_at,
+    rows_at_once,
     write_files,
 )
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Update
 from lance_dagster.history.versions import State
-from lance_dagster.table.keys import Keys, predicate_of
-from lance_dagster.table.moving import field_ids, moved_in, refuse_blobs, retried, submit, taken_out
+from lance_dagster.table.keys import Keys, exact_predicate_of, predicate_of
+from lance_dagster.table.moving import field_ids, moved_in, refuse_nested_blobs, retried, submit, taken_out
 from lance_dagster.table.parts import Parts, schema_of
 from lance_dagster.table.write import Note, Rows, check_rows, target
 
-_ROWS_AT_ONCE = 64 * 1024
 _NOWHERE = -1
 
 
@@ -75,16 +76,20 @@ class Rules:
 
 @dataclass(slots=True)
 class _Matches:
-    """Rows of the table and the given row of the same key: places among live rows, addresses, places as given."""
+    """Rows of the table and the given row of the same key: addresses, and the place among the given rows.
 
-    positions: Positions
+    Where the whole table was read, also the place among all its live rows.
+    """
+
     addresses: Addresses
     given: Positions
+    places: Positions | None
     missing: list[Addresses] = field(default_factory=list)
 
     def only(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]] | slice) -> "_Matches":
         """Return some of the pairs."""
-        return _Matches(self.positions[chosen], self.addresses[chosen], self.given[chosen], self.missing)
+        places = None if self.places is None else self.places[chosen]
+        return _Matches(self.addresses[chosen], self.given[chosen], places, self.missing)
 
 
 def upsert(parts: Parts, data: Rows, on: Sequence[str], *, rules: Rules, note: Note) -> State:
@@ -97,7 +102,7 @@ def upsert(parts: Parts, data: Rows, on: Sequence[str], *, rules: Rules, note: N
 
     def attempt() -> State:
         head = parts.head(note.branch)
-        refuse_blobs(head, "upsert")
+        refuse_nested_blobs(head, "upsert")
         return _Upsert(parts, head, _conformed(rows, on, schema_of(head), rules), on=tuple(on), rules=rules).commit(
             note
         )
@@ -143,6 +148,7 @@ class _Upsert:
         self._schema = schema_of(head)
         self._kept = [name for name in self._schema.names if name not in rows.schema.names]
         self._dataset: LanceDataset = parts.dataset(head)
+        self._blobs = frozenset(blob_columns(self._schema))
 
     def commit(self, note: Note) -> State:
         """Commit it; the head as it is when nothing changes."""
@@ -170,25 +176,26 @@ class _Upsert:
         return submit(self._parts, self._head, operation, note.as_properties(UPSERT if len(added) else None, claims))
 
     def _matched(self, keys: Keys) -> _Matches:
-        """Look up the key of every row of the table."""
-        positions, addresses, given, missing = [], [], [], []
-        start = 0
-        for part in located(self._dataset, self._on):
+        """Look up the key of every row of the table, or of those that can have one of a few keys."""
+        few = None if self._rules.when_missing == "delete" else exact_predicate_of(self._rows, self._on)
+        addresses, given, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
+        there = [np.empty(0, np.int64)]
+        read = 0
+        for part in located(self._dataset, self._on, few):
             places = keys.places(part.rows)
             found = places != _NOWHERE
-            positions.append(np.flatnonzero(found) + start)
             addresses.append(part.addresses[found])
             given.append(places[found])
+            there.append(np.flatnonzero(found) + read)
+            read += len(places)
             if self._rules.when_missing == "delete":
                 missing.append(part.addresses[~found])
-            start += len(places)
-        none = np.empty(0, np.int64)
-        return _Matches(
-            np.concatenate([none, *positions]),
-            np.concatenate([np.empty(0, np.uint64), *addresses]),
-            np.concatenate([none, *given]),
-            missing,
-        )
+        matches = _Matches(np.concatenate(addresses), np.concatenate(given), np.concatenate(there), missing)
+        if few is None:
+            return matches
+        # An index gives rows in its own order; where they lie side by side, their ids take less room.
+        order = np.argsort(matches.addresses)
+        return _Matches(matches.addresses[order], matches.given[order], None, missing)
 
     def _chosen(self, matches: _Matches) -> _Matches:
         """Return the pairs whose row is changed."""
@@ -198,30 +205,31 @@ class _Upsert:
             return matches.only(every if self._rules.when_matched == "update" else ~every)
         found = [every[:0]]
         # With no pairs, the condition is looked at all the same.
-        for part in _parts_of(len(every)) or [slice(0, 0)]:
+        for part in self._parts_of(len(every)) or [slice(0, 0)]:
             pairs = matches.only(part)
-            before = rows_at(self._dataset, pairs.positions, pairs.addresses, self._schema.names)
-            source = self._rows.take(pairs.given)
+            names = [name for name in self._schema.names if name not in self._blobs]
+            before = rows_at(self._dataset, pairs.addresses, names, pairs.places)
+            source = self._rows.take(pairs.given).drop_columns([*self._blobs.intersection(self._rows.schema.names)])
             found.append(holds(condition, {"source": source, "target": before}))
         return matches.only(np.concatenate(found))
 
     def _written(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
         """Make the rows to be written: first those that were there, then those that are new."""
-        for part in _parts_of(len(changed.given)):
+        for part in self._parts_of(len(changed.given)):
             pairs = changed.only(part)
             rows = self._rows.take(pairs.given)
             if self._kept:
-                before = rows_at(self._dataset, pairs.positions, pairs.addresses, self._kept)
+                before = rows_at(self._dataset, pairs.addresses, self._kept, pairs.places)
                 for column in before.schema:
                     rows = rows.append_column(column, before.column(column.name))
             yield from rows.select(self._schema.names).to_batches()
-        for part in _parts_of(len(added)):
+        for part in self._parts_of(len(added)):
             rows = self._rows.take(added[part])
             for name in self._kept:
                 column = self._schema.field(name)
                 rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
             yield from rows.select(self._schema.names).to_batches()
 
-
-def _parts_of(count: int) -> list[slice]:
-    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, count, _ROWS_AT_ONCE)]
+    def _parts_of(self, count: int) -> list[slice]:
+        step = rows_at_once(self._schema)
+        return [slice(start, start + step) for start in range(0, count, step)]

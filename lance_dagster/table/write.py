@@ -93,13 +93,19 @@ def stage(parts: Parts, rows: Rows, branch: str, base: str | None) -> StagedFile
 def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> State:
     """Add rows; take out those an earlier attempt of the same work added, in the same commit."""
     check_rows(rows)
-    head = parts.head(note.branch)
-    staged = _staged(parts, rows, schema_of(head), head)
-    added = _placed(parts, staged, head.manifest.fields, head)
-    operation: Operation = Append(fragments=added)
-    if replaces is not None:
-        operation = Update(removed_fragment_ids=_left_of(parts, replaces, head), new_fragments=added)
-    return submit(parts, head, operation, note.as_properties(APPEND))
+    given = rows
+
+    def attempt() -> State:
+        nonlocal given
+        head = parts.head(note.branch)
+        given = staged = _staged(parts, given, schema_of(head), head)
+        added = _placed(parts, staged, head.manifest.fields, head)
+        operation: Operation = Append(fragments=added)
+        if replaces is not None:
+            operation = Update(removed_fragment_ids=_left_of(parts, replaces, head), new_fragments=added)
+        return submit(parts, head, operation, note.as_properties(APPEND))
+
+    return retried(attempt)
 
 
 def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
@@ -123,13 +129,13 @@ def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State
     When another commit touches the same fragments meanwhile, the rows to take out are looked up again.
     """
     check_rows(rows)
-    staged: StagedFiles | None = None
+    given = rows
 
     def attempt() -> State:
-        nonlocal staged
+        nonlocal given
         head = parts.head(note.branch)
-        if staged is None:
-            staged = _staged(parts, rows, schema_of(head), head)
+        # Files written for the columns of an older version have to be what the newest one holds.
+        given = staged = _staged(parts, given, schema_of(head), head)
         out = taken_out(parts, head, matching_offsets(parts.dataset(head), predicate))
         operation = Update(
             removed_fragment_ids=out.removed,

@@ -58,7 +58,7 @@ def test_files_are_listed_by_place() -> None:
 
 def test_a_file_under_no_known_base_is_an_error() -> None:
     """The manifest contradicts itself."""
-    with pytest.raises(CorruptFileError, match="names no base path 4"):
+    with pytest.raises(CorruptFileError, match="a base path 4 that it does not have"):
         named_files(manifest(fragment(0, 4), bases=(ROOT,)), "/t")
 
 

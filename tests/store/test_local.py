@@ -8,7 +8,6 @@ from pathlib import Path
 from types import FrameType
 
 import pyarrow as pa
-
 import pytest
 
 from lance_dagster import LanceTable
@@ -144,7 +143,7 @@ def test_durability_can_be_switched_off(tmp_path: Path) -> None:
 
 def test_a_durability_that_is_none_is_refused(tmp_path: Path) -> None:
     """The message says which there are."""
-    with pytest.raises(InvalidInputError, match="'disk'.*'power'.*'process'"):
+    with pytest.raises(InvalidInputError, match=r"'disk'.*'power'.*'process'"):
         open_store(tmp_path, {"durability": "disk"})
     with pytest.raises(InvalidInputError, match="'power'"):
         open_store("s3://bucket/table", {"durability": "disk"})

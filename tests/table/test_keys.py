@@ -2,6 +2,7 @@
 
 import datetime as dt
 import decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.table.keys import Keys, predicate_of
+from lance_dagster.table.keys import Keys, exact_predicate_of, predicate_of
 
 NAN = float("nan")
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -115,3 +117,36 @@ def test_millions_of_keys_are_numbered() -> None:
 def test_a_condition_holds_for_all_keys(rows: dict[str, list[Any]], predicate: str | None) -> None:
     """And for few others; values that have no plain literal are left out, which makes it wider."""
     assert predicate == predicate_of(pa.table(rows), list(rows))
+
+
+@pytest.mark.parametrize(
+    "rows,predicate",
+    [
+        ({"k": list(range(1000))}, f"`k` IN ({', '.join(map(str, range(1000)))})"),
+        ({"k": list(range(1001))}, None),
+        ({"k": list(range(1001)), "l": ["x"] * 1001}, "`l` IN ('x')"),
+        ({"k": [1.5, 2.5], "l": [3, None]}, "`l` IN (3)"),
+        ({"k": ["a\nb"]}, None),
+        ({"k": [None, None]}, None),
+    ],
+)
+def test_few_keys_are_looked_up_one_by_one(rows: dict[str, list[Any]], predicate: str | None) -> None:
+    """By one column that has few of them; a null is not looked up, since it is equal to nothing."""
+    assert predicate == exact_predicate_of(pa.table(rows), list(rows))
+
+
+def test_numbers_beyond_a_literal_are_not_written_down() -> None:
+    """They would be read as another type."""
+    assert exact_predicate_of(pa.table({"k": pa.array([2**63], pa.uint64())}), ["k"]) is None
+    assert predicate_of(pa.table({"k": pa.array([2**64 - 1], pa.uint64())}), ["k"]) is None
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_rows_of_every_kind_of_key_are_found_in_a_table(tmp_path: Path, kind: str) -> None:
+    """Once they are there, an upsert changes them, whether they are looked up by a condition or by reading all."""
+    arrow, values = VALUES[kind]
+    table = LanceTable.create(tmp_path / "keyed", pa.schema({"k": arrow, "n": pa.int64()}))
+    for number, when in enumerate(("keep", "keep", "delete")):
+        rows = pa.table({"k": pa.array(values, arrow), "n": [number] * len(values)})
+        table.upsert(rows, on=["k"], when_missing=when)
+        assert [number] * len(values) == table.read()["n"].to_pylist()

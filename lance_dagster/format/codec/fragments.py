@@ -38,18 +38,7 @@ class FragmentCoding:
             CorruptFileError: The bytes are not a fragment.
             UnsupportedFeatureError: It uses something this package does not know.
         """
-        message: Any = self._parsed(data)  # no stub has `DiscardUnknownFields`
-        found = _problems(message)
-        message.DiscardUnknownFields()
-        # As long as before: there was nothing unknown. Only otherwise is it worth looking closer.
-        if message.ByteSize() != len(data):
-            found += unknown_fields(self._parsed(data))
-        if found:
-            raise UnsupportedFeatureError(self._path, found)
-        broken = _contradiction(message)
-        if broken is not None:
-            raise CorruptFileError(self._path, f"in fragment {message.id}, {broken}")
-        return _fragment_from_wire(message)
+        return _fragment_from_wire(checked_message(data, self._path))
 
     def outline(self, items: Sequence[bytes]) -> Outline:
         """Read of each fragment its id, its rows and whether any are deleted.
@@ -90,11 +79,36 @@ class FragmentCoding:
             raise CorruptFileError(self._path, f"fragment {number} has more rows deleted than it holds")
         return deleted
 
-    def _parsed(self, data: bytes) -> wire.DataFragment:
-        try:
-            return wire.DataFragment.FromString(data)
-        except DecodeError as error:
-            raise CorruptFileError(self._path, f"one of its fragments cannot be parsed: {error}") from error
+
+def checked_message(item: Fragment | bytes, path: str) -> wire.DataFragment:
+    """Return a fragment as a message; `path` is for messages.
+
+    Raises:
+        CorruptFileError: The bytes are not a fragment, or one that cannot be.
+        UnsupportedFeatureError: It uses something this package does not know.
+    """
+    if isinstance(item, Fragment):
+        return _fragment_to_wire(item)
+    message: Any = _parsed(item, path)  # no stub has `DiscardUnknownFields`
+    found = _problems(message)
+    message.DiscardUnknownFields()
+    # As long as before: there was nothing unknown. Only otherwise is it worth looking closer.
+    if message.ByteSize() != len(item):
+        found += unknown_fields(_parsed(item, path))
+    if found:
+        raise UnsupportedFeatureError(path, found)
+    broken = _contradiction(message)
+    if broken is not None:
+        raise CorruptFileError(path, f"in fragment {message.id}, {broken}")
+    checked: wire.DataFragment = message
+    return checked
+
+
+def _parsed(data: bytes, path: str) -> wire.DataFragment:
+    try:
+        return wire.DataFragment.FromString(data)
+    except DecodeError as error:
+        raise CorruptFileError(path, f"one of its fragments cannot be parsed: {error}") from error
 
 
 def encoded(fragments: Iterable[Fragment]) -> list[bytes]:

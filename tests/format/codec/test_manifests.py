@@ -11,10 +11,16 @@ from google.protobuf.message import Message
 
 from lance_dagster.errors import CorruptFileError, FormatError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, rebase_index_section
+from lance_dagster.format.codec import (
+    decode_indices,
+    decode_manifest_file,
+    encode_indices,
+    encode_manifest_file,
+    rebase_index_section,
+)
 from lance_dagster.format.model import Flag, Fragments
 from tests.format.codec.framing import bare_message_of, changed, framed, message_of
-from tests.format.histories import OPERATIONS, files, written
+from tests.format.histories import OPERATIONS, files, spilled, written
 
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 both_kinds_of_row_ids = pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
@@ -48,6 +54,44 @@ def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation
         for again in (encode_manifest_file(manifest, transaction), encode_manifest_file(looked_at, transaction)):
             assert bare_message_of(data) == bare_message_of(again)
             assert (manifest, transaction) == decode_manifest_file(again, str(path))
+
+
+@every_operation
+@both_kinds_of_row_ids
+def test_what_pylance_says_about_indices_survives(tmp_path: Path, operation: str, *, stable: bool) -> None:
+    """Every field of every index, of every kind."""
+    written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
+    for path in files(tmp_path, "*.manifest"):
+        section = decode_manifest_file(path.read_bytes(), str(path))[0].index_section
+        indices = decode_indices(section, str(path))
+        again = encode_indices(indices)
+        assert indices == decode_indices(again, str(path))
+        assert wire.IndexSection.FromString(section or b"") == wire.IndexSection.FromString(again or b"")
+
+
+def test_row_lineage_in_files_of_its_own_is_refused_by_name(tmp_path: Path) -> None:
+    """The versions before are read; the flag and the fragment say what is not."""
+    written(tmp_path, spilled, stable_row_ids=True)
+    first, *others = files(tmp_path, "*.manifest")
+    with pytest.raises(UnsupportedFeatureError, match="feature flag 2048"):
+        decode_manifest_file(first.read_bytes(), str(first))
+    for path in others:
+        decode_manifest_file(path.read_bytes(), str(path))
+    data = changed(first.read_bytes(), lambda message: _without_flags(message, 2048))
+    with pytest.raises(UnsupportedFeatureError, match="spilled row lineage"):
+        list(decode_manifest_file(data, "m")[0].fragments)
+
+
+def test_field_ids_that_are_not_given_twice_are_refused_by_name(manifest: bytes) -> None:
+    """The flag of tables that count field ids is refused until they are counted here."""
+    data = changed(manifest, lambda message: setattr(message, "writer_feature_flags", 32768))
+    with pytest.raises(UnsupportedFeatureError, match="feature flag 32768"):
+        decode_manifest_file(data, "m")
+
+
+def _without_flags(message: wire.Manifest, flags: int) -> None:
+    message.reader_feature_flags &= ~flags
+    message.writer_feature_flags &= ~flags
 
 
 @every_operation

@@ -1,0 +1,189 @@
+"""What is measured: each case a table of the report, its rows made one after the other."""
+
+import statistics
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+
+from benchmarks.measure import medians, ms, sizes, timed
+from benchmarks.memory import COMMIT, COUNT, measured
+from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
+from lance_dagster import LanceTable
+
+FRAGMENTS = (10, 1_000, 10_000, 50_000)
+VERSIONS = (10, 1_000, 10_000)
+MERGED_ROWS = (10_000, 1_000_000, 4_000_000)
+Rows = Iterator[tuple[str, ...]]
+OURS, QUICKLY, PYLANCE = "ours", "ours, not synced", "pylance"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One table of the report. `note` says what is compared, `rows` measures in a folder of its own."""
+
+    name: str
+    note: str
+    columns: tuple[str, ...]
+    rows: Callable[[Path], Rows]
+
+
+def _compared(made: Made, ours: Callable[[str], object], theirs: Callable[[str], object]) -> tuple[str, ...]:
+    found = medians({OURS: lambda: ours(made.uri), PYLANCE: lambda: theirs(made.uri)})
+    return ms(found[OURS]), ms(found[PYLANCE]), f"{found[PYLANCE] / found[OURS]:.2f}"
+
+
+def _opened(made: Made, tag: str) -> tuple[str, ...]:
+    return _compared(
+        made,
+        lambda uri: LanceTable.open(uri).count_rows(tag),
+        lambda uri: lance.dataset(uri, version=tag).count_rows(),
+    )
+
+
+def _opening(folder: Path) -> Rows:
+    for fragments in FRAGMENTS:
+        made = with_fragments(folder, fragments)
+        yield f"{fragments:,} fragments, count rows", *_opened(made, made.tag)
+        yield (
+            f"{fragments:,} fragments, schema",
+            *_compared(
+                made,
+                lambda uri, tag=made.tag: LanceTable.open(uri).schema(tag),  # type: ignore[misc]
+                lambda uri, tag=made.tag: lance.dataset(uri, version=tag).schema,  # type: ignore[misc]
+            ),
+        )
+    for versions in VERSIONS:
+        made = with_versions(folder, versions)
+        yield f"{versions:,} versions, count rows", *_opened(made, made.tag)
+
+
+def _pylance_append(made: Made) -> Callable[[], object]:
+    fragment = lance.dataset(made.uri).get_fragments()[0].metadata
+    operation = lance.LanceOperation.Append([replace(fragment, id=0, row_id_meta=None)])
+    return lambda: lance.LanceDataset.commit(made.uri, operation, read_version=lance.dataset(made.uri).version)
+
+
+def _committing(folder: Path) -> Rows:
+    for fragments in FRAGMENTS:
+        made = with_fragments(folder, fragments)
+        size = made.manifest_bytes
+        found = medians(
+            {
+                OURS: lambda made=made: LanceTable.open(made.uri).append(made.staged),  # type: ignore[misc]
+                QUICKLY: lambda made=made: LanceTable.open(made.uri, QUICK).append(made.staged),  # type: ignore[misc]
+                PYLANCE: _pylance_append(made),
+            }
+        )
+        times = tuple(ms(found[way]) for way in (OURS, QUICKLY, PYLANCE))
+        ratios = tuple(f"{found[PYLANCE] / found[way]:.2f}" for way in (OURS, QUICKLY))
+        per_megabyte = tuple(ms(found[way] / size * 1e6) if size > 1e5 else "" for way in (QUICKLY, PYLANCE))  # noqa: PLR2004
+        yield f"{fragments:,}", f"{size:,}", *times, *ratios, *per_megabyte
+
+
+def _deleting(folder: Path) -> Rows:
+    for fragments in FRAGMENTS:
+        made = with_fragments(folder, fragments - 1)
+        # Rows that are nowhere else, one for each round.
+        first = 10 * len(ROWS)
+        made.table.append(pa.table({"id": pa.array(range(first, first + 100)), "text": ["a"] * 100}))
+        ids = count(first)
+        found = medians(
+            {
+                OURS: lambda uri=made.uri, ids=ids: LanceTable.open(uri).delete(f"id = {next(ids)}"),  # type: ignore[misc]
+                QUICKLY: lambda uri=made.uri, ids=ids: LanceTable.open(uri, QUICK).delete(f"id = {next(ids)}"),  # type: ignore[misc]
+                PYLANCE: lambda uri=made.uri, ids=ids: lance.dataset(uri).delete(f"id = {next(ids)}"),  # type: ignore[misc]
+            }
+        )
+        times = tuple(ms(found[way]) for way in (OURS, QUICKLY, PYLANCE))
+        ratios = tuple(f"{found[PYLANCE] / found[way]:.2f}" for way in (OURS, QUICKLY))
+        yield f"{fragments:,}", *times, *ratios
+
+
+def _listing(folder: Path) -> Rows:
+    for versions in VERSIONS:
+        made = with_versions(folder, versions)
+        whole = _compared(made, lambda uri: LanceTable.open(uri).log(), lambda uri: lance.dataset(uri).versions())
+        yield f"{versions:,}, each with its time", *whole
+        names = medians({OURS: lambda uri=made.uri: LanceTable.open(uri).versions_after(0)})  # type: ignore[misc]
+        yield f"{versions:,}, numbers alone", ms(names[OURS]), "", ""
+
+
+def _remembering(folder: Path) -> Rows:
+    small, large = with_fragments(folder, 10), with_fragments(folder, FRAGMENTS[-1])
+    size = large.manifest_bytes
+    for what, shown in ((COUNT, "open at a tag and count rows"), (COMMIT, "append-commit")):
+        # The least of three: what is measured besides can only add to it.
+        ours, theirs = (min(measured(side, what, small, large) for _ in range(3)) for side in (OURS, PYLANCE))
+        yield shown, f"{size / 1e6:.1f} MB", f"{ours / 1e6:.1f} MB", f"{theirs / 1e6:.1f} MB", f"{theirs / ours:.2f}"
+
+
+def _merging(folder: Path) -> Rows:
+    for rows in MERGED_ROWS:
+        data = pa.table({"id": pa.array(range(rows)), "value": pa.array([0.5] * rows)})
+        table = LanceTable.create(folder / f"m{rows}-{uuid.uuid4().hex[:8]}.lance", data.schema)
+        taken: list[float] = []
+        written = 0
+        for number in range(3):
+            branch = f"run/{number}"
+            table.create_branch(branch)
+            table.append(data, branch=branch)
+            before = sizes(Path(table.uri))
+            taken.append(timed(lambda table=table, branch=branch: table.merge(branch)))  # type: ignore[misc]
+            after = sizes(Path(table.uri))
+            written = sum(size for path, size in after.items() if path not in before)
+        copied = timed(lambda uri=table.uri, data=data: lance.write_dataset(data, uri, mode="append"))  # type: ignore[misc]
+        merged = statistics.median(taken)
+        yield f"{rows:,}", ms(merged), f"{written:,}", ms(copied), f"{copied / merged:.1f}"
+
+
+CASES = (
+    Case(
+        "open",
+        "Open a table at a tag, and ask it for its rows or its columns.",
+        ("table", "ours", "pylance", "ratio"),
+        _opening,
+    ),
+    Case(
+        "commit",
+        "Open a table and append a data file that exists. pylance syncs nothing to disk, as ours does with the storage "
+        "option `durability` set to `process`.",
+        (
+            "fragments",
+            "manifest bytes",
+            *(OURS, QUICKLY, PYLANCE),
+            *("ratio", "ratio, not synced"),
+            *("not synced, per MB", "pylance, per MB"),
+        ),
+        _committing,
+    ),
+    Case(
+        "delete",
+        "Open a table and delete one row; both look for it in all fragments.",
+        ("fragments", OURS, QUICKLY, PYLANCE, "ratio", "ratio, not synced"),
+        _deleting,
+    ),
+    Case(
+        "versions",
+        "Open a table of 10 fragments and list its versions. Numbers alone can be had from file names; pylance reads "
+        "every manifest for them too.",
+        ("versions", "ours", "pylance", "ratio"),
+        _listing,
+    ),
+    Case(
+        "memory",
+        f"{FRAGMENTS[-1]:,} fragments: memory at its peak, beyond that of a process that did so to a small table.",
+        ("", "manifest", "ours", "pylance", "ratio"),
+        _remembering,
+    ),
+    Case(
+        "merge",
+        "A merge against writing the same rows to `main` with pylance.",
+        ("rows on the branch", "merge", "bytes the merge wrote", "writing again", "ratio"),
+        _merging,
+    ),
+)

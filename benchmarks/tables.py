@@ -1,0 +1,82 @@
+"""Tables with many fragments or many versions, made in seconds: every fragment names the same data file."""
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from lance_dagster import LanceTable, StagedFile, StagedFiles, Transaction, write_files
+from lance_dagster.changes.apply import apply
+from lance_dagster.format import layout
+from lance_dagster.format.codec import encode_manifest_file
+from lance_dagster.format.transaction import MapUpdate, UpdateConfig
+from lance_dagster.history.commit import WRITER, now_ns
+from lance_dagster.history.refs import Refs
+from lance_dagster.history.versions import Versions
+from lance_dagster.store import open_store
+
+FRAGMENT_ROWS = 100
+QUICK = {"durability": "process"}
+"""Syncs nothing, as pylance does."""
+_AT_ONCE = 10_000
+ROWS = pa.table({"id": pa.array(range(FRAGMENT_ROWS)), "text": ["some text"] * FRAGMENT_ROWS})
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A table, a data file of it that commits can name once more, and its tag."""
+
+    table: LanceTable
+    file: StagedFile
+    tag: str = "production"
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        return self.table.uri
+
+    @property
+    def staged(self) -> StagedFiles:
+        """The data file, for another append."""
+        return StagedFiles(ROWS.schema, (self.file,))
+
+    @property
+    def manifest_bytes(self) -> int:
+        """The size of the newest manifest."""
+        return min((Path(self.uri) / layout.VERSIONS).glob("*.manifest")).stat().st_size
+
+
+def with_fragments(folder: Path, count: int) -> Made:
+    """Make a table of so many fragments whose newest version was a small append."""
+    table = LanceTable.create(folder / f"f{count}-{uuid.uuid4().hex[:8]}.lance", ROWS.schema, storage_options=QUICK)
+    (file,) = write_files(table.target(), ROWS.to_batches())
+    left = count - 1
+    while left:
+        table.append(StagedFiles(ROWS.schema, (file,) * min(left, _AT_ONCE)))
+        left -= min(left, _AT_ONCE)
+    made = Made(table, file)
+    table.append(made.staged)
+    table.create_tag(made.tag, "main")
+    return made
+
+
+def with_versions(folder: Path, count: int) -> Made:
+    """Make a table of 10 fragments and so many versions, each of them a setting that changed."""
+    made = with_fragments(folder, 10)
+    store = open_store(made.uri, QUICK)
+    head = Versions(store).head(layout.MAIN)
+    manifest = head.manifest
+    for number in range(manifest.version, count - 1):
+        change = UpdateConfig(config=MapUpdate(entries={"setting": str(number)}))
+        transaction = Transaction(read_version=number, uuid=str(uuid.uuid4()), operation=change)
+        manifest = apply(manifest, transaction, timestamp=now_ns(), writer=WRITER)
+        path = f"{layout.VERSIONS}/{layout.manifest_name(manifest.version)}"
+        store.put(path, encode_manifest_file(manifest, transaction))
+    # Through the front: this also writes the hint that pylance looks at.
+    table = LanceTable.open(made.uri, QUICK)
+    table.append(made.staged)
+    tag = Refs(store).tag(made.tag)
+    if tag is None or table.head().number < count:
+        raise RuntimeError(f"{made.uri} was not made as planned")
+    return Made(table, made.file)

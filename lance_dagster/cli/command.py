@@ -1,0 +1,118 @@
+"""What every subcommand has in common: the table it is about, its two ways to answer, its exit codes.
+
+Exit codes: 0 done, 1 refused, in conflict or found damaged, 2 wrongly called.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
+
+if TYPE_CHECKING:
+    from lance_dagster.table import LanceTable
+
+DONE, REFUSED, USAGE = 0, 1, 2
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Refusal(click.ClickException):
+    """An error of this package as one line on standard error."""
+
+    exit_code = REFUSED
+
+    def __init__(self, error: LanceDagsterError) -> None:
+        """Tell whoever typed the command what is wrong."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        super().__init__("; ".join(lines).replace(":;", ":"))
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        click.echo(f"lance-dagster: {self.format_message()}", file=file, err=True)
+
+
+class Misuse(Refusal):
+    """An error in what was typed."""
+
+    exit_code = USAGE
+
+
+class Program(click.Group):
+    """The command, which turns this package's errors into lines and exit codes. What else is raised is a fault."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a subcommand."""
+        try:
+            return super().invoke(ctx)
+        except (InvalidInputError, NotFoundError) as error:
+            raise Misuse(error) from error
+        except LanceDagsterError as error:
+            raise Refusal(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a subcommand answers: in lines for people, or as one JSON document for programs."""
+
+    as_json: bool
+
+    def give(self, document: object, lines: Sequence[str]) -> None:
+        """Print one of the two."""
+        if self.as_json:
+            click.echo(json.dumps(document, indent=2, default=str))
+        else:
+            for line in lines:
+                click.echo(line)
+
+
+def about_table(command: F) -> F:
+    """Give a subcommand the argument TABLE, and the options every one takes.
+
+    The function gets `table` (a `LanceTable`) and `answer` (an `Answer`) beside its own arguments.
+    """
+
+    @click.argument("table", metavar="TABLE")
+    @click.option(
+        "--storage-option",
+        "-o",
+        "storage_options",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Credentials or endpoint of the storage, in pylance's words; may be given again. Secrets are better "
+        "left to the environment: AWS_ACCESS_KEY_ID and the like.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
+    @functools.wraps(command)
+    def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **others: object) -> object:
+        opened = open_table(table, _pairs(storage_options))
+        return command(table=opened, answer=Answer(as_json), **others)
+
+    return wrapped  # type: ignore[return-value]  # click replaces the function anyway
+
+
+def open_table(uri: str, storage_options: Mapping[str, str]) -> "LanceTable":
+    """Open a table; pylance and pyarrow are loaded only here."""
+    from lance_dagster.table import LanceTable
+
+    return LanceTable.open(uri, storage_options)
+
+
+def _pairs(given: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for option in given:
+        key, found, value = option.partition("=")
+        if not found or not key:
+            # The text may be a secret that lacks its key.
+            raise click.UsageError("--storage-option takes KEY=VALUE, such as aws_region=eu-central-1")
+        pairs[key] = value
+    return pairs
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

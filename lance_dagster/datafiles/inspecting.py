@@ -1,0 +1,142 @@
+"""What a data file says about itself, and whether all of it can be read, for whoever doubts it.
+
+A damaged file can make pylance raise, panic, or ask for more memory than there is, which ends the process. So files
+are opened by a process of its own: what ends that one is an answer like any other.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from lance_dagster.errors import CorruptFileError
+
+_BATCH = 4096
+_PROGRAM = "from lance_dagster.datafiles.inspecting import answer; answer()"
+_LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSummary:
+    """How many rows and columns a data file has, and the version it is written in."""
+
+    rows: int
+    columns: int
+    major: int
+    minor: int
+
+
+class Inspector(AbstractContextManager["Inspector"]):
+    """Opens data files, one after the other, in a process that is started when the first is."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self._end()
+
+    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> FileSummary:
+        """Open a data file; with `read`, decode every value in it.
+
+        Args:
+            uri: The file.
+            storage_options: In pylance's vocabulary.
+            size: How many bytes it has: a file that takes far longer than these should is given up.
+            read: Whether its values are read.
+
+        Raises:
+            CorruptFileError: It cannot be opened or decoded.
+        """
+        # By its standard input: arguments of a process can be seen by others, and options hold secrets.
+        question = {"uri": uri, "storage_options": dict(storage_options), "read": read}
+        answer = self._asked(json.dumps(question), _LEAST_SECONDS + size // _BYTES_A_SECOND)
+        if not answer:
+            raise CorruptFileError(uri, f"reading it ends the process that tries, {self._end()}")
+        found = json.loads(answer)
+        if "damage" in found:
+            raise CorruptFileError(uri, str(found["damage"]))
+        return FileSummary(**found)
+
+    def _asked(self, question: str, seconds: int) -> bytes:
+        if self._process is None or self._process.poll() is not None:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            self._process = subprocess.Popen(  # noqa: S603  # our own program
+                [sys.executable, "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # What pylance writes while it panics says nothing to whoever looks for damage.
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        process = self._process
+        if process.stdin is None or process.stdout is None:
+            return b""
+        try:
+            process.stdin.write(f"{question}\n".encode())
+            process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        ready, _, _ = select.select([process.stdout], [], [], seconds)
+        return process.stdout.readline() if ready else b""
+
+    def _end(self) -> str:
+        """End the process, and say how it ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return "which did not start"
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return "or takes longer than it can"
+        return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+
+
+def answer() -> None:
+    """Open the files named on standard input, one on each line, and answer on standard output, also by lines."""
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            found: dict[str, Any] = asdict(_summary(**question))
+        except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
+            found = {"damage": f"it cannot be read: {_first_line(error)}"}
+        except BaseException as error:
+            # A panic of pylance's is no `Exception`, and its class cannot be imported.
+            if type(error).__name__ != "PanicException":
+                raise
+            found = {"damage": f"pylance gives up on it: {_first_line(error)}"}
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> FileSummary:
+    from lance.file import LanceFileReader
+
+    reader = LanceFileReader(uri, storage_options=dict(storage_options) or None)
+    # Not all that it has is in the stubs.
+    found: Any = reader.metadata()
+    if read:
+        rows = sum(batch.num_rows for batch in reader.read_all(batch_size=_BATCH).to_batches())
+        if rows != found.num_rows:
+            raise ValueError(f"it says that it has {found.num_rows} rows, and holds {rows}")
+    # What calls itself 0.3 is called 2.0 everywhere else.
+    major, minor = (2, 0) if found.major_version == 0 else (found.major_version, found.minor_version)
+    return FileSummary(rows=found.num_rows, columns=len(found.columns), major=major, minor=minor)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].partition(", /")[0]

@@ -1,0 +1,232 @@
+"""A scalar, two vector and a full-text index made by pylance answer exactly after each thing we do to a table.
+
+On `main`, on a branch that inherited them, and after a merge; before and after pylance brought them up to date. Each
+answer is held against one that uses no index. Rows an index does not know are found all the same.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable, Transaction
+from lance_dagster.format.transaction import Restore
+from tests.ledger import as_pylance
+
+WORDS = ["red", "green", "blue", "yellow", "black"]
+_COLUMNS: dict[str, pa.DataType] = {
+    "id": pa.int64(),
+    "value": pa.int64(),
+    "text": pa.string(),
+    "near": pa.list_(pa.float32(), 4),
+    "coded": pa.list_(pa.float32(), 4),
+    "note": pa.string(),
+    "spare": pa.int32(),
+}
+SCHEMA = pa.schema(_COLUMNS)
+INDEXED = ("value_idx", "text_idx", "near_idx", "coded_idx")
+Change = Callable[[LanceTable, str], object]
+
+
+def rows(numbers: range, salt: int = 0) -> pa.Table:
+    """Rows whose values follow from their numbers."""
+    vectors = np.random.default_rng([numbers.start, salt]).random((len(numbers), 4)).astype("float32")
+    return pa.table(
+        {
+            "id": numbers,
+            "value": [number * 7 % 101 + salt for number in numbers],
+            "text": [f"{WORDS[(number + salt) % 5]} {WORDS[number // 5 % 5]} thing" for number in numbers],
+            "near": list(vectors),
+            "coded": list(vectors),
+            "note": [f"note {number}" for number in numbers],
+            "spare": [number % 9 for number in numbers],
+        },
+        schema=SCHEMA,
+    )
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["stable", "addresses"])
+def template(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Three fragments that the indices know, with deletions, and one that they do not."""
+    folder = tmp_path_factory.mktemp("indexed") / "template"
+    dataset = lance.write_dataset(
+        rows(range(270)), str(folder), max_rows_per_file=90, enable_stable_row_ids=bool(request.param)
+    )
+    dataset.create_scalar_index("value", "BTREE")
+    dataset.create_scalar_index("text", "INVERTED")
+    dataset.create_index("near", "IVF_FLAT", num_partitions=2)
+    dataset.create_index("coded", "IVF_PQ", num_partitions=2, num_sub_vectors=2)
+    dataset.insert(rows(range(270, 290)))
+    dataset.delete("id % 20 = 3")
+    return folder
+
+
+@pytest.fixture
+def table(template: Path, tmp_path: Path) -> LanceTable:
+    """A table of the test's own: pylance remembers indices by path."""
+    shutil.copytree(template, tmp_path / "table")
+    return LanceTable.open(tmp_path / "table")
+
+
+def _restore(table: LanceTable, branch: str) -> None:
+    number = table.head(branch).number
+    table.append(rows(range(300, 320)), branch=branch)
+    operation = Restore(version=number)
+    uuid = "00000000-0000-4000-8000-000000000001"
+    table.commit(Transaction(read_version=number + 1, uuid=uuid, operation=operation), branch=branch)
+
+
+def _twice(table: LanceTable, branch: str) -> None:
+    table.update({"value": "value + 1000"}, where="id < 40", branch=branch)
+    table.upsert(rows(range(20, 60), salt=5), on=["id"], branch=branch)
+    table.delete("id BETWEEN 30 AND 50", branch=branch)
+    table.compact(branch=branch)
+
+
+# What only adds and takes out rows; a merge carries it over.
+MERGEABLE: dict[str, Change] = {
+    "append": lambda t, b: t.append(rows(range(300, 340), salt=3), branch=b),
+    "delete rows": lambda t, b: t.delete("value % 3 = 0", branch=b),
+    "delete a fragment": lambda t, b: t.delete("id < 90", branch=b),
+    "replace": lambda t, b: t.replace_where("id < 60", rows(range(300, 340), salt=3), branch=b),
+    "set config": lambda t, b: t.set_config({"a": "b"}, branch=b),
+    "set metadata": lambda t, b: t.set_table_metadata({"a": "b"}, branch=b),
+}
+CHANGES: dict[str, Change] = {
+    **MERGEABLE,
+    "nothing": lambda _table, _branch: None,
+    "delete everything": lambda t, b: t.delete("true", branch=b),
+    "update what is indexed": lambda t, b: t.update(
+        {"value": "value + 50", "text": "'red ' || note"}, where="id % 5 = 2", branch=b
+    ),
+    "update another column": lambda t, b: t.update({"spare": "spare + 1"}, where="id % 5 = 2", branch=b),
+    "update everything": lambda t, b: t.update({"value": "id"}, branch=b),
+    "upsert": lambda t, b: t.upsert(rows(range(250, 320), salt=9), on=["id"], branch=b),
+    "add nulls": lambda t, b: t.add_columns(pa.field("more", pa.int8()), branch=b),
+    "add computed": lambda t, b: t.add_columns({"more": "value + 1"}, branch=b),
+    "drop": lambda t, b: t.drop_columns(["spare"], branch=b),
+    "rename another column": lambda t, b: t.rename_column("spare", "other", branch=b),
+    "cast another column": lambda t, b: t.cast_column("spare", pa.int64(), branch=b),
+    "reorder": lambda t, b: t.reorder_columns(list(reversed(SCHEMA.names)), branch=b),
+    "describe a column": lambda t, b: t.set_column_metadata("value", {"unit": "m"}, branch=b),
+    "compact": lambda t, b: t.compact(branch=b),
+    "restore": _restore,
+    "a lot": _twice,
+}
+
+
+def exact(table: LanceTable, branch: str = "main") -> None:
+    """Every index is there, used unless it knows no row any more, and what it finds is what is there."""
+    dataset = as_pylance(table, branch)
+    known = {status.name for status in table.indices(branch) if status.indexed_rows}
+    assert set(INDEXED) == {index.name for index in dataset.describe_indices()}
+    for condition in ("value = 30", "value >= 20 AND value < 45", "value > 1000", "value IN (1, 51, 101)"):
+        plan = dataset.scanner(filter=condition).explain_plan()
+        assert ("value_idx" in known) == ("ScalarIndexQuery" in plan)
+        without = dataset.scanner(columns=["id"], filter=condition, use_scalar_index=False).to_table()
+        assert ids(without) == ids(dataset.to_table(columns=["id"], filter=condition))
+    texts = dataset.to_table(columns=["id", "text"]).to_pylist()
+    for word in ("red", "yellow", "note"):
+        found = dataset.to_table(columns=["id"], full_text_query={"query": word, "columns": ["text"]})
+        assert sorted(row["id"] for row in texts if word in row["text"].split()) == ids(found)
+    for column in ("near", "coded"):
+        nearest: dict[str, Any] = {"column": column, "q": [0.5] * 4, "k": 7, "nprobes": 2, "refine_factor": 100}
+        assert f"{column}_idx" not in known or "ANN" in dataset.scanner(nearest=nearest).explain_plan()
+        with_index = dataset.to_table(columns=["id"], nearest=nearest)
+        assert ids(dataset.to_table(columns=["id"], nearest={**nearest, "use_index": False})) == ids(with_index)
+
+
+def ids(found: pa.Table) -> list[int]:
+    """The rows found."""
+    return sorted(row["id"] for row in found.select(["id"]).to_pylist())
+
+
+def unindexed(table: LanceTable, branch: str = "main") -> set[int]:
+    """How many rows an index does not know, over all indices."""
+    return {status.unindexed_rows for status in table.indices(branch)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_on_main(table: LanceTable, change: str) -> None:
+    """After our change, and after pylance brought the indices up to date."""
+    CHANGES[change](table, "main")
+    exact(table)
+    as_pylance(table).optimize.optimize_indices()
+    exact(table)
+    assert {0} == unindexed(table)
+    as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_on_a_branch(table: LanceTable, change: str) -> None:
+    """That inherited the indices; main does not notice."""
+    before = table.read("main", columns=["id"])
+    table.create_branch("run")
+    CHANGES[change](table, "run")
+    exact(table, "run")
+    exact(table)
+    assert before == table.read("main", columns=["id"])
+    as_pylance(table, "run").optimize.optimize_indices()
+    exact(table, "run")
+    assert {0} == unindexed(table, "run")
+
+
+@pytest.mark.parametrize("change", MERGEABLE)
+def test_after_a_merge(table: LanceTable, change: str) -> None:
+    """Into a main that moved on."""
+    table.create_branch("run")
+    MERGEABLE[change](table, "run")
+    table.append(rows(range(400, 420), salt=7))
+    table.merge("run")
+    exact(table)
+    table.delete_branch("run")
+    as_pylance(table).optimize.optimize_indices()
+    exact(table)
+    assert {0} == unindexed(table)
+
+
+@pytest.mark.parametrize("shallow", [True, False], ids=["shallow", "deep"])
+def test_in_a_clone(table: LanceTable, tmp_path: Path, *, shallow: bool) -> None:
+    """A clone has the indices, and changes to it are answered."""
+    clone = table.clone(tmp_path / "clone", shallow=shallow)
+    exact(clone)
+    clone.replace_where("id % 4 = 1", rows(range(300, 340), salt=3))
+    exact(clone)
+
+
+def test_after_a_move(table: LanceTable, tmp_path: Path) -> None:
+    """On main and on a branch, once the table was moved and told so."""
+    table.create_branch("run")
+    table.append(rows(range(300, 340), salt=3), branch="run")
+    moved = shutil.move(table.uri, tmp_path / "moved")
+    here = LanceTable.open(moved)
+    here.relocate()
+    exact(here)
+    exact(here, "run")
+
+
+def test_a_renamed_column_keeps_its_index(table: LanceTable) -> None:
+    """Under the name it has."""
+    table.rename_column("value", "worth")
+    dataset = as_pylance(table)
+    assert "ScalarIndexQuery" in dataset.scanner(filter="worth = 30").explain_plan()
+    without = dataset.scanner(columns=["id"], filter="worth = 30", use_scalar_index=False).to_table()
+    assert [] != ids(without) == ids(dataset.to_table(columns=["id"], filter="worth = 30"))
+
+
+@pytest.mark.parametrize("column", ["value", "text", "near", "coded"])
+def test_a_dropped_column_takes_its_index_along(table: LanceTable, column: str) -> None:
+    """And no other."""
+    table.drop_columns([column])
+    assert set(INDEXED) - {f"{column}_idx"} == {index.name for index in as_pylance(table).describe_indices()}
+
+
+def test_an_overwrite_leaves_no_index(table: LanceTable) -> None:
+    """What they know is about rows that are gone."""
+    table.overwrite(rows(range(20)))
+    assert [] == as_pylance(table).describe_indices()

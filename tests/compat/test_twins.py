@@ -1,0 +1,226 @@
+"""One operation, done by us to a table and by pylance to its copy: the rest of both lives is the same.
+
+Whatever pylance does next, and whatever we do next, is done to both. After each step nothing tells the copies apart:
+rows, row ids and versions, field ids, fragments, flags, what indices cover and answer.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable, Transaction
+from lance_dagster.changes.indices import covered, indices_of
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import MERGED_PREFIX, CreateIndex, Operation, Restore
+from tests.ledger import SCHEMA, entries
+
+Ours = Callable[[LanceTable], object]
+Theirs = Callable[[lance.LanceDataset], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """An operation in both languages."""
+
+    ours: Ours
+    theirs: Theirs
+
+
+def noted(key: str, *values: int) -> pa.Table:
+    """Rows of one key, with a third column."""
+    rows = entries(key, *values)
+    return rows.append_column("note", pa.array([f"note {value % 3}" for value in values], pa.string()))
+
+
+def committed(table: LanceTable, operation: Operation) -> None:
+    """Commit an operation that has no method of its own."""
+    number = table.head().number
+    table.commit(Transaction(read_version=number, uuid=f"00000000-0000-4000-8000-{number:012}", operation=operation))
+
+
+def _drop_index(table: LanceTable) -> None:
+    gone = tuple(index for index in indices_of(manifest_of(table)) if index.name == "value_idx")
+    committed(table, CreateIndex(removed_indices=gone))
+
+
+def _upsert(dataset: lance.LanceDataset) -> None:
+    builder = dataset.merge_insert("value").when_matched_update_all().when_not_matched_insert_all()
+    builder.execute(noted("m", 3, 4, 90))
+
+
+def _alter(dataset: lance.LanceDataset, change: dict[str, Any]) -> None:
+    dataset.alter_columns(change)  # type: ignore[arg-type]
+
+
+def _overwrite(dataset: lance.LanceDataset, rows: pa.Table) -> None:
+    lance.write_dataset(rows, dataset.uri, mode="overwrite")
+
+
+WIDER = pa.table(
+    {"value": [1, 2], "key": ["a", "b"], "name": ["x", "y"]},
+    schema=pa.schema([*reversed(list(SCHEMA)), ("name", pa.string())]),
+)
+OPERATIONS: dict[str, Twin] = {
+    "append": Twin(lambda t: t.append(noted("n", 40, 41)), lambda d: d.insert(noted("n", 40, 41))),
+    "overwrite": Twin(lambda t: t.overwrite(entries("n", 40, 41)), lambda d: _overwrite(d, entries("n", 40, 41))),
+    "overwrite with other columns": Twin(lambda t: t.overwrite(WIDER), lambda d: _overwrite(d, WIDER)),
+    "delete rows": Twin(lambda t: t.delete("value % 3 = 0"), lambda d: d.delete("value % 3 = 0")),
+    "delete a fragment": Twin(lambda t: t.delete("key = 'b'"), lambda d: d.delete("key = 'b'")),
+    "delete everything": Twin(lambda t: t.delete("true"), lambda d: d.delete("true")),
+    "update": Twin(
+        lambda t: t.update({"value": "value + 100"}, where="value % 4 = 0"),
+        lambda d: d.update({"value": "value + 100"}, where="value % 4 = 0"),
+    ),
+    "update everything": Twin(lambda t: t.update({"key": "'u'"}), lambda d: d.update({"key": "'u'"})),
+    "upsert": Twin(lambda t: t.upsert(noted("m", 3, 4, 90), on=["value"]), _upsert),
+    "add nulls": Twin(
+        lambda t: t.add_columns(pa.field("n", pa.int32())), lambda d: d.add_columns(pa.field("n", pa.int32()))
+    ),
+    "add computed": Twin(
+        lambda t: t.add_columns({"twice": "value * 2"}), lambda d: d.add_columns({"twice": "value * 2"})
+    ),
+    "drop": Twin(lambda t: t.drop_columns(["note"]), lambda d: d.drop_columns(["note"])),
+    "rename": Twin(
+        lambda t: t.rename_column("note", "remark"), lambda d: _alter(d, {"path": "note", "name": "remark"})
+    ),
+    "cast": Twin(
+        lambda t: t.cast_column("note", pa.large_string()),
+        lambda d: _alter(d, {"path": "note", "data_type": pa.large_string()}),
+    ),
+    "set config": Twin(lambda t: t.set_config({"a": "1"}), lambda d: d.update_config({"a": "1"})),
+    "set metadata": Twin(lambda t: t.set_table_metadata({"a": "1"}), lambda d: d.update_metadata({"a": "1"})),
+    "compact": Twin(lambda t: t.compact(), lambda d: d.optimize.compact_files()),
+    "restore": Twin(lambda t: committed(t, Restore(version=1)), lambda d: d.checkout_version(1).restore()),
+    "drop an index": Twin(_drop_index, lambda d: d.drop_index("value_idx")),
+}
+
+
+def manifest_of(table: LanceTable) -> Manifest:
+    """The newest manifest of main."""
+    return table._parts.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+
+
+def portrait(uri: str) -> dict[str, Any]:
+    """Everything about the newest version that a reader or a later writer goes by, except names of files."""
+    dataset = lance.dataset(uri)
+    dataset.validate()
+    manifest = manifest_of(LanceTable.open(uri))
+    lineage = ["_rowid", "_row_created_at_version", "_row_last_updated_at_version"] if manifest.stable_row_ids else []
+    rows = dataset.to_table(columns=[*dataset.schema.names, *lineage]).to_pylist()
+    ids = set(manifest.fragments.ids)
+    return {
+        # Pylance reads fragments side by side when it moves rows, so their order is not always the same.
+        "rows": sorted(rows, key=str),
+        "count": dataset.count_rows(),
+        "fields": [(own.id, own.parent_id, own.name, own.logical_type, own.nullable) for own in manifest.fields],
+        "fragments": [
+            (own.id, own.physical_rows, own.rows, sorted(number for file in own.files for number in file.fields))
+            for own in manifest.fragments
+        ],
+        "numbers": (manifest.version, manifest.max_fragment_id, manifest.next_row_id),
+        "flags": (manifest.reader_flags, manifest.writer_flags, manifest.file_version),
+        "config": (manifest.config, manifest.schema_metadata),
+        "metadata": {key: own for key, own in manifest.table_metadata.items() if not key.startswith(MERGED_PREFIX)},
+        "indices": sorted(
+            (own.name, own.fields, sorted(ids & set(covered(own) or ()))) for own in indices_of(manifest)
+        ),
+        "answers": answers(dataset),
+    }
+
+
+def answers(dataset: lance.LanceDataset) -> list[list[Any]]:
+    """What queries find, by an index where there is one; held against a look at every row."""
+    found = []
+    for condition in ("value = 4", "value > 6 AND value < 45", "key = 'n'", "key = 'b'"):
+        indexed = dataset.to_table(columns=["value"], filter=condition)
+        full = dataset.scanner(columns=["value"], filter=condition, use_scalar_index=False).to_table()
+        assert sorted(full.to_pylist(), key=str) == sorted(indexed.to_pylist(), key=str)
+        found.append(sorted(full.to_pylist(), key=str))
+    return found
+
+
+@pytest.fixture(params=[True, False], ids=["stable", "addresses"])
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A table of three fragments, deletions, two indices and a tail they do not know; and its copy."""
+    ours, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
+    rows = pa.concat_tables([noted("a", *range(8)), noted("b", *range(8, 16))])
+    dataset = lance.write_dataset(rows, ours, max_rows_per_file=8, enable_stable_row_ids=bool(request.param))
+    dataset.create_scalar_index("value", "BTREE")
+    dataset.create_scalar_index("key", "BITMAP")
+    dataset.insert(noted("a", 20, 21))
+    dataset.delete("value = 5")
+    shutil.copytree(ours, theirs)
+    return ours, theirs
+
+
+def fitted(rows: pa.Table, uri: str) -> pa.Table:
+    """Rows with the columns that a table has by now."""
+    return pa.Table.from_pylist(rows.to_pylist(), schema=lance.dataset(uri).schema)
+
+
+def _theirs_upsert(uri: str) -> None:
+    builder = lance.dataset(uri).merge_insert("value").when_matched_update_all().when_not_matched_insert_all()
+    builder.execute(fitted(entries("late", 4, 61), uri))
+
+
+def _clean_up(uri: str) -> None:
+    lance.dataset(uri).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
+
+
+def _ours_merge(uri: str) -> None:
+    table = LanceTable.open(uri)
+    table.create_branch("run")
+    table.append(fitted(entries("branch", 70), uri), branch="run")
+    table.delete("value = 11", branch="run")
+    table.append(fitted(entries("main", 71), uri))
+    table.merge("run")
+    table.delete_branch("run")
+
+
+LATER: dict[str, tuple[Callable[[str], object], ...]] = {
+    "pylance": (
+        lambda uri: lance.dataset(uri).insert(fitted(entries("late", 60), uri)),
+        lambda uri: lance.dataset(uri).update({"value": "value + 1"}, where="value > 12"),
+        lambda uri: lance.dataset(uri).delete("value = 2 OR value = 60"),
+        _theirs_upsert,
+        lambda uri: lance.dataset(uri).optimize.optimize_indices(),
+        lambda uri: lance.dataset(uri).optimize.compact_files(),
+        lambda uri: lance.dataset(uri).create_scalar_index("value", "BTREE", name="another"),
+        lambda uri: lance.dataset(uri).add_columns({"later": "value + 1"}),
+        _clean_up,
+        lambda uri: lance.dataset(uri).insert(fitted(entries("last", 80), uri)),
+    ),
+    "this package": (
+        lambda uri: LanceTable.open(uri).append(fitted(entries("late", 60), uri)),
+        lambda uri: LanceTable.open(uri).update({"value": "value + 1"}, where="value > 12"),
+        lambda uri: LanceTable.open(uri).delete("value = 2 OR value = 60"),
+        lambda uri: LanceTable.open(uri).upsert(fitted(entries("late", 4, 61), uri), on=["value"]),
+        lambda uri: LanceTable.open(uri).replace_where("value > 17", fitted(entries("late", 62), uri)),
+        lambda uri: LanceTable.open(uri).compact(),
+        _ours_merge,
+        lambda uri: LanceTable.open(uri).add_columns({"later": "value + 1"}),
+        lambda uri: LanceTable.open(uri).append(fitted(entries("last", 80), uri)),
+    ),
+}
+
+
+@pytest.mark.parametrize("who", LATER)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_rest_of_both_lives_is_the_same(pair: tuple[str, str], operation: str, who: str) -> None:
+    """After the operation, and after each step of either program on top of it."""
+    ours, theirs = pair
+    twin = OPERATIONS[operation]
+    twin.ours(LanceTable.open(ours))
+    twin.theirs(lance.dataset(theirs))
+    assert portrait(theirs) == portrait(ours)
+    for step in LATER[who]:
+        step(theirs)
+        step(ours)
+        assert portrait(theirs) == portrait(ours)

@@ -1,0 +1,257 @@
+"""Columns of every type: tables of ours read by pylance, tables of pylance appended to by us."""
+
+import datetime as dt
+import decimal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.arrow import BFloat16Type
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.codec import decode_manifest_file
+from lance_dagster.format.schema import fields_from_arrow, stored_field_ids
+from lance_dagster.format.storable import check_storable
+from tests.format.histories import files
+
+PACKED = {"lance-encoding:packed": "true"}
+_MOMENT = dt.datetime(2020, 2, 29, 12, tzinfo=dt.UTC)
+_POINT = pa.struct([("x", pa.int32()), ("y", pa.float32())])
+VALUES: dict[str, tuple["pa.Field[Any]", list[Any]]] = {
+    name: (pa.field("c", arrow), [value, None, value])
+    for name, arrow, value in (
+        ("null", pa.null(), None),
+        ("bool", pa.bool_(), True),
+        ("int8", pa.int8(), -5),
+        ("uint64", pa.uint64(), 2**64 - 1),
+        ("float16", pa.float16(), 1.5),
+        ("double", pa.float64(), 0.1),
+        ("string", pa.string(), "ä\0b"),
+        ("large_string", pa.large_string(), ""),
+        ("binary", pa.binary(), b"\xff\0"),
+        ("large_binary", pa.large_binary(), b""),
+        ("fixed binary", pa.binary(3), b"abc"),
+        ("date32", pa.date32(), _MOMENT.date()),
+        ("date64", pa.date64(), _MOMENT.date()),
+        ("timestamp", pa.timestamp("us"), _MOMENT.replace(tzinfo=None)),
+        ("timestamp of a city", pa.timestamp("us", "Europe/Berlin"), _MOMENT),
+        ("timestamp of an offset", pa.timestamp("ms", "+05:30"), _MOMENT),
+        ("time32", pa.time32("s"), dt.time(1, 2, 3)),
+        ("time64", pa.time64("us"), dt.time(1, 2, 3, 4)),
+        ("duration", pa.duration("ms"), dt.timedelta(seconds=5)),
+        ("decimal128", pa.decimal128(38, 10), decimal.Decimal("-1.5")),
+        ("decimal256", pa.decimal256(60, 3), decimal.Decimal("1.125")),
+        ("dictionary", pa.dictionary(pa.int8(), pa.string()), "a"),
+        ("vector", pa.list_(pa.float32(), 3), [1.0, 2.0, 3.0]),
+        ("vector of bool", pa.list_(pa.bool_(), 2), [True, False]),
+        ("vector of vectors", pa.list_(pa.list_(pa.int8(), 2), 2), [[1, 2], [3, 4]]),
+        ("list", pa.list_(pa.string()), ["a", None]),
+        ("large list", pa.large_list(pa.int8()), []),
+        ("list of structs", pa.list_(_POINT), [{"x": 1, "y": None}, {"x": None, "y": 2.0}]),
+        ("list of vectors", pa.list_(pa.list_(pa.int8(), 2)), [[1, 2]]),
+        ("list of dictionaries", pa.list_(pa.dictionary(pa.int8(), pa.string())), ["a", "b"]),
+        ("struct", pa.struct([("s", _POINT), ("n", pa.null())]), {"s": {"x": 1, "y": 2.0}, "n": None}),
+        ("map", pa.map_(pa.string(), pa.list_(pa.int8())), [("a", [1]), ("b", None)]),
+    )
+} | {
+    "packed": (pa.field("c", _POINT, metadata=PACKED), [{"x": 1, "y": 2.0}] * 3),
+    "packed strings": (
+        pa.field("c", pa.struct([("x", pa.int32()), ("s", pa.string())]), metadata={"packed": "TRUE"}),
+        [{"x": 1, "s": "a"}] * 3,
+    ),
+    "packed in a list": (
+        pa.field("c", pa.list_(pa.field("item", _POINT, metadata=PACKED))),
+        [[{"x": 1, "y": 2.0}]] * 3,
+    ),
+}
+_UUID = uuid.UUID(int=5).bytes
+STORED: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "uuid": (pa.uuid(), [_UUID, None, _UUID]),
+    "json": (pa.json_(), ['{"a":1}', None, "[2]"]),
+    "bool8": (pa.bool8(), [1, None, 0]),
+    "tensor": (pa.fixed_shape_tensor(pa.int8(), [2, 2]), [[1, 2, 3, 4], None, [5, 6, 7, 8]]),
+    "opaque": (pa.opaque(pa.int8(), "x", "v"), [1, None, 3]),
+    "bfloat16": (BFloat16Type(), [b"\x00\x3f", None, b"\x01\x3f"]),
+}
+
+
+def _rows(column: "pa.Field[Any]", values: "list[Any] | pa.Array[Any]") -> pa.Table:
+    """Rows of a number, a column and another number, so that a column too many or too few shows."""
+    middle = values if isinstance(values, pa.Array) else pa.array(values, column.type)
+    schema = pa.schema([pa.field("first", pa.int64()), column, pa.field("last", pa.string())])
+    return pa.table([pa.array(range(3)), middle, pa.array(["x", "y", "z"])], schema=schema)
+
+
+def _extended(kind: str) -> pa.Table:
+    arrow: Any
+    arrow, values = STORED[kind]
+    array = pa.ExtensionArray.from_storage(arrow, pa.array(values, arrow.storage_type))
+    return _rows(pa.field("c", arrow), array)
+
+
+def _all() -> dict[str, pa.Table]:
+    return {name: _rows(*found) for name, found in VALUES.items()} | {name: _extended(name) for name in STORED}
+
+
+EVERY = pytest.mark.parametrize("rows", _all().values(), ids=_all().keys())
+
+
+@EVERY
+def test_a_column_of_ours_is_pylances(tmp_path: Path, rows: pa.Table) -> None:
+    """A table made here holds what pylance's would: the same schema, columns of files and rows; and goes on."""
+    table = LanceTable.create(tmp_path / "ours", rows.schema)
+    table.append(rows)
+    dataset = lance.dataset(table.uri)
+    dataset.validate()
+    theirs = lance.write_dataset(rows, str(tmp_path / "theirs"))
+    assert theirs.schema == dataset.schema == table.schema()
+    assert theirs.to_table() == dataset.to_table() == table.read()
+    assert theirs.to_table(columns=["last"]) == table.read(columns=["last"])
+    (ours,), (other,) = (one.get_fragments() for one in (dataset, theirs))
+    assert other.metadata.files[0].fields == ours.metadata.files[0].fields
+    dataset.insert(rows)
+    table.append(table.read("main@2"))
+    assert 9 == table.count_rows() == table.read().num_rows
+
+
+@EVERY
+@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
+def test_a_column_of_pylances_is_appended_to(tmp_path: Path, rows: pa.Table, version: Any) -> None:  # noqa: ANN401
+    """In files of every version that can hold it; one that cannot is refused by pylance and by `check_storable`."""
+    uri = str(tmp_path / "theirs")
+    fields = fields_from_arrow(rows.schema)
+    if version == "2.0":
+        # Such files know no struct that is null.
+        rows = rows.slice(0, 1)
+    try:
+        check_storable(fields, version)
+    except InvalidInputError:
+        with pytest.raises((OSError, NotImplementedError)):
+            lance.write_dataset(rows, uri, data_storage_version=version)
+        return
+    lance.write_dataset(rows, uri, data_storage_version=version)
+    table = LanceTable.open(uri)
+    (path,) = files(tmp_path, "*.manifest")
+    manifest, _ = decode_manifest_file(path.read_bytes(), "m")
+    major, minor = version.split(".")
+    assert manifest.fragments[0].files[0].fields == stored_field_ids(manifest.fields, (int(major), int(minor)))
+    table.append(rows)
+    dataset = lance.dataset(uri)
+    dataset.validate()
+    assert dataset.schema == table.schema()
+    assert pa.concat_tables([rows, rows]).to_pylist() == dataset.to_table().to_pylist() == table.read().to_pylist()
+
+
+UNSTORABLE: dict[str, tuple[pa.DataType, Any]] = {
+    "a vector of structs": (pa.list_(_POINT, 2), [{"x": 1, "y": 2.0}] * 2),
+    "a vector of strings": (pa.list_(pa.string(), 2), ["a", "b"]),
+    "a vector of dictionaries": (pa.list_(pa.dictionary(pa.int8(), pa.string()), 1), ["a"]),
+    "a list of structs without fields": (pa.list_(pa.struct([])), [{}]),
+}
+
+
+def test_a_struct_without_fields_is_refused(tmp_path: Path) -> None:
+    """Written by pylance, it makes the values of the columns behind it unreadable, and nothing says so."""
+    rows = _rows(pa.field("c", pa.struct([])), [{}] * 3)
+    dataset = lance.write_dataset(rows, str(tmp_path / "theirs"))
+    assert [None] * 3 == dataset.to_table()["last"].to_pylist()
+    with pytest.raises(InvalidInputError, match="column 'c': Lance loses the values of the columns behind a struct"):
+        LanceTable.create(tmp_path / "ours", rows.schema)
+
+
+@pytest.mark.parametrize("kind", UNSTORABLE)
+def test_what_pylance_cannot_store_is_refused_before_there_is_a_table(tmp_path: Path, kind: str) -> None:
+    """Given the schema, pylance agrees, and then fails or crashes when rows are written or read."""
+    arrow, value = UNSTORABLE[kind]
+    rows = _rows(pa.field("c", arrow), [value] * 3)
+    crash: Any = BaseException
+    with pytest.raises(crash, match=r"(?s).+") as caught:
+        lance.write_dataset(rows, str(tmp_path / "theirs")).to_table()
+    assert type(caught.value).__name__ in {"OSError", "ArrowInvalid", "PanicException", "NotImplementedError"}
+    with pytest.raises(InvalidInputError, match=r"^column 'c"):
+        LanceTable.create(tmp_path / "ours", rows.schema)
+    assert not LanceTable.exists(tmp_path / "ours")
+    table = LanceTable.create(tmp_path / "other", pa.schema([("x", pa.int8())]))
+    with pytest.raises(InvalidInputError, match=r"^column 'c"):
+        table.overwrite(rows)
+
+
+@pytest.mark.parametrize(
+    "column,said",
+    [
+        (pa.field("c", _POINT, metadata={"lance-encoding:packed": "1"}), "whose metadata says 'true'"),
+        (pa.field("c", pa.struct([("x", pa.bool_())]), metadata=PACKED), "a packed struct cannot hold bool"),
+        (pa.field("c", pa.struct([("x", _POINT)]), metadata=PACKED), "a packed struct cannot hold struct"),
+        (pa.field("c", pa.dictionary(pa.int8(), pa.binary(3))), "cannot store dictionaries of fixed_size_binary"),
+    ],
+)
+def test_other_columns_pylance_cannot_store_are_refused(tmp_path: Path, column: "pa.Field[Any]", said: str) -> None:
+    """Packed structs of anything but plain values, and dictionaries whose name cannot be read back."""
+    with pytest.raises(InvalidInputError, match=said):
+        LanceTable.create(tmp_path / "t", pa.schema([column]))
+
+
+def _read(dataset: lance.LanceDataset, count: int) -> list[bytes]:
+    """The first blobs of a table."""
+    found = dataset.take_blobs("c", indices=list(range(count)))
+    return [b"" if blob is None else blob.read() for blob in found]
+
+
+def test_blobs_in_files_of_their_own(tmp_path: Path) -> None:
+    """Small, packed and large ones, on a branch and merged, read by pylance wherever they are."""
+    schema = pa.schema([pa.field("first", pa.int64()), lance.blob_field("c")])
+    table = LanceTable.create(tmp_path / "t", schema)
+
+    def rows(*values: bytes) -> pa.Table:
+        return pa.table([pa.array(range(len(values))), lance.blob_array(list(values))], schema=schema)
+
+    def contents(branch: str = "main") -> list[bytes]:
+        dataset = lance.dataset(table.uri)
+        at = dataset if branch == "main" else dataset.checkout_version((branch, None))
+        return _read(at, at.count_rows())
+
+    first = [b"small", b"m" * 100_000, b"l" * 5_000_000]
+    table.append(rows(*first))
+    table.create_branch("run")
+    table.append(rows(b"q" * 200_000), branch="run")
+    assert [*first, b"q" * 200_000] == contents("run")
+    table.merge("run")
+    table.delete_branch("run")
+    plain = pa.table({"first": [9], "c": pa.array([b"plain"], pa.binary())})
+    table.append(plain)
+    assert [*first, b"q" * 200_000, b"plain"] == contents()
+    lance.dataset(table.uri).validate()
+
+
+def test_blobs_of_a_table_pylance_made(tmp_path: Path) -> None:
+    """What pylance made of the older kind of blob column takes bytes and described blobs."""
+    schema = pa.schema([pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"})])
+    uri = str(tmp_path / "t")
+    lance.write_dataset(pa.table([pa.array([b"a"], pa.large_binary())], schema=schema), uri)
+    table = LanceTable.open(uri)
+    table.append(pa.table([pa.array([b"b"], pa.large_binary())], schema=schema))
+    table.append(pa.table([lance.blob_array([b"c", None])], schema=pa.schema([lance.blob_field("c")])))
+    dataset = lance.dataset(uri)
+    assert [b"a", b"b", b"c"] == _read(dataset, 3)
+    assert dataset.to_table().to_pylist()[3] == {"c": None}
+    with pytest.raises(SchemaMismatchError, match="column 'c' is string"):
+        table.append(pa.table({"c": ["x"]}))
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
+def test_the_older_kind_of_blobs(tmp_path: Path, version: Any) -> None:  # noqa: ANN401  # the stubs want literals
+    """Tables made here keep them as they are, and those of older files too."""
+    schema = pa.schema([pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"})])
+    rows = pa.table([pa.array([b"a", b"b" * 70_000], pa.large_binary())], schema=schema)
+    if version == "2.2":
+        table = LanceTable.create(tmp_path / "t", schema)
+    else:
+        lance.write_dataset(rows.slice(0, 0), str(tmp_path / "t"), data_storage_version=version)
+        table = LanceTable.open(tmp_path / "t")
+    table.append(rows)
+    dataset = lance.dataset(table.uri)
+    assert [b"a", b"b" * 70_000] == _read(dataset, 2)

@@ -1,0 +1,52 @@
+"""Data files opened by a process of its own."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import CorruptFileError, LanceTable
+from lance_dagster.datafiles import FileSummary, Inspector, write_files
+
+ROWS = pa.table({"id": range(1000), "text": ["some text"] * 1000})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A data file."""
+    table = LanceTable.create(tmp_path / "t", ROWS.schema)
+    (staged,) = write_files(table.target(), ROWS.to_batches())
+    return tmp_path / "t/data" / staged.name
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_file_says_what_it_has(file: Path, read: bool) -> None:  # noqa: FBT001
+    """Rows, columns and the version it is written in; one process for many files."""
+    expected = FileSummary(rows=1000, columns=2, major=2, minor=2)
+    with Inspector() as inspector:
+        assert [expected] * 3 == [inspector.inspect(str(file), {}, size=1, read=read) for _ in range(3)]
+
+
+def test_what_cannot_be_read_is_damage(file: Path) -> None:
+    """Missing, cut, of another kind, or such that pylance panics; the next file is read all the same."""
+    whole = file.read_bytes()
+    with Inspector() as inspector:
+        for content in (b"", b"text", whole[: len(whole) // 2], whole[:-1]):
+            file.write_bytes(content)
+            with pytest.raises(CorruptFileError, match=f"{file} is damaged: (it cannot be read|pylance gives up)"):
+                inspector.inspect(str(file), {}, size=1, read=True)
+        file.write_bytes(whole)
+        assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows
+        file.unlink()
+        with pytest.raises(CorruptFileError, match="cannot be read: Not found"):
+            inspector.inspect(str(file), {}, size=1, read=False)
+
+
+def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some damage makes pylance ask for more memory than there is; whoever looks for damage outlives that."""
+    with Inspector() as inspector:
+        monkeypatch.setenv("PYTHONMALLOC", "a kind that ends the interpreter")
+        with pytest.raises(CorruptFileError, match="ends the process that tries, with exit code 1"):
+            inspector.inspect(str(file), {}, size=1, read=True)
+        monkeypatch.delenv("PYTHONMALLOC")
+        assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows

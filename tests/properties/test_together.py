@@ -1,0 +1,367 @@
+"""One table, written by us and by pylance in any order, on `main` and on branches, against a plain model of rows.
+
+After every step we and pylance read what the model says (rows, row ids, versions of rows, counts, indexed queries,
+config), and now and then what older versions held. Steps that come too late (an old handle of pylance, a transaction
+of ours that was prepared before others committed) either mean what they meant or are refused; what is refused changes
+nothing.
+
+    LANCE_DAGSTER_STEPS=100000 nice python -m pytest tests/properties/test_together.py -s --hypothesis-seed=1
+
+runs about as many steps as are asked for and prints how many of each kind there were. A folder in memory as `TMPDIR`
+makes it several times faster.
+"""
+
+import os
+import sys
+from dataclasses import replace
+
+import pyarrow as pa
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import ConflictError, InvalidInputError, MergeConflictError, VersionNotFoundError
+from lance_dagster.store import open_store
+from tests.ledger import parts_on
+from tests.properties import works
+from tests.properties.machine import COUNTED, MOST_COLUMNS, TOO_LATE, FileVersion, Machine
+from tests.properties.mirror import KEY, Line, merged
+from tests.properties.witness import described
+from tests.properties.works import KINDS
+from tests.properties.writers import Ours, Theirs, prepared
+from tests.store.scripted import ScriptedStore, intruder_at_commit
+
+STEPS = int(os.environ.get("LANCE_DAGSTER_STEPS", "2500"))
+STEPS_OF_ONE = 50
+MOST_BRANCHES = 4
+BY_BOTH = ("append", "delete", "update", "upsert")
+WITHOUT_MOVES = ("append", "delete", "replace")
+
+
+class Together(Machine):
+    """What may be done, in any order."""
+
+    @initialize(stable=st.booleans(), file_version=st.sampled_from(["2.0", "2.1", "2.2"]), rows=st.integers(0, 9))
+    def create(self, *, stable: bool, file_version: FileVersion, rows: int) -> None:
+        """Make the table."""
+        self.start(stable=stable, file_version=file_version, rows=rows)
+
+    @rule(data=st.data())
+    def edit_by_us(self, data: st.DataObject) -> None:
+        """Change rows by their keys."""
+        branch = self.branch(data)
+        head = self.lines[branch].head
+        work = self.work(data, head, KINDS)
+        self.commit(f"our {work.kind}", branch, lambda: work.do(self.ours, branch), *work.outcomes(head))
+
+    @rule(data=st.data())
+    def edit_by_pylance(self, data: st.DataObject) -> None:
+        """Change rows by their keys."""
+        branch = self.branch(data)
+        head = self.lines[branch].head
+        work = self.work(data, head, (*BY_BOTH, "upsert partly"))
+        self.commit(f"pylance {work.kind}", branch, lambda: work.do(self.theirs, branch), *work.outcomes(head))
+
+    @rule(data=st.data())
+    def delete_where(self, data: st.DataObject) -> None:
+        """Take out whatever matches: nothing and everything too."""
+        branch, side = self.branch(data), self.side(data)
+        head = self.lines[branch].head
+        condition = self.condition(data, head)
+        after = head.without(head.selected(condition))
+        self.commit("delete where", branch, lambda: side.delete(branch, condition.sql), after)
+
+    @rule(data=st.data())
+    def update_where(self, data: st.DataObject) -> None:
+        """Count a number up in whatever matches."""
+        branch, side = self.branch(data), self.side(data)
+        head = self.lines[branch].head
+        column = next((column for column in head.columns if column.type == pa.int64()), None)
+        if column is None:
+            return
+        condition = self.condition(data, head)
+        values = {column.name: f"{column.name} + 1"}
+        rows = {}
+        for key in head.selected(condition):
+            cell = column.of(head.rows[key])
+            assert not isinstance(cell, str)
+            rows[key] = head.rows[key].changed({column.token: None if cell is None else cell + 1})
+        after = head.with_rows(rows)
+        self.commit("update where", branch, lambda: side.update(branch, values, condition.sql), after)
+
+    @rule(data=st.data(), anew=st.booleans(), rows=st.integers(0, 4))
+    def overwrite(self, data: st.DataObject, *, anew: bool, rows: int) -> None:
+        """Replace everything, with other columns too."""
+        branch, side = self.branch(data), self.side(data)
+        head = self.lines[branch].head
+        columns = head.columns
+        if anew:
+            columns = (self.column(self.new_name("w"), pa.string()), self.column("number", pa.int64()))
+        after = replace(head, columns=columns, rows={}, indices={})
+        after = after.with_rows(after.made_up(self.new_keys(rows)))
+        self.commit("overwrite", branch, lambda: side.overwrite(branch, after.arrow(after.rows)), after)
+
+    @rule(data=st.data())
+    def change_columns(self, data: st.DataObject) -> None:
+        """Add, drop, rename or cast a column."""
+        branch, side = self.branch(data), self.side(data)
+        head = self.lines[branch].head
+        work = self.column_work(data, head) if len(head.columns) < MOST_COLUMNS else works.drop(head.columns[0])
+        self.commit(f"{side.name} {work.kind}", branch, lambda: work.do(side, branch), *work.outcomes(head))
+
+    @rule(data=st.data())
+    def add_by_function(self, data: st.DataObject) -> None:
+        """Add a column whose values are made outside."""
+        branch, side = self.branch(data), self.side(data)
+        head, name = self.lines[branch].head, self.new_name("c")
+        if len(head.columns) < MOST_COLUMNS:
+            after = head.with_column(self.column(name, pa.int64()), lambda key, _: 3 * key)
+            self.commit("add by function", branch, lambda: side.add_function(branch, name), after)
+
+    @rule(data=st.data(), key=st.sampled_from("xyz"), value=st.sampled_from([None, "1", "2"]), config=st.booleans())
+    def describe(self, data: st.DataObject, key: str, value: str | None, *, config: bool) -> None:
+        """Set a key of the config or of the metadata, or take it out."""
+        branch, side = self.branch(data), self.side(data)
+        head = self.lines[branch].head
+        before = head.config if config else head.metadata
+        changed = {name: own for name, own in {**before, key: value}.items() if own is not None}
+        if config:
+            after, act = replace(head, config=changed), lambda: side.configure(branch, key, value)
+        else:
+            after, act = replace(head, metadata=changed), lambda: side.describe(branch, key, value)
+        self.commit("describe", branch, act, after)
+
+    @rule(data=st.data())
+    def index(self, data: st.DataObject) -> None:
+        """Make an index."""
+        branch = self.branch(data)
+        head = self.lines[branch].head
+        if not head.columns:
+            return
+        column = data.draw(st.sampled_from(head.columns), label="column")
+        kind = "BITMAP" if column.is_text else "BTREE"
+        after = replace(head, indices={**head.indices, f"of_{column.name}": column.token})
+        self.commit("index", branch, lambda: self.theirs.index(branch, column.name, kind), after)
+
+    @precondition(lambda self: any(line.head.indices for line in self.lines.values()))
+    @rule(data=st.data())
+    def drop_index(self, data: st.DataObject) -> None:
+        """Drop an index."""
+        branch = self.branch(data)
+        head = self.lines[branch].head
+        if not head.indices:
+            return
+        name = data.draw(st.sampled_from(sorted(head.indices)), label="index")
+        after = replace(head, indices={other: token for other, token in head.indices.items() if other != name})
+        self.commit("drop index", branch, lambda: self.theirs.drop_index(branch, name), after)
+
+    @rule(data=st.data(), how=st.sampled_from(["our compaction", "compaction", "optimize", "clean-up"]))
+    def maintain(self, data: st.DataObject, how: str) -> None:
+        """Compact, bring the indices up to date, clean up; no row notices."""
+        branch = self.branch(data)
+        line = self.lines[branch]
+        inherited = branch != "main" and line.head.indices
+        if how == "optimize":
+            self.commit(how, branch, lambda: self.theirs.optimize(branch), line.head)
+        elif how == "our compaction":
+            # It may say that only pylance could, and would break an index.
+            self.attempt(how, branch, lambda: self.ours.compact(branch), [line.head])
+        elif how == "compaction" and not inherited:
+            # Pylance's compaction of a branch breaks the indices the branch inherited.
+            self.commit(how, branch, lambda: self.theirs.compact(branch), line.head)
+        elif how == "clean-up":
+            self.commit(how, branch, lambda: self.theirs.clean_up(branch), line.head)
+            # Files that no version names yet are taken for garbage.
+            self.drafts = [draft for draft in self.drafts if branch not in ("main", draft[0])]
+            left = LanceTable.open(self.uri).versions_after(0, branch)
+            kept = {line.number, *(number for tagged, number in self.tags.values() if tagged == branch)}
+            assert kept <= set(left)
+            # Of the versions pylance leaves because branches were forked from them it may take the files.
+            line.versions = {number: line.versions[number] for number in kept}
+            for other in self.lines:
+                self.look_at(other, self.lines[other].number)
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        """Go back to what a version held."""
+        branch, side = self.branch(data), self.side(data)
+        number = self.any_version(data, branch)
+        line = self.lines[branch]
+        after = line.head.restored(line.versions[number])
+        self.commit("restore", branch, lambda: side.restore(branch, number), after)
+
+    @rule(data=st.data())
+    def look_back(self, data: st.DataObject) -> None:
+        """Read an older version."""
+        COUNTED["look back"] += 1
+        branch = self.branch(data)
+        self.look_at(branch, self.any_version(data, branch))
+
+    @rule(data=st.data())
+    def tag(self, data: st.DataObject) -> None:
+        """Name a version, or take a name away."""
+        COUNTED["tag"] += 1
+        branch, side = self.branch(data), self.side(data)
+        gone = bool(self.tags) and data.draw(st.booleans(), label="delete")
+        if gone:
+            name = data.draw(st.sampled_from(sorted(self.tags)), label="tag")
+            side.delete_tag(name)
+            del self.tags[name]
+        else:
+            name, number = self.new_name("t"), self.any_version(data, branch)
+            side.create_tag(name, branch, number)
+            self.tags[name] = branch, number
+
+    @precondition(lambda self: len(self.lines) < MOST_BRANCHES)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        """Make a branch from any version."""
+        parent, side = self.branch(data), self.side(data)
+        number, name = self.any_version(data, parent), self.new_name("b")
+        snapshot = self.lines[parent].versions[number]
+        COUNTED["fork"] += 1
+        side.create_branch(name, parent, number)
+        self.lines[name] = Line({number: snapshot}, parent)
+        self.settle(name, snapshot)
+
+    @precondition(lambda self: len(self.lines) > 1)
+    @rule(data=st.data())
+    def delete_branch(self, data: st.DataObject) -> None:
+        """Delete a branch, unless a tag or another branch needs it."""
+        branch, side = self.branch(data), self.side(data)
+        if branch == "main":
+            return
+        COUNTED["delete branch"] += 1
+        needed = any(tagged == branch for tagged, _ in self.tags.values())
+        needed = needed or any(line.parent == branch for line in self.lines.values())
+        try:
+            side.delete_branch(branch)
+        except (ConflictError, *TOO_LATE):
+            assert needed
+            self.settle(branch, self.lines[branch].head)
+            return
+        assert not needed
+        del self.lines[branch]
+        self.handles = [handle for handle in self.handles if handle[0] != branch]
+        self.drafts = [draft for draft in self.drafts if draft[0] != branch]
+        for other in self.lines:
+            self.look_at(other, self.lines[other].number)
+
+    @precondition(lambda self: len(self.lines) < MOST_BRANCHES)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        """Do what a run does: fork, write, merge, while main goes on."""
+        number, name = self.lines["main"].number, self.new_name("b")
+        self.ours.create_branch(name, "main", number)
+        self.lines[name] = Line({number: self.lines["main"].head}, "main")
+        for branch, kinds in ((name, WITHOUT_MOVES), (name, WITHOUT_MOVES), ("main", KINDS)):
+            head = self.lines[branch].head
+            if data.draw(st.booleans(), label="do"):
+                work = self.work(data, head, kinds)
+                self.commit("on a run", branch, lambda: work.do(self.ours, branch), *work.outcomes(head))  # noqa: B023
+        self.join(name, "main")
+
+    @precondition(lambda self: len(self.lines) > 1)
+    @rule(data=st.data())
+    def merge(self, data: st.DataObject) -> None:
+        """Merge any branch into any other, in any direction."""
+        source, dest = self.branch(data), self.branch(data)
+        if source != dest:
+            self.join(source, dest)
+
+    def join(self, source: str, dest: str) -> None:
+        """Merge, or be refused and change nothing."""
+        before = {path for path in self.folder.rglob("*") if path.is_file()}
+        try:
+            self.ours.merge(source, dest)
+        except (MergeConflictError, VersionNotFoundError):
+            # The second: what both have in common was cleaned up.
+            COUNTED["merge refused"] += 1
+            assert before == {path for path in self.folder.rglob("*") if path.is_file()}
+            return
+        COUNTED["merge"] += 1
+        dataset = self.opened(dest)
+        ours, theirs = self.lines[source].head, self.lines[dest].head
+        for found, mine, other in (
+            (dataset.config(), ours.config, theirs.config),
+            (described(dataset), ours.metadata, theirs.metadata),
+        ):
+            for key in {*found, *mine, *other}:
+                assert found.get(key) in (mine.get(key), other.get(key))
+        keys = {row[KEY] for row in dataset.to_table(columns=[KEY]).to_pylist()}
+        after = merged(ours, theirs, keys) if dataset.version > self.lines[dest].number else theirs
+        self.settle(dest, replace(after, config=dataset.config(), metadata=described(dataset)))
+
+    @rule(data=st.data())
+    def keep_a_handle(self, data: st.DataObject) -> None:
+        """Open the table with pylance, for later."""
+        COUNTED["keep a handle"] += 1
+        branch = self.branch(data)
+        self.handles.append((branch, self.lines[branch].head, self.opened(branch)))
+
+    @rule(data=st.data())
+    def prepare(self, data: st.DataObject) -> None:
+        """Begin a commit of ours, for later."""
+        COUNTED["prepare"] += 1
+        branch = self.branch(data)
+        work = self.any_work(data, self.lines[branch].head, KINDS)
+        transaction = prepared(self.uri, lambda ours: work.do(ours, branch))
+        if transaction is not None:
+            self.drafts.append((branch, work, transaction))
+        self.settle(branch, self.lines[branch].head)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data())
+    def come_late(self, data: st.DataObject) -> None:
+        """Let pylance work through a handle that was opened earlier."""
+        branch, seen, dataset = self.handles.pop(data.draw(st.integers(0, len(self.handles) - 1), label="handle"))
+        work = self.any_work(data, seen, BY_BOTH)
+        late = Theirs(lambda _: dataset)
+        self.attempt(f"late {work.kind}", branch, lambda: work.do(late, branch), work.outcomes(self.lines[branch].head))
+
+    @precondition(lambda self: self.drafts)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        """Commit what we prepared earlier."""
+        branch, work, transaction = self.drafts.pop(data.draw(st.integers(0, len(self.drafts) - 1), label="draft"))
+        head = self.lines[branch].head
+        self.attempt(f"resumed {work.kind}", branch, lambda: self.ours.resume(branch, transaction), work.outcomes(head))
+
+    @rule(data=st.data())
+    def race(self, data: st.DataObject) -> None:
+        """Let pylance commit between our look at the table and our commit."""
+        branch = self.branch(data)
+        line = self.lines[branch]
+        head = line.head
+        mine, other = self.any_work(data, head, KINDS), self.any_work(data, head, BY_BOTH)
+        between = other.outcomes(head)[0]
+
+        def intrude() -> None:
+            other.do(self.theirs, branch)
+            self.settle(branch, between)
+
+        script = intruder_at_commit(intrude)
+        racing = Ours(lambda: LanceTable(parts_on(ScriptedStore(open_store(self.uri), script))))
+        try:
+            mine.do(racing, branch)
+        except (ConflictError, InvalidInputError):
+            COUNTED[f"race {mine.kind} refused"] += 1
+            self.settle(branch, line.head)
+        else:
+            COUNTED[f"race {mine.kind}"] += 1
+            self.settle(branch, *mine.outcomes(line.head))
+
+
+TestTogether = Together.TestCase
+TestTogether.settings = settings(
+    max_examples=max(1, STEPS // STEPS_OF_ONE),
+    stateful_step_count=STEPS_OF_ONE,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def teardown_module() -> None:
+    """Say what was done, to whoever asked for more of it."""
+    lines = [f"{sum(COUNTED.values())} steps:", *(f"{kind}: {times}" for kind, times in sorted(COUNTED.items()))]
+    sys.stdout.write("\n  ".join(["", *lines, ""]))

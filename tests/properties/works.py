@@ -1,0 +1,167 @@
+"""Work that means the same whether it is committed at once or after others: it names its rows by their keys.
+
+Each piece of work is prepared on one version and says what it makes of a later one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tests.properties.mirror import KEY, Cell, Column, Row, Snapshot, by_keys
+from tests.properties.writers import Ours, Theirs
+
+Writer = Ours | Theirs
+KINDS = ("append", "delete", "update", "upsert", "replace")
+COLUMN_KINDS = ("add null", "add computed", "drop", "rename", "cast")
+CASTS: dict[pa.DataType, pa.DataType] = {
+    pa.int64(): pa.int32(),
+    pa.int32(): pa.int64(),
+    pa.string(): pa.large_string(),
+    pa.large_string(): pa.string(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is done, and every outcome it may have on a version, the likeliest first."""
+
+    kind: str
+    do: Callable[[Writer, str], object]
+    outcomes: Callable[[Snapshot], list[Snapshot]]
+
+
+def append(seen: Snapshot, new: list[int]) -> Work:
+    """Add rows."""
+    rows = seen.made_up(new)
+    data = seen.arrow(rows)
+    return Work("append", lambda writer, branch: writer.append(branch, data), lambda head: [head.with_rows(rows)])
+
+
+def delete(seen: Snapshot, keys: list[int]) -> Work:
+    """Take rows out."""
+    where = by_keys(keys).sql
+    return Work(
+        "delete",
+        lambda writer, branch: writer.delete(branch, where),
+        lambda head: [head.without(keys), head.without(_same(seen, head, keys))],
+    )
+
+
+def update(seen: Snapshot, keys: list[int], column: Column, number: int) -> Work:
+    """Give rows one value in a column."""
+    where = by_keys(keys).sql
+    value = column.made_up(number)
+    cells = {column.token: value}
+    values = {column.name: literal(value)}
+    return Work(
+        "update",
+        lambda writer, branch: writer.update(branch, values, where),
+        lambda head: [head.updated(keys, cells), head.updated(_same(seen, head, keys), cells)],
+    )
+
+
+def upsert(seen: Snapshot, keys: list[int], new: list[int], number: int) -> Work:
+    """Give rows other values in all columns, and put rows in."""
+    rows = seen.made_up([*keys, *new], salt=number)
+    data = seen.arrow(rows)
+    return Work("upsert", lambda writer, branch: writer.upsert(branch, data), lambda head: [head.upserted(rows)])
+
+
+def upsert_partly(seen: Snapshot, keys: list[int], new: list[int], column: Column) -> Work:
+    """Give rows another value in one column, and put rows in that have only that."""
+    rows: dict[int, Row] = {
+        key: _with_cells(row, {column.token: row.cells[column.token]})
+        for key, row in seen.made_up([*keys, *new], salt=3).items()
+    }
+    data = seen.arrow(rows).select([KEY, column.name])
+    return Work("upsert", lambda writer, branch: writer.upsert(branch, data), lambda head: [head.upserted(rows)])
+
+
+def replace_rows(seen: Snapshot, keys: list[int], new: list[int]) -> Work:
+    """Take rows out and put others in; this package alone can."""
+    where = by_keys(keys).sql
+    rows = seen.made_up(new)
+    data = seen.arrow(rows)
+
+    def do(writer: Writer, branch: str) -> None:
+        assert isinstance(writer, Ours)
+        writer.replace(branch, where, data)
+
+    return Work(
+        "replace",
+        do,
+        lambda head: [
+            head.without(keys).with_rows(rows),
+            head.without(_same(seen, head, keys)).with_rows(rows),
+        ],
+    )
+
+
+def add_null(column: Column) -> Work:
+    """Add a column without values."""
+    return Work(
+        "add null",
+        lambda writer, branch: writer.add_null(branch, column.name, column.type),
+        lambda head: [head.with_column(column, None)],
+    )
+
+
+def add_computed(column: Column) -> Work:
+    """Add a column of twice the key."""
+    return Work(
+        "add computed",
+        lambda writer, branch: writer.add_computed(branch, column.name, f"{KEY} * 2"),
+        lambda head: [head.with_column(column, lambda key, _: 2 * key)],
+    )
+
+
+def drop(column: Column) -> Work:
+    """Take a column out."""
+    return Work(
+        "drop", lambda writer, branch: writer.drop(branch, column.name), lambda head: [_on(head, column, _dropped)]
+    )
+
+
+def rename(column: Column, name: str) -> Work:
+    """Call a column something else."""
+    return Work(
+        "rename",
+        lambda writer, branch: writer.rename(branch, column.name, name),
+        lambda head: [_on(head, column, lambda version, own: version.renamed(own, name))],
+    )
+
+
+def cast(column: Column, token: int) -> Work:
+    """Give a column another type."""
+    kind = CASTS[column.type]
+    return Work(
+        "cast",
+        lambda writer, branch: writer.cast(branch, column.name, kind),
+        lambda head: [_on(head, column, lambda version, own: version.with_cast(own, own.cast(token, kind)))],
+    )
+
+
+def _on(head: Snapshot, column: Column, change: Callable[[Snapshot, Column], Snapshot]) -> Snapshot:
+    own = head.column(column.token)
+    return head if own is None else change(head, own)
+
+
+def _dropped(head: Snapshot, column: Column) -> Snapshot:
+    return head.without_column(column)
+
+
+def literal(value: Cell) -> str:
+    """A value in SQL."""
+    if value is None:
+        return "NULL"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def _same(seen: Snapshot, head: Snapshot, keys: list[int]) -> list[int]:
+    """The keys whose rows are those that were seen, and not others put in since."""
+    return [key for key in keys if key in head.rows and head.rows[key].born == seen.rows[key].born]
+
+
+def _with_cells(row: Row, cells: dict[int, Cell]) -> Row:
+    return Row(cells=cells, stamp=row.stamp, born=row.born)

@@ -1,0 +1,262 @@
+"""The two programs that write to one table, with the same words for the same work."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_dagster import LanceTable, Transaction
+from lance_dagster.format.codec import decode_transaction
+from lance_dagster.format.transaction import Restore
+from lance_dagster.store import open_store
+from tests.ledger import as_pylance, parts_on
+from tests.properties.mirror import KEY
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore
+
+Opened = Callable[[str], lance.LanceDataset]
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """Pylance. `opened` gives its handle of a branch, which may be an old one."""
+
+    opened: Opened
+    name: ClassVar[str] = "pylance"
+
+    @classmethod
+    def at(cls, uri: str) -> "Theirs":
+        """Open the table anew for every work."""
+        return cls(lambda branch: as_pylance(LanceTable.open(uri), branch))
+
+    def append(self, branch: str, rows: pa.Table) -> None:
+        """Add rows."""
+        self.opened(branch).insert(rows)
+
+    def overwrite(self, branch: str, rows: pa.Table) -> None:
+        """Replace everything."""
+        lance.write_dataset(rows, self.opened(branch), mode="overwrite")
+
+    def delete(self, branch: str, where: str) -> None:
+        """Take rows out."""
+        self.opened(branch).delete(where)
+
+    def update(self, branch: str, values: Mapping[str, str], where: str) -> None:
+        """Give rows other values."""
+        self.opened(branch).update(dict(values), where=where)
+
+    def upsert(self, branch: str, rows: pa.Table) -> None:
+        """Put rows in, or in the place of those of the same key."""
+        builder = self.opened(branch).merge_insert(KEY).when_matched_update_all().when_not_matched_insert_all()
+        builder.execute(rows)
+
+    def add_null(self, branch: str, name: str, kind: pa.DataType) -> None:
+        """Add a column without values."""
+        self.opened(branch).add_columns(pa.field(name, kind))
+
+    def add_computed(self, branch: str, name: str, sql: str) -> None:
+        """Add a column of an expression."""
+        self.opened(branch).add_columns({name: sql})
+
+    def add_function(self, branch: str, name: str) -> None:
+        """Add a column of thrice the key."""
+        schema = pa.schema([(name, pa.int64())])
+
+        @lance.batch_udf(output_schema=schema)
+        def thrice(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.record_batch([pc.multiply(batch[KEY], 3)], schema=schema)
+
+        self.opened(branch).add_columns(thrice, read_columns=[KEY])
+
+    def drop(self, branch: str, name: str) -> None:
+        """Take a column out."""
+        self.opened(branch).drop_columns([name])
+
+    def rename(self, branch: str, old: str, new: str) -> None:
+        """Call a column something else."""
+        self.opened(branch).alter_columns({"path": old, "name": new})  # type: ignore[dict-item]
+
+    def cast(self, branch: str, name: str, kind: pa.DataType) -> None:
+        """Give a column another type."""
+        self.opened(branch).alter_columns({"path": name, "data_type": kind})  # type: ignore[dict-item]
+
+    def configure(self, branch: str, key: str, value: str | None) -> None:
+        """Set a configuration key, or take it out."""
+        self.opened(branch).update_config({key: value})
+
+    def describe(self, branch: str, key: str, value: str | None) -> None:
+        """Set a key of the table's metadata, or take it out."""
+        self.opened(branch).update_metadata({key: value})
+
+    def compact(self, branch: str) -> None:
+        """Rewrite small fragments as one."""
+        self.opened(branch).optimize.compact_files()
+
+    def restore(self, branch: str, number: int) -> None:
+        """Go back to a version."""
+        self.opened(branch).checkout_version((None if branch == "main" else branch, number)).restore()
+
+    def create_branch(self, name: str, parent: str, number: int) -> None:
+        """Fork a branch."""
+        self.opened(parent).create_branch(name, (None if parent == "main" else parent, number))
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch."""
+        self.opened("main").branches.delete(name)
+
+    def create_tag(self, name: str, branch: str, number: int) -> None:
+        """Name a version."""
+        self.opened("main").tags.create(name, (None if branch == "main" else branch, number))
+
+    def delete_tag(self, name: str) -> None:
+        """Take a name away."""
+        self.opened("main").tags.delete(name)
+
+    def index(self, branch: str, column: str, kind: str) -> None:
+        """Make an index called after the column."""
+        self.opened(branch).create_scalar_index(column, kind, name=f"of_{column}")  # type: ignore[arg-type]
+
+    def drop_index(self, branch: str, name: str) -> None:
+        """Drop an index."""
+        self.opened(branch).drop_index(name)
+
+    def optimize(self, branch: str) -> None:
+        """Bring the indices up to date."""
+        self.opened(branch).optimize.optimize_indices()
+
+    def clean_up(self, branch: str) -> None:
+        """Delete every version that may go, and every file nobody needs."""
+        self.opened(branch).cleanup_old_versions(
+            older_than=timedelta(microseconds=1), delete_unverified=True, error_if_tagged_old_versions=False
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """This package. `opened` gives the table as another process has it, which remembers nothing."""
+
+    opened: Callable[[], LanceTable]
+    name: ClassVar[str] = "our"
+
+    @classmethod
+    def at(cls, uri: str) -> "Ours":
+        """Open the table anew for every work."""
+        return cls(lambda: LanceTable.open(uri))
+
+    def append(self, branch: str, rows: pa.Table) -> None:
+        """Add rows."""
+        self.opened().append(rows, branch=branch)
+
+    def overwrite(self, branch: str, rows: pa.Table) -> None:
+        """Replace everything."""
+        self.opened().overwrite(rows, branch=branch)
+
+    def replace(self, branch: str, where: str, rows: pa.Table) -> None:
+        """Take rows out and put others in."""
+        self.opened().replace_where(where, rows, branch=branch)
+
+    def delete(self, branch: str, where: str) -> None:
+        """Take rows out."""
+        self.opened().delete(where, branch=branch)
+
+    def update(self, branch: str, values: Mapping[str, str], where: str) -> None:
+        """Give rows other values."""
+        self.opened().update(values, where=where, branch=branch)
+
+    def upsert(self, branch: str, rows: pa.Table) -> None:
+        """Put rows in, or in the place of those of the same key."""
+        self.opened().upsert(rows, on=[KEY], branch=branch)
+
+    def add_null(self, branch: str, name: str, kind: pa.DataType) -> None:
+        """Add a column without values."""
+        self.opened().add_columns(pa.field(name, kind), branch=branch)
+
+    def add_computed(self, branch: str, name: str, sql: str) -> None:
+        """Add a column of an expression."""
+        self.opened().add_columns({name: sql}, branch=branch)
+
+    def add_function(self, branch: str, name: str) -> None:
+        """Add a column of thrice the key."""
+
+        def thrice(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.record_batch([pc.multiply(batch[KEY], 3)], names=[name])
+
+        self.opened().add_columns(thrice, reads=[KEY], branch=branch)
+
+    def drop(self, branch: str, name: str) -> None:
+        """Take a column out."""
+        self.opened().drop_columns([name], branch=branch)
+
+    def rename(self, branch: str, old: str, new: str) -> None:
+        """Call a column something else."""
+        self.opened().rename_column(old, new, branch=branch)
+
+    def cast(self, branch: str, name: str, kind: pa.DataType) -> None:
+        """Give a column another type."""
+        self.opened().cast_column(name, kind, branch=branch)
+
+    def configure(self, branch: str, key: str, value: str | None) -> None:
+        """Set a configuration key, or take it out."""
+        self.opened().set_config({key: value}, branch=branch)
+
+    def describe(self, branch: str, key: str, value: str | None) -> None:
+        """Set a key of the table's metadata, or take it out."""
+        self.opened().set_table_metadata({key: value}, branch=branch)
+
+    def compact(self, branch: str) -> None:
+        """Rewrite small fragments as one."""
+        self.opened().compact(branch=branch)
+
+    def restore(self, branch: str, number: int) -> None:
+        """Go back to a version."""
+        table = self.opened()
+        transaction = Transaction(
+            read_version=table.head(branch).number, uuid=str(uuid.uuid4()), operation=Restore(version=number)
+        )
+        table.commit(transaction, branch=branch)
+
+    def create_branch(self, name: str, parent: str, number: int) -> None:
+        """Fork a branch."""
+        self.opened().create_branch(name, f"{parent}@{number}")
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch."""
+        self.opened().delete_branch(name)
+
+    def create_tag(self, name: str, branch: str, number: int) -> None:
+        """Name a version."""
+        self.opened().create_tag(name, f"{branch}@{number}")
+
+    def delete_tag(self, name: str) -> None:
+        """Take a name away."""
+        self.opened().delete_tag(name)
+
+    def merge(self, source: str, dest: str) -> None:
+        """Merge a branch into another."""
+        self.opened().merge(source, into=dest)
+
+    def resume(self, branch: str, transaction: Transaction) -> None:
+        """Commit what was prepared earlier."""
+        self.opened().commit(transaction, branch=branch)
+
+
+def prepared(uri: str, work: Callable[[Ours], object]) -> Transaction | None:
+    """Do something as a process that dies before it commits; the transaction it leaves, if it came to that."""
+
+    def script(request: Request) -> object:
+        if request.commits:
+            raise PlugPulledError
+        return request.send()
+
+    before = set(Path(uri).rglob("*.txn"))
+    try:
+        work(Ours(lambda: LanceTable(parts_on(ScriptedStore(open_store(uri), script)))))
+    except PlugPulledError:
+        (left,) = set(Path(uri).rglob("*.txn")) - before
+        return decode_transaction(left.read_bytes(), left.name)
+    return None

@@ -1,0 +1,202 @@
+"""The `lance-dagster` command: what it prints, what it exits with, and that it starts at once."""
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from lance_dagster import LanceTable
+from lance_dagster.cli.main import main
+from tests.conftest import S3Storage
+from tests.damage import removed
+from tests.ledger import SCHEMA, entries, new_table
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = ["log", "show", "branches", "tags", "verify"]
+
+
+def run(*arguments: str) -> Result:
+    """Call the command in this process."""
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with a branch, a tag and a message."""
+    made = new_table(tmp_path, entries("a", 1, 2, 3))
+    made.create_branch("run/1")
+    made.append(entries("r", 1), branch="run/1", message="one more")
+    made.delete("value = 2")
+    made.create_tag("production", "main@2")
+    return made
+
+
+def test_a_sound_table_is_verified(table: LanceTable) -> None:
+    """Exit code 0, and a line that says how much was looked at."""
+    result = run("verify", table.uri)
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert result.stdout == (
+        "0 errors, 0 warnings; looked at 5 versions, 2 branches, 1 tag, 4 fragments, 2 data files, 1 deletion file, "
+        "0 index files\n"
+    )
+    assert "2 data files read whole" in run("verify", table.uri, "--deep").stdout
+    assert "looked at 1 version, 1 branch" in run("verify", table.uri, "--ref", "run/1").stdout
+
+
+def test_damage_is_printed_and_told_by_the_exit_code(table: LanceTable) -> None:
+    """Where, what, and what would be right; warnings alone leave the exit code 0."""
+    removed("_versions/latest_version_hint.json")(table)
+    result = run("verify", table.uri)
+    assert 0 == result.exit_code
+    assert "warning: _versions/latest_version_hint.json\n    there is no version hint\n    right: " in result.stdout
+    removed("_deletions/*")(table)
+    result = run("verify", table.uri)
+    assert 1 == result.exit_code
+    assert "error: main@3, fragment 0, _deletions/" in result.stdout
+    assert "\n    the deletion file is missing\n    right: " in result.stdout
+    assert "1 error, 1 warning; looked at" in result.stdout
+    assert 0 == run("verify", table.uri, "--ref", "main@2").exit_code
+
+
+def test_a_report_can_be_read_by_programs(table: LanceTable) -> None:
+    """The same as one JSON document, with the same exit code."""
+    sound = json.loads(run("verify", table.uri, "--json").stdout)
+    assert (True, [], 5, 2) == (sound["ok"], sound["problems"], sound["versions"], sound["branches"])
+    removed("_deletions/*")(table)
+    result = run("verify", table.uri, "--json")
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert 1 == result.exit_code
+    assert ("error", ["main@3"], 0) == (problem["severity"], problem["versions"], problem["fragment"])
+    assert problem["path"].startswith("_deletions/0-2-")
+
+
+def test_the_log_is_shown(table: LanceTable) -> None:
+    """Newest first, across forks, with what was said about each."""
+    lines = run("log", table.uri, "--ref", "run/1").stdout.splitlines()
+    assert ["run/1@3", "run/1@2", "main@2", "main@1"] == [line.split()[0] for line in lines]
+    assert lines[0].endswith("4 rows  one more")
+    assert 1 == len(run("log", table.uri, "-n", "1").stdout.splitlines())
+    documents = json.loads(run("log", table.uri, "--json").stdout)
+    assert ["main@3", "main@2", "main@1"] == [document["version"] for document in documents]
+    assert ["main@1"] == documents[1]["parents"]
+
+
+def test_a_version_is_shown(table: LanceTable) -> None:
+    """What made it, from what, and its columns."""
+    shown = run("show", table.uri, "run/1").stdout
+    for line in ("version", "run/1@3", "run/1@2", "one more", "key", "value  int64"):
+        assert line in shown
+    document = json.loads(run("show", table.uri, "production", "--json").stdout)
+    assert ("main@2", 3, "append") == (document["version"], document["rows"], document["operation"].lower())
+    assert {"name": "key", "type": "string", "nullable": True} == document["columns"][0]
+    assert "main@3" in run("show", table.uri).stdout
+
+
+def test_names_are_listed(table: LanceTable) -> None:
+    """Branches with their newest version and their fork, tags with the version they name."""
+    rows = [line.split() for line in run("branches", table.uri).stdout.splitlines()]
+    assert [["main", "main@3"], ["run/1", "run/1@3"]] == [row[:2] for row in rows]
+    assert ["from", "main@2"] == rows[1][2:4]
+    heads = [found["head"] for found in json.loads(run("branches", table.uri, "--json").stdout)]
+    assert ["main@3", "run/1@3"] == heads
+    assert run("tags", table.uri).stdout.startswith("production  main@2  20")
+    assert "main@2" == json.loads(run("tags", table.uri, "--json").stdout)[0]["version"]
+    table.delete_tag("production")
+    assert ("", []) == (run("tags", table.uri).stdout, json.loads(run("tags", table.uri, "--json").stdout))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_call_is_one_line_and_two(tmp_path: Path, table: LanceTable, command: str) -> None:
+    """No table, no such ref, no such option: what is wrong, and exit code 2."""
+    missing = run(command, str(tmp_path / "nothing"))
+    assert (2, 1) == (missing.exit_code, missing.stderr.count("\n"))
+    assert missing.stderr.startswith("lance-dagster: no Lance table at ")
+    assert "" == missing.stdout
+    for option in ("aws_region", "=x"):
+        wrong = run(command, table.uri, "-o", option)
+        assert (2, True) == (wrong.exit_code, "takes KEY=VALUE" in wrong.stderr)
+    unknown = run(command, table.uri, "-o", "aws_region=eu-central-1")
+    assert (2, 1) == (unknown.exit_code, unknown.stderr.count("\n"))
+    assert 2 == run(command).exit_code
+
+
+def test_a_wrong_ref_is_named(table: LanceTable) -> None:
+    """With the nearest name there is."""
+    for result in (run("log", table.uri, "--ref", "prodution"), run("show", table.uri, "prodution")):
+        assert 2 == result.exit_code
+        assert (
+            f"lance-dagster: no branch or tag 'prodution' in {table.uri}; did you mean 'production'?\n" == result.stderr
+        )
+    assert 2 == run("verify", table.uri, "--ref", "main@@").exit_code
+
+
+def test_a_damaged_table_is_refused_in_one_line(table: LanceTable) -> None:
+    """Other subcommands than verify say what is damaged, and exit with 1."""
+    for path in Path(table.uri).glob("_versions/*.manifest"):
+        path.write_bytes(b"")
+    result = run("log", table.uri)
+    assert (1, 1) == (result.exit_code, result.stderr.count("\n"))
+    assert "is damaged" in result.stderr
+
+
+def test_a_secret_is_never_repeated(table: LanceTable) -> None:
+    """Not even one given without its key."""
+    for arguments in (("-o", "hunter2"), ("-o", "aws_secret_access_key=hunter2"), ("-o", "aws_secret=hunter2")):
+        assert "hunter2" not in run("verify", table.uri, *arguments).output
+    assert "hunter2" not in run("verify", "s3://b/t", "-o", "aws_secret=hunter2").output
+
+
+def test_a_table_on_s3_is_reached(s3_storage: S3Storage) -> None:
+    """By the options on the command line."""
+    options = [f"{key}={value}" for key, value in s3_storage.storage_options.items()]
+    given = [argument for option in options for argument in ("--storage-option", option)]
+    table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
+    table.append(entries("a", 1))
+    assert "0 errors, 0 warnings" in run("verify", table.uri, *given).stdout
+    assert "main@2" in run("log", table.uri, *given).stdout
+
+
+def test_help_names_every_subcommand() -> None:
+    """Each with a line of its own, and a page that says what TABLE is about."""
+    listed = run("--help").stdout
+    for command in COMMANDS:
+        assert f"\n  {command} " in listed
+        page = run(command, "--help")
+        assert (0, True) == (page.exit_code, "--json" in page.stdout and "TABLE" in page.stdout)
+
+
+def test_the_installed_command_is_this_one() -> None:
+    """The entry point of the project leads to the group tested here."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, name = scripts["lance-dagster"].partition(":")
+    found = getattr(importlib.import_module(module), name)
+    assert main is found
+    assert isinstance(found, click.Group)
+
+
+def test_it_starts_at_once_and_exits_as_told(table: LanceTable) -> None:
+    """A real process: help loads nothing heavy, a damaged table ends it with 1."""
+    command = [sys.executable, "-m", "lance_dagster.cli"]
+    code = (
+        "import sys; from lance_dagster.cli.main import main; main(['--help'], standalone_mode=False); "
+        "print({'dagster', 'lance', 'pyarrow', 'numpy', 'pendulum', 'pyspark'} & set(sys.modules))"
+    )
+    heavy = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert "set()" == heavy.stdout.splitlines()[-1]
+    taken = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([*command, "--help"], check=True, capture_output=True, cwd=ROOT)
+        taken.append(time.perf_counter() - start)
+    assert min(taken) < 0.5
+    removed("data/*.lance")(table)
+    done = subprocess.run([*command, "verify", table.uri], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert (1, "") == (done.returncode, done.stderr)
+    assert "the file is missing" in done.stdout
