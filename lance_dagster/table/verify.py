@@ -5,11 +5,13 @@ a manifest is held against the files and against the other statements. Nothing i
 the first problem; what is damaged is described, and the rest is looked at all the same.
 
 The order makes it safe beside writers: the versions are listed first and the folders they name files in afterwards,
-so a file that is missing was missing while its version was there. A version that a clean-up removes meanwhile is left
-out. A fragment that many versions share is looked at once.
+so what is committed meanwhile is not missed. What is deleted meanwhile would be: so whatever was found is held against
+a second look at the names and versions there are, and forgotten where its version or branch is gone.
+
+A fragment that many versions share is looked at once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,10 +25,10 @@ from lance_dagster.format import layout
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.resolve import resolve
-from lance_dagster.history.versions import State
+from lance_dagster.history.versions import State, Versions
 from lance_dagster.table.parts import Parts
 from lance_dagster.table.verify_files import NamedFile, Places
-from lance_dagster.table.verify_refs import check_names, gaps, look
+from lance_dagster.table.verify_refs import Names, check_names, gaps, look
 
 Progress = Callable[[int, int], None]
 """Called with how many steps are done, and how many there are as far as is known."""
@@ -72,22 +74,46 @@ def verify(parts: Parts, ref: str | None, *, deep: bool, progress: Progress | No
     Raises:
         NotFoundError: There is no such ref.
     """
+    # What this process has read before says nothing about the bytes that are there.
+    parts = replace(parts, versions=Versions(parts.store, parts.storage_options))
     check = _Check(parts, deep, progress)
     if ref is not None:
         branch, number = resolve(ref, parts.refs, parts.versions)
         check.branch(branch, (number,))
-        return check.finished()
+        report = check.finished()
+        return (
+            replace(report, problems=tuple(_still_there(report.problems, look(parts)))) if report.problems else report
+        )
     names = look(parts)
     check.expect(sum(len(own) for own in names.numbers.values()))
-    check.problems(check_names(names))
     for branch, own in names.numbers.items():
         check.branch(branch, own)
     if names.numbers.get(layout.MAIN, ())[:1] == [1]:
         check.fields()
-    if names.numbers.get(layout.MAIN) == []:
-        check.problems([Problem(what="there is no version on main", right="a table has one", path=layout.VERSIONS)])
     report = check.finished()
-    return replace(report, gaps=gaps(names.numbers), branches=len(names.numbers), tags=len(names.tags))
+    problems = (*check_names(names), *report.problems)
+    return replace(
+        report,
+        problems=tuple(_still_there(problems, look(parts))) if problems else (),
+        gaps=gaps(names.numbers),
+        branches=len(names.numbers),
+        tags=len(names.tags),
+    )
+
+
+def _still_there(problems: Sequence[Problem], names: Names) -> Iterator[Problem]:
+    """Yield the problems of names that are still problems, and those of versions that still exist."""
+    paths = {problem.path for problem in check_names(names)}
+    versions = {f"{branch}@{number}" for branch, numbers in names.numbers.items() for number in numbers}
+    listed = names.numbers.keys()
+    for problem in problems:
+        if not problem.versions:
+            if problem.path in paths:
+                yield problem
+            continue
+        left = tuple(name for name in problem.versions if name in versions or name.rpartition("@")[0] not in listed)
+        if left:
+            yield replace(problem, versions=left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +140,7 @@ class _Check:
     _files: dict[str, dict[NamedFile, str]] = field(default_factory=dict)
     _fields: set[int] = field(default_factory=set)
     _origin: Transaction | None = None
-    _stored: dict[int, Problem] = field(default_factory=dict)
+    _stored: dict[int, tuple[Problem, str]] = field(default_factory=dict)
     _versions: int = 0
     _total: int = 0
     _read: int = 0
@@ -143,7 +169,8 @@ class _Check:
         first = self._origin
         if first is not None and not isinstance(first.operation, Clone):
             known = self._fields
-            self.problems(problem for number, problem in self._stored.items() if number >= 0 and number not in known)
+            for number, (problem, version) in self._stored.items():
+                self.problems([problem] if number >= 0 and number not in known else [], version)
 
     def finished(self) -> VerifyReport:
         if self.deep:
@@ -230,7 +257,7 @@ class _Check:
         for named in self.places.named(state, fragment):
             self._files.setdefault(named.uri, {}).setdefault(named, str(state))
             for number in named.file.fields:
-                self._stored.setdefault(number, _never_a_field(number, named))
+                self._stored.setdefault(number, (_never_a_field(number, named), str(state)))
         return _Checked(fragment, span, (*problems, *wrong))
 
     def _check_unique(self, state: State, group: Sequence[tuple[str, int, Fragment | bytes]]) -> Iterable[Problem]:

@@ -108,6 +108,8 @@ def _check_hint(parts: Parts, line: str, before: int | str | None, newest: int) 
 def check_names(names: Names) -> Iterator[Problem]:
     """Check that branches and tags name what exists, and that pylance's clean-up sees every branch."""
     yield from names.problems
+    if names.numbers.get(layout.MAIN) == []:
+        yield Problem(what="there is no version on main", right="a table has one", path=layout.VERSIONS)
     for branch in names.branches.values():
         yield from _check_branch(branch, names)
     for tag in names.tags.values():

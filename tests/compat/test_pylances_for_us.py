@@ -12,6 +12,14 @@ from lance_dagster.history.refs import NEVER_A_VERSION
 from tests.format.histories import OPERATIONS, written
 from tests.ledger import as_pylance, contents, entries
 
+UNREADABLE = frozenset({"compacted index"})
+"""Operations whose transaction pylance cannot show: it writes rewritten indices without details."""
+OTHER_COLUMNS = frozenset(
+    {"overwrite", "primary key", "schema evolution", "replaced data", "merge_insert variants", "merge_insert on a key"}
+    | {"scalar indices", "vector indices"}
+)
+"""Operations after which the table has others than the two columns it began with."""
+
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
@@ -32,15 +40,15 @@ def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, s
             assert theirs.count_rows() == table.count_rows(ref)
             described = table.at(ref)
             assert "lance 14.0.2" == described.writer
+            if operation in UNREADABLE and stable:
+                continue
             made = theirs.read_transaction(version)
             assert made is not None
             assert made.uuid == described.transaction
     assert len(table.log()) == dataset.version
 
 
-@pytest.mark.parametrize(
-    "operation", [name for name in OPERATIONS if name not in ("overwrite", "primary key", "schema evolution")]
-)
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in OTHER_COLUMNS])
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
 def test_we_go_on_with_what_pylance_made(tmp_path: Path, operation: str, *, stable: bool) -> None:
     """Append, replace, branch, merge; pylance agrees on every row."""

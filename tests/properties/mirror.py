@@ -116,6 +116,14 @@ class Snapshot:
         """The values of every row, in the order of the columns."""
         return {key: tuple(column.of(row) for column in self.columns) for key, row in self.rows.items()}
 
+    def blind(self) -> "Snapshot":
+        """Without the values that were written for a column after it had been given another type."""
+        tokens = [column.token for column in self.columns]
+        rows = {
+            key: replace(row, cells={token: row.cells.get(token) for token in tokens}) for key, row in self.rows.items()
+        }
+        return replace(self, rows=rows)
+
     def made_up(self, keys: Iterable[int], salt: int = 0) -> dict[int, Row]:
         """New rows with values for every column."""
         places = list(enumerate(self.columns, start=salt))

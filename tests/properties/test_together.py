@@ -31,7 +31,7 @@ from tests.properties.works import KINDS
 from tests.properties.writers import Ours, Theirs, prepared
 from tests.store.scripted import ScriptedStore, intruder_at_commit
 
-STEPS = int(os.environ.get("LANCE_DAGSTER_STEPS", "2500"))
+STEPS = int(os.environ.get("LANCE_DAGSTER_STEPS", "4000"))
 STEPS_OF_ONE = 50
 MOST_BRANCHES = 4
 BY_BOTH = ("append", "delete", "update", "upsert")
@@ -315,9 +315,15 @@ class Together(Machine):
     def come_late(self, data: st.DataObject) -> None:
         """Let pylance work through a handle that was opened earlier."""
         branch, seen, dataset = self.handles.pop(data.draw(st.integers(0, len(self.handles) - 1), label="handle"))
+        if any(self.lines[branch].head.column(column.token) is None for column in seen.columns):
+            # Pylance gives the id of a dropped column to a new one, where values written for the old one then show.
+            return
         work = self.any_work(data, seen, BY_BOTH)
         late = Theirs(lambda _: dataset)
-        self.attempt(f"late {work.kind}", branch, lambda: work.do(late, branch), work.outcomes(self.lines[branch].head))
+        outcomes = work.outcomes(self.lines[branch].head)
+        # Pylance appends through its own casts, and what was written for the old type is read as null.
+        outcomes += [outcome.blind() for outcome in outcomes]
+        self.attempt(f"late {work.kind}", branch, lambda: work.do(late, branch), outcomes)
 
     @precondition(lambda self: self.drafts)
     @rule(data=st.data())

@@ -3,7 +3,6 @@
 import pickle
 from pathlib import Path
 
-import lance
 import pyarrow as pa
 import pytest
 
@@ -13,7 +12,6 @@ from lance_dagster.errors import (
     CorruptFileError,
     InvalidInputError,
     TableNotFoundError,
-    UnsupportedFeatureError,
 )
 from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
 
@@ -79,13 +77,6 @@ def test_a_table_travels_to_other_processes(tmp_path: Path) -> None:
     target = table.target()
     assert target == pickle.loads(pickle.dumps(target))  # noqa: S301 - same
     assert f"LanceTable({table.uri!r})" == repr(table)
-
-
-def test_a_table_of_the_first_naming_scheme_is_refused(tmp_path: Path) -> None:
-    """Two schemes in one folder make a table that nobody can open."""
-    lance.write_dataset(entries("a", 1), str(tmp_path / "t"), enable_v2_manifest_paths=False)
-    with pytest.raises(UnsupportedFeatureError, match="manifest names of the first scheme"):
-        LanceTable.open(tmp_path / "t")
 
 
 def test_a_damaged_version_is_named(tmp_path: Path) -> None:

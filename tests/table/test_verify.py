@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -42,7 +43,7 @@ from tests.damage import (
     written,
 )
 from tests.format.codec.framing import changed
-from tests.ledger import SCHEMA, as_pylance, entries, new_table, parts_on
+from tests.ledger import SCHEMA, as_pylance, entries, new_table
 
 ERROR, WARNING = "error", "warning"
 
@@ -789,14 +790,51 @@ def test_a_table_on_s3_is_verified(s3_storage: S3Storage) -> None:
     assert (f"data/{name}", ("main@2", "run@2")) == (problem.path, problem.versions[:2])
 
 
-def test_a_version_that_is_cleaned_up_meanwhile_is_no_problem(tmp_path: Path) -> None:
-    """A listing that is no longer right says nothing about the table."""
+def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
+    """A branch with its folder, a tag, and versions with their files, each between the listing and the look."""
     table = ours(tmp_path)
-    paths = [manifest_file(table, number) for number in (1, 2)]
+    table.create_tag("inner-tag", "inner")
+    table.overwrite(entries("z", 1))
 
-    def clean(done: int, total: int) -> None:  # noqa: ARG001 - how it is called
-        for path in paths[1:]:
-            path.unlink(missing_ok=True)
+    def clean(done: int, _: int) -> None:
+        if done == 1:
+            table.delete_tag("inner-tag")
+            table.delete_branch("inner")
+            table.delete_branch("run")
+            as_pylance(table).tags.delete("production")
+            as_pylance(table).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
 
-    report = LanceTable(parts_on(open_store(table.uri))).verify(progress=clean)
+    report = table.verify(progress=clean)
     assert () == report.problems
+    assert 1 == len(LanceTable.open(table.uri).versions_after(0))
+
+
+def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
+    """Commits, branches that come and go, and merges, while the same table is looked at again and again."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    done = threading.Event()
+
+    def write() -> None:
+        own = LanceTable.open(table.uri)
+        try:
+            for number in range(25):
+                own.create_branch(f"run/{number}")
+                own.append(entries("r", number), branch=f"run/{number}")
+                own.delete(f"value = {number - 3}", branch=f"run/{number}")
+                own.merge(f"run/{number}")
+                own.move_tag("production", "main")
+                own.delete_branch(f"run/{number}")
+        finally:
+            done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reports = []
+    while not done.is_set():
+        reports.append(LanceTable.open(table.uri).verify())
+    writer.join()
+    assert [] == [problem for report in reports for problem in report.problems if problem.severity == ERROR]
+    assert ((), 25) == (
+        table.verify().problems,
+        table.count_rows() - 3 + len([n for n in range(25) if 1 <= n - 3 <= 3]),
+    )

@@ -1,0 +1,78 @@
+"""Columns that pylance changes between our look at a table and our commit: no value is lost or read as another."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitConflictError, InvalidInputError
+from lance_dagster.store import open_store
+from tests.ledger import entries, parts_on
+from tests.store.scripted import ScriptedStore, intruder_at_commit
+
+WRITES: dict[str, Callable[[LanceTable], object]] = {
+    "append": lambda table: table.append(entries("new", 50, 51)),
+    "replace": lambda table: table.replace_where("value = 1", entries("new", 50, 51)),
+    "upsert": lambda table: table.upsert(entries("new", 50, 51), on=["value"]),
+    "update": lambda table: table.update({"key": "'new'"}, where="value = 1"),
+}
+
+
+def _alter(dataset: lance.LanceDataset, change: dict[str, Any]) -> None:
+    dataset.alter_columns(change)  # type: ignore[arg-type]
+
+
+CHANGES: dict[str, Callable[[lance.LanceDataset], object]] = {
+    "cast a number": lambda dataset: _alter(dataset, {"path": "value", "data_type": pa.int32()}),
+    "cast a text": lambda dataset: _alter(dataset, {"path": "key", "data_type": pa.large_string()}),
+    "rename": lambda dataset: _alter(dataset, {"path": "key", "name": "name"}),
+    "drop": lambda dataset: dataset.drop_columns(["key"]),
+    "add computed": lambda dataset: dataset.add_columns({"more": "value * 2"}),
+    "add nulls": lambda dataset: dataset.add_columns(pa.field("more", pa.int32())),
+}
+
+
+def rows(uri: str) -> list[tuple[Any, ...]]:
+    """Rows by the two columns there were, whatever they are called, as far as they are there."""
+    dataset = lance.dataset(uri)
+    dataset.validate()
+    names = [name for name in dataset.schema.names if name != "more"]
+    return sorted(tuple(row[name] for name in names) for row in dataset.to_table().to_pylist())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("write", WRITES)
+def test_rows_are_whole_or_refused(tmp_path: Path, write: str, change: str) -> None:
+    """As when pylance had been first, or as if we had not tried."""
+    uris = [str(tmp_path / name) for name in ("alone", "raced")]
+    for uri in uris:
+        lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=True)
+    alone, raced = uris
+    WRITES[write](LanceTable.open(alone))
+    CHANGES[change](lance.dataset(alone))
+    script = intruder_at_commit(lambda: CHANGES[change](lance.dataset(raced)))
+    table = LanceTable(parts_on(ScriptedStore(open_store(raced), script)))
+    try:
+        WRITES[write](table)
+    except (CommitConflictError, InvalidInputError):
+        without = str(tmp_path / "without")
+        lance.write_dataset(entries("a", 1, 2, 3), without, max_rows_per_file=2, enable_stable_row_ids=True)
+        CHANGES[change](lance.dataset(without))
+        assert rows(without) == rows(raced)
+    else:
+        assert rows(alone) == rows(raced)
+
+
+def test_rows_of_pylance_meet_our_cast(tmp_path: Path) -> None:
+    """An append that did not see the cast is refused, where its values would be read as nulls."""
+    uri = str(tmp_path / "table")
+    lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True)
+    stale = lance.dataset(uri)
+    LanceTable.open(uri).cast_column("value", pa.int32())
+    with pytest.raises(OSError, match="conflict"):
+        stale.insert(entries("late", 2))
+    assert [("a", 1)] == rows(uri)
