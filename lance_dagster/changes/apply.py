@@ -181,10 +181,6 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
     )
 
 
-def _create_index(head: Manifest, operation: ops.CreateIndex) -> Manifest:
-    return created(head, operation)
-
-
 def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
     fragments = head.fragments
     last = -1 if head.max_fragment_id is None else head.max_fragment_id
@@ -208,9 +204,12 @@ def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]
 
 def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
     given = operation.fragments if isinstance(operation.fragments, Fragments) else Fragments(operation.fragments)
-    unknown = sorted(set(given.ids) - set(head.fragments.ids))
+    known, named = set(head.fragments.ids), set(given.ids)
+    unknown, lost = sorted(named - known), sorted(known - named)
     if unknown:
         raise InvalidInputError(f"version {head.version} has no fragment {unknown[0]}")
+    if lost:
+        raise InvalidInputError(f"a merge without fragment {lost[0]} of version {head.version} would lose its rows")
     before = dict(zip(head.fragments.ids, head.fragments.items, strict=True))
     changed: dict[int, Fragment] = {}
     for number, item in zip(given.ids, given.items, strict=True):
@@ -354,7 +353,7 @@ _RULES: Mapping[type[ops.Operation], Callable[[Manifest, Any], Manifest]] = {
     ops.Delete: _delete,
     ops.Update: _update,
     ops.Overwrite: _overwrite,
-    ops.CreateIndex: _create_index,
+    ops.CreateIndex: created,
     ops.Rewrite: _rewrite,
     ops.Merge: _merge,
     ops.Project: _project,

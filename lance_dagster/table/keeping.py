@@ -23,7 +23,8 @@ from lance_dagster.table.facade import Facade
 from lance_dagster.table.indices import IndexStatus
 from lance_dagster.table.old_names import migrate_manifest_names
 from lance_dagster.table.relocating import How, Relocation
-from lance_dagster.table.verify import Progress, VerifyReport
+from lance_dagster.table.verify import VerifyReport
+from lance_dagster.table.verify_versions import Progress
 from lance_dagster.table.write import Note, Rows
 
 

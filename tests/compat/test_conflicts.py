@@ -110,6 +110,11 @@ LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
         "the new index would answer for values it does not hold, or for a field that is gone",
         {("index value", "update columns"), ("index more", "drop column")},
     ),
+    "another column": (
+        (RETRY, PASSES),
+        "the files hold values of a field that is gone, whose id may be given to another one",
+        {(mine, "drop column") for mine in ("append", "update 0", "update 7")},
+    ),
     "lost metadata": (
         (RETRY, PASSES),
         "pylance's projection brings back the field metadata it read, and what the other one set is lost",

@@ -173,6 +173,8 @@ class Together(Machine):
             self.commit(how, branch, lambda: self.theirs.clean_up(branch), line.head)
             # Files that no version names yet are taken for garbage.
             self.drafts = [draft for draft in self.drafts if branch not in ("main", draft[0])]
+            # What came and was cleaned up since a handle was opened, pylance commits on top of unseen.
+            self.handles = [handle for handle in self.handles if handle[0] != branch]
             left = LanceTable.open(self.uri).versions_after(0, branch)
             kept = {line.number, *(number for tagged, number in self.tags.values() if tagged == branch)}
             assert kept <= set(left)

@@ -817,7 +817,7 @@ def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
     def write() -> None:
         own = LanceTable.open(table.uri)
         try:
-            for number in range(25):
+            for number in range(8):
                 own.create_branch(f"run/{number}")
                 own.append(entries("r", number), branch=f"run/{number}")
                 own.delete(f"value = {number - 3}", branch=f"run/{number}")
@@ -834,7 +834,5 @@ def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
         reports.append(LanceTable.open(table.uri).verify())
     writer.join()
     assert [] == [problem for report in reports for problem in report.problems if problem.severity == ERROR]
-    assert ((), 25) == (
-        table.verify().problems,
-        table.count_rows() - 3 + len([n for n in range(25) if 1 <= n - 3 <= 3]),
-    )
+    assert () == table.verify(deep=True).problems
+    assert len(reports) > 1
