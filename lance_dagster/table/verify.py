@@ -70,9 +70,7 @@ def verify(parts: Parts, ref: str | None, *, deep: bool, progress: Progress | No
         branch, number = resolve(ref, parts.refs, parts.versions)
         check.branch(branch, (number,))
         report = _report(check)
-        return (
-            replace(report, problems=tuple(_still_there(report.problems, look(parts)))) if report.problems else report
-        )
+        return replace(report, problems=_confirmed(parts, report.problems))
     names = look(parts)
     check.expect(sum(len(own) for own in names.numbers.values()))
     for branch, own in names.numbers.items():
@@ -83,7 +81,7 @@ def verify(parts: Parts, ref: str | None, *, deep: bool, progress: Progress | No
     problems = (*check_names(names), *report.problems)
     return replace(
         report,
-        problems=tuple(_still_there(problems, look(parts))) if problems else (),
+        problems=_confirmed(parts, problems),
         gaps=gaps(names.numbers),
         branches=len(names.numbers),
         tags=len(names.tags),
@@ -105,16 +103,21 @@ def _report(check: Verification) -> VerifyReport:
     )
 
 
+def _confirmed(parts: Parts, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    return tuple(_still_there(problems, look(parts))) if problems else ()
+
+
 def _still_there(problems: Sequence[Problem], names: Names) -> Iterator[Problem]:
     """Yield the problems of names that are still problems, and those of versions that still exist."""
     paths = {problem.path for problem in check_names(names)}
     versions = {f"{branch}@{number}" for branch, numbers in names.numbers.items() for number in numbers}
-    listed = names.numbers.keys()
+    # Of these nobody can say which versions they have.
+    unlisted = set(names.lines) - names.numbers.keys()
     for problem in problems:
         if not problem.versions:
             if problem.path in paths:
                 yield problem
             continue
-        left = tuple(name for name in problem.versions if name in versions or name.rpartition("@")[0] not in listed)
+        left = tuple(name for name in problem.versions if name in versions or name.rpartition("@")[0] in unlisted)
         if left:
             yield replace(problem, versions=left)

@@ -62,7 +62,9 @@ class Verification:
     def problems(self, problems: Iterable[Problem], version: str) -> None:
         """Add what is wrong with a version."""
         for problem in problems:
-            self._found.setdefault(problem, []).append(version)
+            names = self._found.setdefault(problem, [])
+            if version not in names[-1:]:
+                names.append(version)
 
     def branch(self, branch: str, numbers: Sequence[int]) -> None:
         """Look at versions of a branch, oldest first."""

@@ -754,6 +754,7 @@ def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
     ]
     assert 1 == len(problems)
     assert "cannot be listed: cannot store tables at gs://" in problems[0].what
+    assert (f"main@{table.head().number}",) == problems[0].versions
 
 
 def test_missing_files_under_base_paths_are_found(tmp_path: Path) -> None:
@@ -807,6 +808,18 @@ def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
     report = table.verify(progress=clean)
     assert () == report.problems
     assert 1 == len(LanceTable.open(table.uri).versions_after(0))
+
+
+def test_damage_of_a_branch_that_goes_meanwhile_is_forgotten(tmp_path: Path) -> None:
+    """It was found, and the branch is gone before the report is made."""
+    table = ours(tmp_path)
+    table.delete_branch("inner")
+    removed("tree/run/_deletions/*")(table)
+    (problem,) = table.verify().problems
+    assert (str(table.head("run")),) == problem.versions
+    steps = table.verify().versions
+    report = table.verify(progress=lambda done, _: table.delete_branch("run") if done == steps else None)
+    assert () == report.problems
 
 
 def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
