@@ -26,13 +26,14 @@ def check_sound(manifest: Manifest, path: str) -> None:
     """
     bases = {base.id for base in manifest.base_paths}
     versions = _Counts(path)
+    stable = manifest.stable_row_ids
 
     def check(fragments: Fragments) -> None:
         arrow_from_fields(manifest.fields, manifest.schema_metadata, path)
         for item in fragments.items:
             message = checked_message(item, path)
             problem = _base_problem(message, bases)
-            if problem is None and manifest.stable_row_ids:
+            if problem is None and stable:
                 problem = _lineage_problem(message, versions)
             if problem is not None:
                 raise CorruptFileError(path, f"fragment {message.id} {problem}")
