@@ -65,6 +65,8 @@ def apply(
         if rule is None:
             raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}")
         changed = rule(head, operation)
+    # Refuses what cannot be counted: pylance would find the numbers out before it commits.
+    _ = changed.rows
     return with_flags(
         replace(
             changed,

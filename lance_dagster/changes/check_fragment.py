@@ -8,6 +8,7 @@ from lance_dagster.changes.problems import WARNING, Problem
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import U64Array, count_row_ids, decode_row_ids, decode_versions
 from lance_dagster.format.codec.rows import count_versions
+from lance_dagster.format.file_versions import version_of_file
 from lance_dagster.format.model import TOMBSTONE_FIELD, BasePath, DataFile, Field, Flag, Fragment, Manifest
 from lance_dagster.format.schema import stored_field_ids
 
@@ -102,8 +103,9 @@ def _check_file(file: DataFile, fragment: int, context: Context) -> Iterator[Pro
             path=file.path,
             fragment=fragment,
         )
-    version = f"{file.major}.{file.minor}"
-    if version != context.file_version and not context.flags & Flag.MIXED_FILE_VERSIONS:
+    version = version_of_file(file)
+    # Old tables do not say what their files are.
+    if version != context.file_version != "" and not context.flags & Flag.MIXED_FILE_VERSIONS:
         yield Problem(
             what=f"the data file is of version {version}",
             right=f"all are of {context.file_version}, unless feature flag {int(Flag.MIXED_FILE_VERSIONS)} is set",
@@ -161,7 +163,7 @@ def _check_deletion(fragment: Fragment, context: Context) -> Iterator[Problem]:
         return
     if deletion.base_id is not None and deletion.base_id not in context.base_ids:
         yield _no_base(deletion.base_id, "its deletion file", fragment.id)
-    if deletion.deleted_rows > fragment.physical_rows:
+    if fragment.counted and deletion.deleted_rows > fragment.physical_rows:
         yield Problem(
             what=f"{deletion.deleted_rows} rows of {fragment.physical_rows} are said to be deleted",
             right="at most as many as there are",

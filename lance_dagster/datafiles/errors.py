@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lance_dagster.errors import CorruptFileError, InvalidInputError, StoreError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, StoreError, UnsupportedFeatureError
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
 _PANIC = "PanicException"
@@ -18,15 +18,25 @@ _DAMAGE = (
     "Non-leaf field",
     "specified the column index",
     "missing row count",
+    "v1 binary row range",
 )
 """What pylance says when the bytes of a file are not what they should be."""
+_UNFINISHED = (
+    "PageLayout encoding",
+    "u32 chunk grammar",
+    "mixed data-file-version capability",
+)
+"""What pylance says of data files written while their version of the format was still being worked on."""
+_CRASHED = "reader producer terminated"
+"""What is left of a crash in one of pylance's threads."""
 
 
 @contextmanager
 def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]:
     """Turn what pylance raises while it reads into `InvalidInputError`.
 
-    Or into `StoreError` when the storage failed, and `CorruptFileError` when a file is damaged; `where` is for these.
+    Or into `StoreError` when the storage failed, `CorruptFileError` when a file is damaged and
+    `UnsupportedFeatureError` when pylance does not know what is in it; `where` is for these.
     """
     with reading_errors("read the columns" if filter is None else f"evaluate the filter {filter!r}", where):
         yield
@@ -59,16 +69,19 @@ def storage_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def _crashes(what: str, where: str) -> Iterator[None]:
-    """Turn what pylance raises over damaged files, and its crashes, into `CorruptFileError` and `StoreError`.
+    """Turn what pylance raises over files, and its crashes, into this package's errors.
 
     A crash is no `Exception` and has no class that could be named.
     """
     try:
         yield
     except BaseException as error:
+        if isinstance(error, _EXPECTED) and any(sign in str(error) for sign in _UNFINISHED):
+            unknown = f"data files that pylance cannot read ({_first_line(error)})"
+            raise UnsupportedFeatureError(where, [unknown]) from error
         if isinstance(error, _EXPECTED) and any(sign in str(error) for sign in _DAMAGE):
             raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}") from error
-        if type(error).__name__ != _PANIC:
+        if type(error).__name__ != _PANIC and _CRASHED not in str(error):
             raise
         raise StoreError(f"cannot {what} of {where}: pylance crashed: {_first_line(error)}") from error
 

@@ -45,7 +45,7 @@ def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filt
 
 
 def count(dataset: lance.LanceDataset, filter: str | None = None) -> int:
-    """Count the rows that match a filter."""
+    """Count the rows that match a filter, or all."""
     with query_errors(filter, dataset.uri):
         return dataset.count_rows(filter=filter)
 

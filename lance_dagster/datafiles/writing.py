@@ -74,7 +74,10 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
         StoreError: The storage failed. Files finished before stay, and mean nothing.
     """
     if target.file_version not in _WRITABLE:
-        raise UnsupportedFeatureError(target.data_uri, [f"data files of version {target.file_version!r}"])
+        # Empty in tables from before versions were put down.
+        old = target.file_version in ("", "0.1")
+        version = "older than 2.0 (pylance writes them)" if old else f"of version {target.file_version!r}"
+        raise UnsupportedFeatureError(target.data_uri, [f"writing data files {version}"])
     if has_blobs(target.schema):
         return _write_blobs(target, batches)
     files: list[StagedFile] = []

@@ -12,7 +12,7 @@ All paths here are relative to the table's root, with "/" between segments.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format.model import DeletionFile
@@ -70,6 +70,19 @@ def versions_in(names: Iterable[str]) -> tuple[list[int], list[int]]:
         elif (number := old_version_of(name)) is not None:
             old.append(number)
     return present, old
+
+
+def newest_among(names: Sequence[str]) -> Sequence[str]:
+    """Return the names of a listing among which the newest version's is: very few when all are of the present scheme.
+
+    Where names are of both schemes, some of each are returned.
+    """
+    others = [name for name in names if len(name) != _MANIFEST_NAME_LENGTH]
+    # The names of detached versions are as long; they begin with a letter, which comes after every digit.
+    newest = min((name for name in names if len(name) == _MANIFEST_NAME_LENGTH), default=None)
+    if newest is None:
+        return others
+    return [newest, *others] if version_of(newest) is not None else names
 
 
 def line_root(branch: str) -> str:

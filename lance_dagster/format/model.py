@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Protocol, overload
 
-from lance_dagster.errors import InvalidInputError
+from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 
 TOMBSTONE_FIELD = -2
 """Stands in `DataFile.fields` for a column that no longer exists."""
+_UNCOUNTED = "fragments without a number of rows, as pylance before 0.8 wrote them (one commit by pylance counts them)"
 
 
 class Flag(IntFlag):
@@ -103,8 +104,19 @@ class Fragment:
 
     @property
     def rows(self) -> int:
-        """Rows that are not deleted."""
+        """Rows that are not deleted.
+
+        Raises:
+            UnsupportedFeatureError: It does not say how many there are.
+        """
+        if not self.counted:
+            raise UnsupportedFeatureError(f"fragment {self.id}", [_UNCOUNTED])
         return self.physical_rows - (self.deletion.deleted_rows if self.deletion else 0)
+
+    @property
+    def counted(self) -> bool:
+        """Whether it says how many rows it has, and how many are deleted; old programs left both out."""
+        return bool(self.physical_rows or not self.files) and (self.deletion is None or self.deletion.deleted_rows > 0)
 
     @property
     def file_names(self) -> frozenset[str]:
@@ -114,15 +126,21 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What is known of many fragments without reading each: ids in order, live rows, whether any has deletions."""
+    """What is known of many fragments without reading each: ids in order, live rows, whether any has deletions.
+
+    Without `counted`, one of them does not say how many rows it has, and `rows` means nothing.
+    """
 
     ids: Sequence[int]
     rows: int
     deletions: bool
+    counted: bool = True
 
 
 class Coding(Protocol):
-    """Reads encoded fragments. Its errors name the file the bytes came from."""
+    """Reads encoded fragments. Its errors name the file the bytes came from, which is `path`."""
+
+    path: str
 
     def decode(self, data: bytes) -> Fragment:
         """Read one fragment."""
@@ -169,8 +187,16 @@ class Fragments(Sequence[Fragment]):
 
     @property
     def rows(self) -> int:
-        """Rows that are not deleted."""
-        return self._outlined().rows
+        """Rows that are not deleted.
+
+        Raises:
+            UnsupportedFeatureError: A fragment does not say how many there are.
+        """
+        outline = self._outlined()
+        if not outline.counted:
+            # Counted as none, rows would be lost without a word.
+            raise UnsupportedFeatureError(self._coding.path if self._coding else "a change", [_UNCOUNTED])
+        return outline.rows
 
     @property
     def deletions(self) -> bool:
@@ -220,7 +246,9 @@ class Fragments(Sequence[Fragment]):
         if known is not None:
             extra = _outline_of(new)
             ids = [*known.ids, *extra.ids]
-            result._outline = Outline(ids, known.rows + extra.rows, known.deletions or extra.deletions)
+            result._outline = Outline(
+                ids, known.rows + extra.rows, known.deletions or extra.deletions, known.counted and extra.counted
+            )
         return result
 
     def changed(self, removed: Collection[int], updated: Mapping[int, Fragment]) -> "Fragments":
@@ -274,14 +302,15 @@ class Fragments(Sequence[Fragment]):
         rest = self._coding.outline(encoded)
         ids_read, ids_rest = iter(read.ids), iter(rest.ids)
         ids = [next(ids_rest) if isinstance(item, bytes) else next(ids_read) for item in self._items]
-        return Outline(ids, read.rows + rest.rows, read.deletions or rest.deletions)
+        return Outline(ids, read.rows + rest.rows, read.deletions or rest.deletions, read.counted and rest.counted)
 
 
 def _outline_of(fragments: Sequence[Fragment]) -> Outline:
     return Outline(
         [fragment.id for fragment in fragments],
-        sum(fragment.rows for fragment in fragments),
+        sum(fragment.rows for fragment in fragments if fragment.counted),
         any(fragment.deletion is not None for fragment in fragments),
+        all(fragment.counted for fragment in fragments),
     )
 
 

@@ -118,7 +118,8 @@ class Versions:
             found = self._known(branch, self.store.list(self._folder(branch), limit=_FIRST_NAMES))
             if found and branch not in self._old_named:
                 return max(found)
-        return max(self._known(branch, self.store.list(self._folder(branch))), default=None)
+        names = layout.newest_among(self.store.list(self._folder(branch)))
+        return max(self._known(branch, names), default=None)
 
     def exist(self, branch: str) -> bool:
         """Tell whether a branch has a version, without looking at how many."""
@@ -204,9 +205,8 @@ class Versions:
     def _manifest(self, branch: str, number: int) -> tuple[str, bytes | None]:
         path = self.manifest_path(branch, number)
         data = self.store.get(path)
-        if data is not None or branch != layout.MAIN:
+        if data is not None:
             return path, data
-        # Branches never had the first naming scheme.
         names = (layout.manifest_name(number), layout.old_manifest_name(number))
         other = next(found for name in names if (found := f"{self._folder(branch)}/{name}") != path)
         return other, self.store.get(other)

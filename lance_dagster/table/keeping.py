@@ -222,11 +222,11 @@ class Keeping(Facade):
     def migrate_manifest_names(self) -> int:
         """Give the versions of an old table their present file names, which list the newest first; returns how many.
 
-        Needed for nothing but speed on object storage. While it runs, nobody can open the table at its newest version,
-        and writers have to be stopped: one that is at work would go on under the old scheme. A call that was
-        interrupted is made again.
+        Branches included. Needed for nothing but speed on object storage. While it runs, nobody can open the table at
+        its newest version, and writers have to be stopped: one that is at work would go on under the old scheme. A call
+        that was interrupted is made again.
 
         Raises:
             CorruptFileError: Two different manifests would have one name; both are still there.
         """
-        return migrate_manifest_names(self._parts.versions)
+        return migrate_manifest_names(self._parts.versions, self._parts.refs.branches())

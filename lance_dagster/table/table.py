@@ -6,11 +6,12 @@ version, atomically: it is there whole or not at all, and readers of other versi
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 
 from lance_dagster import datafiles
-from lance_dagster.errors import AlreadyExistsError, TableNotFoundError
+from lance_dagster.errors import AlreadyExistsError, TableNotFoundError, UnsupportedFeatureError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.log import first_parents
 from lance_dagster.history.versions import Version
@@ -113,9 +114,15 @@ class LanceTable(Editing, Evolving, Naming, Merging, Keeping):
         return schema_of(self._parts.at(ref))
 
     def count_rows(self, ref: str = MAIN, filter: str | None = None) -> int:
-        """Count rows; without a filter this reads one manifest and no data."""
+        """Count rows; without a filter this reads one manifest and no data.
+
+        Unless it was written by very old programs, which did not put down how many there are.
+        """
         state = self._parts.at(ref)
-        return state.manifest.rows if filter is None else datafiles.count(self._parts.dataset(state), filter)
+        if filter is None:
+            with suppress(UnsupportedFeatureError):
+                return state.manifest.rows
+        return datafiles.count(self._parts.dataset(state), filter)
 
     def to_lance(self, ref: str = MAIN) -> datafiles.LanceDataset:
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""

@@ -12,6 +12,7 @@ from lance_dagster.errors import CorruptFileError, FormatError, InvalidInputErro
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_transaction
 from lance_dagster.format.deletions import decode_offsets
+from lance_dagster.format.file_versions import FIRST, version_of_file
 from lance_dagster.format.model import BasePath, DataFile, Fragment, IndexMetadata
 from lance_dagster.format.schema import BLOB
 from lance_dagster.history.versions import State
@@ -64,16 +65,19 @@ class Places:
                 continue
             listing = self._listed(base, layout.DATA)
             self.data_files.add(self._shown(listing, file.path))
-            yield from self._compared(listing, file.path, file.size, fragment.id)
+            # Sizes of files of the first format were written down wrong, and nobody goes by them.
+            size = file.size if version_of_file(file) != FIRST else 0
+            yield from self._compared(listing, file.path, size, fragment.id)
         yield from self._check_deletion(state, fragment)
 
     def named(self, state: State, fragment: Fragment) -> Iterator[NamedFile]:
-        """Yield the data files of a fragment that are there, to be opened."""
+        """Yield the data files of a fragment that are there and can be opened by themselves."""
         blobs = {field.id for field in state.manifest.fields if field.extension_name == BLOB}
         for file in fragment.files:
             base = self._base(state, file.base_id)
             listing = None if base is None else self._listed(base, layout.DATA)
-            if base is not None and listing is not None and file.path in (listing.sizes or ()):
+            there = listing is not None and file.path in (listing.sizes or ())
+            if base is not None and listing is not None and there and version_of_file(file) != FIRST:
                 yield NamedFile(
                     uri=f"{listing.uri}/{file.path}",
                     path=self._shown(listing, file.path),
@@ -168,6 +172,8 @@ class Places:
         found = self.offsets(state, fragment)
         if isinstance(found, Problem):
             yield found
+            return
+        if not fragment.counted:
             return
         if len(found) != deletion.deleted_rows:
             yield Problem(

@@ -10,6 +10,7 @@ from lance_dagster.changes.check_manifest import check_indices, check_manifest, 
 from lance_dagster.changes.problems import Problem
 from lance_dagster.datafiles import FileSummary, Inspector
 from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
+from lance_dagster.format.file_versions import version_named, version_of_file
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.versions import State
@@ -214,7 +215,7 @@ def _check_summary(named: NamedFile, found: FileSummary) -> Iterable[Problem]:
     """Hold what a data file says about itself against what a fragment says."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
-    own, said = f"{found.major}.{found.minor}", f"{file.major}.{file.minor}"
+    own, said = version_named(found.major, found.minor), version_of_file(file)
     if found.rows != named.rows:
         yield _about(named, f"the file has {found.rows} rows", f"the fragment says {named.rows}")
     if found.columns < columns:

@@ -1,15 +1,19 @@
 """Manifest names of the first scheme: read, written to, and migrated to the present one."""
 
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import lance
 import pytest
 
 from lance_dagster import CorruptFileError, LanceTable
-from lance_dagster.format.layout import manifest_name
+from lance_dagster.format.layout import manifest_name, newest_among
+from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore
 from tests.ledger import contents, entries, parts_on
-from tests.store.scripted import PlugPulledError, ScriptedStore, plug_pulled_before_write
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
 
 
 @pytest.fixture
@@ -80,9 +84,76 @@ def test_a_migration_that_is_killed_can_be_made_again(table: LanceTable, writes:
         with pytest.raises(CorruptFileError, match=r"migrate_manifest_names\(\) finishes"):
             LanceTable.open(table.uri).versions_after(0)
         assert 5 == table.count_rows("main@5")
+    _assert_newest_or_refused(table.uri)
     LanceTable.open(table.uri).migrate_manifest_names()
     assert ROWS == contents(LanceTable.open(table.uri))
     assert ROWS == sorted(contents(LanceTable(parts_on(LocalStore(table.uri)))))
+
+
+class OrderedStore(LocalStore):
+    """A store that lists in order, as object stores do, and so is asked only for the first names."""
+
+    ordered_listing = True
+
+
+def _assert_newest_or_refused(uri: str) -> None:
+    """Never an older version in place of the newest: the next commit would then take a number that is taken."""
+    with suppress(CorruptFileError):
+        assert 11 == Versions(OrderedStore(uri)).newest("main")
+
+
+@pytest.mark.parametrize("copies", range(1, 11))
+def test_pylance_finishes_what_was_begun(table: LanceTable, copies: int) -> None:
+    """A half migrated table is migrated by either."""
+    store = ScriptedStore(LocalStore(table.uri), plug_pulled_before_write(copies))
+    with pytest.raises(PlugPulledError):
+        LanceTable(parts_on(store)).migrate_manifest_names()
+    lance.dataset(table.uri, version=5).migrate_manifest_paths_v2()
+    assert sorted(map(manifest_name, range(1, 12))) == names(table)
+    assert ROWS == contents(LanceTable.open(table.uri))
+
+
+def test_a_writer_that_was_not_stopped_is_migrated_too(table: LanceTable) -> None:
+    """What it commits while names are copied is found before the end."""
+    writes = 0
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        nonlocal writes
+        writes += request.writes
+        if request.writes and writes == 15:
+            (Path(table.uri) / "_versions" / "12.manifest").write_bytes(late)
+        return request.send()
+
+    other = shutil.copytree(table.uri, f"{table.uri}-other")
+    lance.dataset(other).insert(entries("late", 1))
+    late = (Path(other) / "_versions" / "12.manifest").read_bytes()
+    for file in (Path(other) / "data").iterdir():
+        shutil.copy(file, Path(table.uri) / "data")
+    migrated = LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script))).migrate_manifest_names()
+    assert 12 == migrated
+    assert [*ROWS, ("late", 1)] == contents(LanceTable.open(table.uri))
+
+
+def test_names_of_other_things_are_no_versions(table: LanceTable) -> None:
+    """Detached versions, of either scheme, and what people leave behind."""
+    folder = Path(table.uri) / "_versions"
+    for stray in (f"d{2**63 + 5}.manifest", "x.manifest", "3.manifest.bak", ".tmp1.manifest", "1e3.manifest"):
+        (folder / stray).write_bytes(b"stray")
+    assert list(range(1, 12)) == table.versions_after(0)
+    table.migrate_manifest_names()
+    assert "main@12" == str(table.append(entries("b", 1)))
+    assert list(range(1, 13)) == LanceTable.open(table.uri).versions_after(0)
+    assert f"d{2**63 + 5}.manifest" in names(table)
+
+
+def test_the_newest_of_very_many_versions_is_found_by_order() -> None:
+    """No name but the first is looked at, unless one is of another length."""
+    many = [manifest_name(number) for number in range(1, 10_001)]
+    assert [manifest_name(10_000)] == newest_among(many)
+    detached = f"d{2**63 + 5}.manifest"
+    assert [manifest_name(10_000), "3.manifest"] == newest_among([detached, *many, "3.manifest"])
+    assert ["3.manifest"] == newest_among(["3.manifest"])
+    assert [] == newest_among([])
 
 
 def test_two_versions_of_one_number_are_kept_both(table: LanceTable) -> None:

@@ -25,11 +25,11 @@ _OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 class FragmentCoding:
     """Reads the encoded fragments of one file; `path` is for messages."""
 
-    __slots__ = ("_path",)
+    __slots__ = ("path",)
 
     def __init__(self, path: str) -> None:
         """Read fragments that came from a file."""
-        self._path = path
+        self.path = path
 
     def decode(self, data: bytes) -> Fragment:
         """Read one fragment.
@@ -38,7 +38,7 @@ class FragmentCoding:
             CorruptFileError: The bytes are not a fragment.
             UnsupportedFeatureError: It uses something this package does not know.
         """
-        return _fragment_from_wire(checked_message(data, self._path))
+        return _fragment_from_wire(checked_message(data, self.path))
 
     def outline(self, items: Sequence[bytes]) -> Outline:
         """Read of each fragment its id, its rows and whether any are deleted.
@@ -51,32 +51,35 @@ class FragmentCoding:
         try:
             found = wire.ManifestOutline.FromString(together).fragments
         except DecodeError as error:
-            raise CorruptFileError(self._path, f"one of its fragments cannot be parsed: {error}") from error
+            raise CorruptFileError(self.path, f"one of its fragments cannot be parsed: {error}") from error
         ids = []
         rows = 0
         deletions = False
+        counted = True
         for number, physical, deletion in map(_OUTLINED, found):
             ids.append(number)
             rows += physical
             if physical > _MOST_ROWS:
-                raise CorruptFileError(self._path, f"fragment {number} has {physical} rows")
-            if deletion:
-                deletions = True
-                rows -= self._deleted(number, physical, deletion)
+                raise CorruptFileError(self.path, f"fragment {number} has {physical} rows")
+            if not physical:
+                counted = False
+            elif deletion:
+                deleted = self._deleted(number, physical, deletion)
+                rows -= deleted
+                counted = counted and deleted > 0
+            deletions = deletions or bool(deletion)
         if len(set(ids)) < len(ids):
             counts = Counter(ids)
-            raise CorruptFileError(
-                self._path, f"two of its fragments have the id {max(counts, key=counts.__getitem__)}"
-            )
-        return Outline(ids, rows, deletions)
+            raise CorruptFileError(self.path, f"two of its fragments have the id {max(counts, key=counts.__getitem__)}")
+        return Outline(ids, rows, deletions, counted)
 
     def _deleted(self, number: int, physical: int, deletion: bytes) -> int:
         try:
             deleted = wire.DeletionFile.FromString(deletion).num_deleted_rows
         except DecodeError as error:
-            raise CorruptFileError(self._path, f"fragment {number} cannot be parsed: {error}") from error
+            raise CorruptFileError(self.path, f"fragment {number} cannot be parsed: {error}") from error
         if deleted > physical:
-            raise CorruptFileError(self._path, f"fragment {number} has more rows deleted than it holds")
+            raise CorruptFileError(self.path, f"fragment {number} has more rows deleted than it holds")
         return deleted
 
 

@@ -135,6 +135,9 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
         found.append("clustering")
     if message.data_format.file_format not in ("", "lance"):
         found.append(f"data file format {message.data_format.file_format!r}")
+    # Said of every column by some releases of pylance, and dropped by later ones, where it says nothing.
+    classes = {field.storage_class for field in message.fields} - {"", "default"}
+    found += [f"columns of storage class {name!r}" for name in sorted(classes)]
     if not _FILE_VERSION.fullmatch(message.data_format.version):
         found.append(f"data files of version {message.data_format.version!r}")
     if found:

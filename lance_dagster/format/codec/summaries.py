@@ -10,6 +10,7 @@ from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import unknown_fields
 from lance_dagster.format.codec.fragments import FragmentCoding
 from lance_dagster.format.codec.manifests import inline_transaction, manifest_message, unknown_flags
+from lance_dagster.format.model import Fragments
 
 _SECOND = 1_000_000_000
 
@@ -58,7 +59,7 @@ def summarize(data: bytes, path: str) -> Summary | None:
     return Summary(
         number=message.version,
         timestamp=message.timestamp.seconds * _SECOND + message.timestamp.nanos,
-        rows=FragmentCoding(path).outline(message.fragments).rows,
+        rows=Fragments(message.fragments, FragmentCoding(path)).rows,
         writer=(writer.library, writer.version) if message.HasField("writer_version") else None,
         transaction=transaction.uuid,
         operation=kind.title().replace("_", ""),

@@ -1,0 +1,260 @@
+"""Tables that releases of pylance wrote, from the first with versions to the present one.
+
+`make.py` made them. What each release read from its own tables is what we have to read, or to refuse by name.
+"""
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from lance_dagster import LanceTable, UnsupportedFeatureError
+from lance_dagster.changes.problems import ERROR
+from lance_dagster.errors import CorruptFileError, LanceDagsterError, StoreError
+from lance_dagster.format.layout import manifest_name
+from tests.corpus.make import sampled, told
+
+HERE = Path(__file__).parent
+Expected = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A table of the corpus: the release that wrote it, what it was called, and what that release read from it."""
+
+    release: tuple[int, ...]
+    name: str
+    expected: Expected
+
+    @property
+    def label(self) -> str:
+        """What a test is called by."""
+        return f"{'.'.join(map(str, self.release))}-{self.name}"
+
+
+def corpus() -> Iterator[Written]:
+    """Every table there is."""
+    for path in sorted(HERE.glob("lance-*.tar.gz")):
+        release = tuple(map(int, path.name.removeprefix("lance-").removesuffix(".tar.gz").split(".")))
+        with tarfile.open(path) as archive:
+            for entry in archive:
+                if "/" not in entry.name and entry.name != "made.json":
+                    file = archive.extractfile(entry)
+                    assert file is not None
+                    yield Written(release, entry.name.removesuffix(".json"), json.load(file))
+
+
+ALL = list(corpus())
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why rows of a table cannot be read from a version on, as pylance 14 cannot read them either."""
+
+    error: type[LanceDagsterError]
+    said: str
+    since: int = 1
+
+
+def refusal(table: Written) -> Refusal | None:
+    """Return why the rows of a table cannot be read, or None."""
+    unfinished = "data files that pylance cannot read"
+    rules: dict[str, tuple[bool, Refusal]] = {
+        # Marked as large values in files of the first format: pylance crashes.
+        "blobs": ((0, 7) <= table.release < (0, 19), Refusal(StoreError, "pylance crashed")),
+        "joined": (table.release < (0, 8), Refusal(CorruptFileError, "v1 binary row range", 4)),
+        "files_2.1": (table.release < (0, 38), Refusal(UnsupportedFeatureError, unfinished)),
+        "files_2.2": (table.release < (2,), Refusal(UnsupportedFeatureError, unfinished)),
+        # These compacted updated rows without giving them ids.
+        "move_stable": (True, Refusal(CorruptFileError, "6 row ids for 7 rows", 6)),
+        "apart": ((0, 19) <= table.release < (1,), Refusal(UnsupportedFeatureError, "columns of storage class 'blob'")),
+    }
+    applies, found = rules.get(table.name, (False, None))
+    return found if applies else None
+
+
+def is_refused_whole(table: Written) -> bool:
+    """Whether not even a count can be had."""
+    found = refusal(table)
+    return table.name == "apart" and found is not None
+
+
+def is_uncounted(table: Written) -> bool:
+    """Whether its fragments do not say how many rows they have."""
+    return table.release < (0, 8)
+
+
+def takes_no_files(table: Written) -> bool:
+    """Whether its data files are of the first format, or of the second one before that had versions."""
+    early = table.release < (0, 16) or table.name in {"files_legacy", "files_0.1"}
+    return early or (table.release < (0, 19) and table.name not in {"files_2.0", "unversioned_second"})
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole corpus, in a folder for each release; not to be written to."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for path in HERE.glob("lance-*.tar.gz"):
+        with tarfile.open(path) as archive:
+            archive.extractall(folder / path.name.removeprefix("lance-").removesuffix(".tar.gz"), filter="data")
+    return folder
+
+
+def opened(unpacked: Path, table: Written, copy: Path | None = None) -> LanceTable:
+    """Open a table of the corpus, or a copy of it."""
+    path = unpacked / ".".join(map(str, table.release)) / table.name
+    return LanceTable.open(path if copy is None else shutil.copytree(path, copy / table.name))
+
+
+def names(table: LanceTable) -> set[str]:
+    """The names of the manifests of main."""
+    return {path.name for path in (Path(table.uri) / "_versions").glob("*.manifest")}
+
+
+EVERY = pytest.mark.parametrize("table", ALL, ids=[table.label for table in ALL])
+
+
+def test_the_corpus_is_whole() -> None:
+    """Archives were found, and tables in each."""
+    assert 22 <= len({table.release for table in ALL})
+    assert 300 <= len(ALL)
+
+
+@EVERY
+def test_every_version_is_what_its_release_read(unpacked: Path, table: Written) -> None:
+    """Count, schema and rows; or an error that says what is in the way."""
+    found = opened(unpacked, table)
+    assert sorted(map(int, table.expected["branches"]["main"])) == found.versions_after(0)
+    refused = refusal(table)
+    for number, expected in table.expected["branches"]["main"].items():
+        ref = f"main@{number}"
+        if is_refused_whole(table) and refused is not None:
+            with pytest.raises(refused.error, match=refused.said):
+                found.count_rows(ref)
+            continue
+        assert expected["schema"] == {field.name: str(field.type) for field in found.schema(ref)}
+        assert expected["count"] == found.count_rows(ref)
+        if refused is not None and int(number) >= refused.since:
+            with pytest.raises(refused.error, match=refused.said):
+                found.read(ref)
+            continue
+        rows = found.read(ref)
+        assert expected["read"] == rows.num_rows
+        assert expected["rows"] == told(sampled(rows).to_pylist())
+
+
+@EVERY
+def test_history_and_soundness(unpacked: Path, table: Written) -> None:
+    """Each version tells who made it, unless it cannot be counted; what verifies finds nothing wrong that is not."""
+    found = opened(unpacked, table)
+    if is_uncounted(table):
+        with pytest.raises(UnsupportedFeatureError, match="fragments without a number of rows"):
+            found.log()
+        return
+    if is_refused_whole(table):
+        with pytest.raises(UnsupportedFeatureError, match="storage class"):
+            found.log()
+        return
+    written = ".".join(map(str, table.release))
+    assert {f"lance {written}"} == {version.writer for version in found.log()}
+    counts = [expected["count"] for expected in table.expected["branches"]["main"].values()]
+    assert counts == [version.rows for version in reversed(found.log())]
+    assert dict(table.expected["tags"]) == {tag.name: tag.version for tag in found.tags().values()}
+
+
+# What is wrong with tables, beyond what cannot be read: of a release when it is named.
+WRONG = {
+    "move_stable": "the ids of its rows cannot be right",
+    "branched": "branch 'dev' has no identifier",
+    "0.12.3-unversioned_second": "cannot read columns of differing lengths",
+    "0.16.1-files_2.1": "the data file is of version 2.0",
+    "files_2.1": "it cannot be read",
+    "files_2.2": "it cannot be read",
+    "apart": "uses features this release does not support",
+}
+
+
+# Reading files takes a process.
+DEEP = frozenset({"plain", "files_2.0", "stable", "unversioned_second"})
+
+
+@EVERY
+def test_nothing_is_said_to_be_wrong_that_is_not(unpacked: Path, tmp_path: Path, table: Written) -> None:
+    """Old tables look different from those of today; some are verified with all that is in their files."""
+    found = opened(unpacked, table, tmp_path)
+    if table.name == "branched":
+        found.relocate()
+    problems = [problem.what for problem in found.verify(deep=table.name in DEEP).problems if problem.severity == ERROR]
+    known = WRONG.get(table.label, WRONG.get(table.name, "nothing"))
+    # Versions of a branch from before its table was moved look for files where it was.
+    moved = [what for what in problems if what == "the file is missing" and table.name == "branched"]
+    assert [] == [what for what in problems if known not in what and what not in moved]
+
+
+@EVERY
+def test_we_go_on_with_it(unpacked: Path, tmp_path: Path, table: Written) -> None:
+    """A row more by us, then one by pylance; names of manifests stay of their scheme until they are migrated."""
+    # What is read of a large value is where it lies, which cannot be written again.
+    if refusal(table) is not None or table.name == "blobs":
+        return
+    mine = opened(unpacked, table, tmp_path)
+    before = mine.read()
+    if not before.num_rows:
+        return
+    row = before.take(pa.array([0]))
+    if is_uncounted(table):
+        with pytest.raises(UnsupportedFeatureError, match="fragments without a number of rows"):
+            mine.delete("true")
+        lance.dataset(mine.uri).update_config({"counted": "by pylance"})
+    if takes_no_files(table):
+        with pytest.raises(UnsupportedFeatureError, match=r"writing data files older than 2\.0"):
+            mine.append(row)
+        lance.dataset(mine.uri).insert(row)
+    else:
+        mine.append(row)
+    assert pa.concat_tables([before, row]).to_pylist() == mine.read().to_pylist()
+    if "id" in row.column_names:
+        mine.delete(f"id = {row['id'][0]}")
+        before = before.filter(pc.field("id") != row["id"][0])
+        assert before.to_pylist() == mine.read().to_pylist()
+    theirs = lance.dataset(mine.uri)
+    theirs.validate()
+    assert theirs.count_rows() == mine.count_rows() == mine.read().num_rows
+    assert mine.read() == theirs.to_table()
+    old = "1.manifest" in names(mine)
+    assert {(f"{n}.manifest" if old else manifest_name(n)) for n in mine.versions_after(0)} == names(mine)
+    assert old == (mine.migrate_manifest_names() > 0)
+    assert 0 == mine.migrate_manifest_names()
+    count = mine.count_rows()
+    lance.dataset(mine.uri).insert(row)
+    assert set(map(manifest_name, mine.versions_after(0))) == names(mine)
+    assert count + 1 == mine.count_rows()
+
+
+BRANCHED = [table for table in ALL if len(table.expected["branches"]) > 1]
+
+
+@pytest.mark.parametrize("table", BRANCHED, ids=[table.label for table in BRANCHED])
+def test_branches_work_at_another_place(unpacked: Path, tmp_path: Path, table: Written) -> None:
+    """Read where the table lies now, written to and merged, whatever names their versions have."""
+    mine = opened(unpacked, table, tmp_path)
+    ((number, expected),) = table.expected["branches"]["dev"].items()
+    assert expected["count"] == mine.count_rows(f"dev@{number}")
+    mine.relocate()
+    rows = mine.read("dev")
+    assert expected["rows"] == told(rows.to_pylist())
+    mine.append(rows.take(pa.array([0])), branch="dev")
+    assert expected["count"] + 1 == mine.count_rows("dev")
+    mine.merge("dev")
+    lance.dataset(mine.uri).validate()
+    assert mine.read() == lance.dataset(mine.uri).to_table()
+    mine.migrate_manifest_names()
+    assert expected["count"] + 1 == LanceTable.open(mine.uri).count_rows("dev")
