@@ -5,6 +5,7 @@ overwrite or a restore; row ids of a table with stable row ids are handed out on
 whose values they hold; feature flags say what the manifest really contains.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 from lance_dagster.changes.indices import created, indices_of, rewritten, with_relevant, without_values
 from lance_dagster.changes.places import found_at, with_bases
 from lance_dagster.changes.rows import restamped, stamped, with_creation, with_new_values
-from lance_dagster.errors import InvalidInputError
+from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format import transaction as ops
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import (
     TOMBSTONE_FIELD,
     DataFile,
@@ -56,6 +58,7 @@ def apply(
 
     Raises:
         InvalidInputError: The operation cannot be committed by this package, or names what is not there.
+        UnsupportedFeatureError: Very old programs left something out that only pylance finds out.
     """
     operation = transaction.operation
     if isinstance(operation, ops.Restore):
@@ -65,8 +68,7 @@ def apply(
         if rule is None:
             raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}")
         changed = rule(head, operation)
-    # Refuses what cannot be counted: pylance would find the numbers out before it commits.
-    _ = changed.rows
+    _refuse_unknown_numbers(changed)
     return with_flags(
         replace(
             changed,
@@ -78,6 +80,31 @@ def apply(
             tag="",
         )
     )
+
+
+def _refuse_unknown_numbers(changed: Manifest) -> None:
+    """Refuse what pylance would look at data files for before it commits, knowing which of its releases were wrong.
+
+    The next commit by pylance would not look any more, seeing who wrote this one.
+
+    Raises:
+        UnsupportedFeatureError: Fragments do not say how many rows they have, or indices may be wrong about fragments.
+    """
+    _ = changed.rows
+    if changed.index_section is not None and _before_bitmaps_were_right(changed.writer):
+        coding = changed.fragments.coding
+        where = coding.path if coding is not None else f"{changed.branch or MAIN}@{changed.version}"
+        what = (
+            "indices of pylance before 0.8.15, which may be wrong about what they cover (one commit by pylance helps)"
+        )
+        raise UnsupportedFeatureError(where, [what])
+
+
+def _before_bitmaps_were_right(writer: WriterVersion | None) -> bool:
+    if writer is None:
+        return True
+    found = re.fullmatch(r"0\.(\d{1,9})\.(\d{1,9})", writer.version)
+    return writer.library == "lance" and found is not None and (int(found[1]), int(found[2])) < (8, 15)
 
 
 def with_flags(manifest: Manifest) -> Manifest:

@@ -75,9 +75,8 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
     """
     if target.file_version not in _WRITABLE:
         # Empty in tables from before versions were put down.
-        old = target.file_version in ("", "0.1")
-        version = "older than 2.0 (pylance writes them)" if old else f"of version {target.file_version!r}"
-        raise UnsupportedFeatureError(target.data_uri, [f"writing data files {version}"])
+        version = f"of version {target.file_version!r}" if target.file_version else "older than 2.0"
+        raise UnsupportedFeatureError(target.data_uri, [f"writing data files {version}, which pylance may do"])
     if has_blobs(target.schema):
         return _write_blobs(target, batches)
     files: list[StagedFile] = []
