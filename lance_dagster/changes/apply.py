@@ -68,6 +68,17 @@ def apply(
         if rule is None:
             raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}")
         changed = rule(head, operation)
+    return as_next(head, changed, transaction, timestamp=timestamp, writer=writer)
+
+
+def as_next(
+    head: Manifest, changed: Manifest, transaction: Transaction, *, timestamp: int, writer: WriterVersion
+) -> Manifest:
+    """Return a changed state as the version that follows `head`, made by a transaction.
+
+    Raises:
+        UnsupportedFeatureError: Very old programs left something out that only pylance finds out.
+    """
     _refuse_unknown_numbers(changed)
     return with_flags(
         replace(
@@ -252,14 +263,14 @@ def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
         schema_metadata=operation.schema_metadata,
         fragments=given.changed((), changed),
     )
-    return with_relevant(_without_dropped(merged, head.fields))
+    return with_relevant(without_dropped(merged, head.fields))
 
 
 def _project(head: Manifest, operation: ops.Project) -> Manifest:
-    return with_relevant(_without_dropped(replace(head, fields=operation.fields), head.fields))
+    return with_relevant(without_dropped(replace(head, fields=operation.fields), head.fields))
 
 
-def _without_dropped(manifest: Manifest, before: Sequence[Field]) -> Manifest:
+def without_dropped(manifest: Manifest, before: Sequence[Field]) -> Manifest:
     """Leave out the data files that a schema with fewer fields than before has no use for."""
     live = {field.id for field in manifest.fields}
     gone = not live.issuperset(field.id for field in before)

@@ -62,6 +62,30 @@ def without_values(manifest: Manifest, fields: Collection[int], fragments: Colle
     )
 
 
+def without_fragments(manifest: Manifest, fragments: Collection[int]) -> Manifest:
+    """Take fragments out of all indices: rows came to life there that an index may not know."""
+    if not fragments:
+        return manifest
+    return _changed(manifest, [restricted(index, fragments) for index in indices_of(manifest)])
+
+
+def without_indices(manifest: Manifest, names: Collection[str]) -> Manifest:
+    """Drop indices by name."""
+    if not names:
+        return manifest
+    return _changed(manifest, [index for index in indices_of(manifest) if index.name not in names])
+
+
+def not_covering(manifest: Manifest) -> list[str]:
+    """Return the names of the indices that do not speak for every fragment of a version."""
+    coverage: dict[str, BitMap] = {}
+    for index in indices_of(manifest):
+        if index.name not in _SYSTEM_INDICES:
+            coverage[index.name] = coverage.get(index.name, BitMap()) | (covered(index) or BitMap())
+    wanted = BitMap(manifest.fragments.ids)
+    return sorted(name for name, known in coverage.items() if wanted - known)
+
+
 def restricted(index: IndexMetadata, fragments: Iterable[int]) -> IndexMetadata:
     """Take fragments out of what an index speaks for."""
     bitmap = covered(index)

@@ -1,62 +1,113 @@
 """Conflicts between what two sides claim: compared by name where both name partitions, else by looking at the rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pyroaring import BitMap
 
 from lance_dagster.changes.claims import APPEND, OVERWRITE, UPSERT, Claim
-from lance_dagster.changes.sides import Change, Conflict, Side, makers
+from lance_dagster.changes.sides import Change, Conflict, Matching, Side, makers
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.model import Fragment
+from lance_dagster.format.model import Manifest
+
+Rows = Mapping[int, BitMap]
+"""Offsets by fragment."""
 
 
-def claim_conflicts(
-    source: Side, dest: Side, *, added: Sequence[Fragment], dest_added: Sequence[Fragment]
-) -> list[Conflict]:
-    """Find where one side claims rows as its own and the other put or replaced rows too.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contested:
+    """A conflict about a scope that a side claims as its own, and the condition its rows fulfil.
 
-    Args:
-        source: What is merged.
-        dest: What it is merged into.
-        added: The fragments only the source has.
-        dest_added: The fragments only the dest has.
-
-    Returns:
-        One conflict for each partition, predicate or table that is contested.
+    `by_source` says whose claim it is. `scope` is None for all rows; without `known`, nobody can tell the rows.
     """
-    found: dict[str, Conflict] = {}
-    # By name first: a partition that both sides name need not be looked up in the rows.
-    for conflict in (
-        *_named(source, dest),
-        *_found_in_dest(source, dest, dest_added),
-        *_found_in_source(source, dest, added),
-    ):
-        found.setdefault(conflict.unit, conflict)
-    return list(found.values())
+
+    conflict: Conflict
+    by_source: bool
+    scope: str | None
+    known: bool
 
 
-def _named(source: Side, dest: Side) -> Iterator[Conflict]:
-    """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
-    for mine, claim in _claims(source):
-        for theirs, other in _claims(dest):
-            if not (claim.exclusive or other.exclusive):
-                continue
-            if OVERWRITE in (claim.mode, other.mode):
-                yield Conflict("the whole table", _did(mine, claim), _did(theirs, other))
-                continue
-            for partition in claim.shared_partitions(other) or ():
-                yield Conflict(f"partition {partition}", _did(mine, claim), _did(theirs, other))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one side did: the rows it put in or gave new values, by its fragments; those it took out, by the base's.
+
+    `columns` says whether it changed the schema, or values beside rows.
+    """
+
+    side: Side
+    written: Rows
+    gone: Rows
+    columns: bool
 
 
-def _found_in_dest(source: Side, dest: Side, dest_added: Sequence[Fragment]) -> Iterator[Conflict]:
-    for mine, claim in _claims(source):
-        if _has_to_look(claim, dest) and _matches(dest, dest_added, claim):
-            who = makers(dest.changes, lambda change: not _tells(change))
-            yield Conflict(_scope(claim), _did(mine, claim), f"{who} put rows there on {dest.name}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlaps:
+    """The claims of two sides, and what each did to rows."""
+
+    base: Manifest
+    source: Work
+    dest: Work
+    matching: Matching
+
+    def contested(self) -> list[Contested]:
+        """Return where one side claims rows as its own and the other put or replaced rows too, each scope once."""
+        found: dict[str, Contested] = {}
+        # By name first: a partition that both sides name need not be looked up in the rows.
+        for contested in (*self._named(), *self._found_in_dest(), *self._found_in_source()):
+            found.setdefault(contested.conflict.unit, contested)
+        return list(found.values())
+
+    def _named(self) -> Iterator[Contested]:
+        """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
+        for mine, claim in _claims(self.source.side):
+            for theirs, other in _claims(self.dest.side):
+                if not (claim.exclusive or other.exclusive):
+                    continue
+                did = _did(mine, claim), _did(theirs, other)
+                by_source = claim.exclusive
+                stronger = claim if by_source else other
+                if OVERWRITE in (claim.mode, other.mode):
+                    stronger = claim if claim.mode == OVERWRITE else other
+                    yield _contested("table", "the whole table", did, stronger, by_source=stronger is claim)
+                    continue
+                for partition in claim.shared_partitions(other) or ():
+                    yield _contested("partition", f"partition {partition}", did, stronger, by_source=by_source)
+
+    def _found_in_dest(self) -> Iterator[Contested]:
+        for mine, claim in _claims(self.source.side):
+            if _has_to_look(claim, self.dest.side) and self._matches(self.dest, claim):
+                who = makers(self.dest.side.changes, lambda change: not _tells(change))
+                did = _did(mine, claim), f"{who} changed rows there on {self.dest.side.name}"
+                yield _contested(_kind(claim), _scope(claim), did, claim, by_source=True)
+
+    def _found_in_source(self) -> Iterator[Contested]:
+        for theirs, claim in _claims(self.dest.side):
+            if _has_to_look(claim, self.source.side) and self._matches(self.source, claim):
+                did = f"{self.source.side.name} changed rows there", _did(theirs, claim)
+                yield _contested(_kind(claim), _scope(claim), did, claim, by_source=False)
+
+    def _matches(self, work: Work, claim: Claim) -> bool:
+        """Tell whether a side put rows into a scope, or took rows out of it."""
+        if claim.mode == OVERWRITE and work.columns:
+            return True
+        pairs = ((work.side.manifest, work.written), (self.base, work.gone))
+        return any(self._in_scope(manifest, rows, claim.predicate) for manifest, rows in pairs if rows)
+
+    def _in_scope(self, manifest: Manifest, rows: Rows, predicate: str | None) -> bool:
+        if predicate is None:
+            return True
+        try:
+            found = self.matching(manifest, rows, predicate)
+        except InvalidInputError:
+            # Written for columns that these rows do not have, so nobody can say that it leaves them out.
+            return True
+        return any(rows[number] & offsets for number, offsets in found.items())
 
 
-def _found_in_source(source: Side, dest: Side, added: Sequence[Fragment]) -> Iterator[Conflict]:
-    for theirs, claim in _claims(dest):
-        if _has_to_look(claim, source) and _matches(source, added, claim):
-            yield Conflict(_scope(claim), f"{source.name} put rows there", _did(theirs, claim))
+def _contested(kind: str, unit: str, did: tuple[str, str], claim: Claim, *, by_source: bool) -> Contested:
+    known = claim.predicate is not None or claim.mode == OVERWRITE
+    conflict = Conflict(kind=kind, unit=unit, source=did[0], dest=did[1])
+    return Contested(conflict=conflict, by_source=by_source, scope=claim.predicate, known=known)
 
 
 def _claims(side: Side) -> Iterator[tuple[Change, Claim]]:
@@ -72,14 +123,8 @@ def _tells(change: Change) -> bool:
     return change.moves_no_row or (bool(change.claims) and all(claim.partitions for claim in change.claims))
 
 
-def _matches(side: Side, fragments: Sequence[Fragment], claim: Claim) -> bool:
-    if not fragments or claim.predicate is None:
-        return bool(fragments)
-    try:
-        return side.rows_matching([fragment.id for fragment in fragments], claim.predicate) > 0
-    except InvalidInputError:
-        # Written for columns that these rows do not have, so nobody can say that it leaves them out.
-        return True
+def _kind(claim: Claim) -> str:
+    return "table" if claim.mode == OVERWRITE else "partition"
 
 
 def _scope(claim: Claim) -> str:

@@ -15,7 +15,7 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import encode_indices, rebase_index_section
 from lance_dagster.format.layout import DATA, DELETIONS, VERSIONS, deletion_path, join, manifest_name
 from lance_dagster.format.model import BasePath, Fragment, Fragments, Manifest
-from lance_dagster.format.transaction import MERGED_PREFIX
+from lance_dagster.format.transaction import OF_MERGES
 
 ROOT_BASE = "root"
 
@@ -64,7 +64,7 @@ def deep_clone(source: Manifest) -> Manifest:
 
 def _as_new_table(source: Manifest) -> Manifest:
     # What was merged into the source says nothing about the branches of another table, main included.
-    kept = {key: value for key, value in source.table_metadata.items() if not key.startswith(MERGED_PREFIX)}
+    kept = {key: value for key, value in source.table_metadata.items() if not key.startswith(OF_MERGES)}
     return replace(source, branch=None, table_metadata=kept)
 
 

@@ -1,9 +1,12 @@
-"""What a merge knows about each side: its state, what it did since the merge base, and who did it."""
+"""What a merge knows about each side: its state, what it did since the merge base, who did it, how to look at rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pyroaring import BitMap
+
 from lance_dagster.changes.claims import OVERWRITE, Claim, claims_of
+from lance_dagster.changes.row_spaces import RowSpace
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import (
     MERGE,
@@ -11,7 +14,6 @@ from lance_dagster.format.transaction import (
     Operation,
     Overwrite,
     ReserveFragments,
-    Restore,
     Transaction,
     UpdateBases,
     UpdateConfig,
@@ -20,17 +22,24 @@ from lance_dagster.format.transaction import (
 RUN_ID = "dagster/run_id"
 _MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 
-RowsMatching = Callable[[Iterable[int], str], int]
-"""Counts the live rows of some fragments of one side that match a predicate."""
+Deleted = Callable[[Manifest, Fragment], BitMap]
+"""Reads which rows of a fragment of a version are deleted, as offsets."""
+Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
+"""Finds the live rows that match a predicate in some fragments of a version: offsets by fragment id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One version a side made since the merge base. `transaction` is None when its file is gone."""
+    """One version a side made since the merge base. `transaction` is None when its file is gone.
+
+    `before` and `after` are the states around it; None when it was cleaned up.
+    """
 
     version: str
     writer: str
     transaction: Transaction | None
+    before: Manifest | None = None
+    after: Manifest | None = None
 
     @property
     def who(self) -> str:
@@ -46,6 +55,11 @@ class Change:
         return self.transaction.operation if self.transaction else None
 
     @property
+    def is_merge(self) -> bool:
+        """Whether it brought in another version."""
+        return self.transaction is not None and MERGE in self.transaction.properties
+
+    @property
     def moves_no_row(self) -> bool:
         """Whether its operation is one that leaves rows, columns and fragments as they are."""
         return isinstance(self.operation, _MOVES_NO_ROW)
@@ -56,29 +70,53 @@ class Change:
         if self.transaction is None:
             return ()
         claims = claims_of(self.transaction.properties)
-        if not claims and isinstance(self.transaction.operation, Overwrite | Restore):
+        if not claims and isinstance(self.transaction.operation, Overwrite) and not self.is_merge:
             return (Claim(mode=OVERWRITE),)
         return claims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a merge: where it is now, what it did since the merge base, how to look at its rows.
+    """One side of a merge.
 
-    `fragments` are those it had at some time since then, by the names of their files.
+    `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
+    as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
+    it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
     """
 
     name: str
     manifest: Manifest
     changes: Sequence[Change]
-    fragments: Mapping[frozenset[str], Fragment]
-    rows_matching: RowsMatching
+    anchor: Manifest | None
+    since: Sequence[Change]
+    same_ids: bool
+    space: RowSpace
+
+    @property
+    def complete(self) -> bool:
+        """Whether every version of its line since the anchor can be looked at."""
+        return self.anchor is not None and all(
+            change.transaction is not None and change.after is not None for change in self.since
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
-    """One reason why two sides cannot be merged: what it is about, and what both sides did."""
+class Lookups:
+    """How a merge looks at what manifests do not hold."""
 
+    deleted: Deleted
+    matching: Matching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """One reason why two sides cannot be merged: what it is about, and what both sides did.
+
+    `kind` is one of "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata"
+    and "history". `unit` names it within the table, and is what a strategy for it alone is given under.
+    """
+
+    kind: str
     unit: str
     source: str
     dest: str
@@ -91,4 +129,4 @@ class Conflict:
 def makers(changes: Iterable[Change], select: Callable[[Change], bool]) -> str:
     """Name who made the selected changes."""
     named = [f"{change.who} ({change.version})" for change in changes if select(change)]
-    return ", ".join(named) or "an unknown writer"
+    return ", ".join(dict.fromkeys(named)) or "an unknown writer"

@@ -29,6 +29,8 @@ OFFSETS = np.uint64(2**_OFFSET_BITS - 1)
 _KEYS_AT_ONCE = 256 * 1024
 """Keys are looked up for many rows at a time: each look-up goes through all keys there are."""
 _ROWS_AT_ONCE = 16 * 1024
+_LOOKED_UP = 1024
+"""Up to so many rows of a fragment are looked up one by one; of more, all are read."""
 _BLOBS_AT_ONCE = 64
 """A blob may be large, and those of a batch are in memory at the same time."""
 
@@ -116,6 +118,62 @@ def located(dataset: lance.LanceDataset, columns: Sequence[str], where: str | No
                 waiting = []
         if waiting:
             yield _located(*waiting)
+
+
+def located_in(
+    dataset: lance.LanceDataset, fragment_id: int, columns: Sequence[str], offsets: BitMap | None = None
+) -> Iterator[Located]:
+    """Read some columns of the live rows of one fragment, blobs as bytes, in the order in which they lie there.
+
+    Args:
+        dataset: The version.
+        fragment_id: The fragment.
+        columns: The columns wanted; there may be none.
+        offsets: The rows wanted, by where in the fragment they lie; None for all.
+
+    Raises:
+        CorruptFileError: There is no such fragment.
+    """
+    fragment = dataset.get_fragment(fragment_id)
+    if fragment is None:
+        raise CorruptFileError(dataset.uri, f"a reader does not find its fragment {fragment_id}")
+    if offsets is not None and not offsets:
+        return
+    few = offsets is not None and len(offsets) <= _LOOKED_UP
+    start = fragment_id << _OFFSET_BITS
+    with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
+        scanner = dataset.scanner(
+            columns=list(columns),
+            fragments=[fragment],
+            filter=f"{ADDRESS} IN ({', '.join(str(start + offset) for offset in offsets or ())})" if few else None,
+            with_row_address=True,
+            scan_in_order=True,
+            blob_handling="all_binary",
+            batch_size=None if set(columns).isdisjoint(blob_columns(dataset.schema)) else _BLOBS_AT_ONCE,
+        )
+        for found in map(_located, scanner.to_batches()):
+            if few or offsets is None:
+                yield found
+                continue
+            wanted = np.isin(offsets_of(found.addresses), np.fromiter(offsets, np.uint32, len(offsets)), kind="sort")
+            yield Located(found.rows.filter(pa.array(wanted)), found.addresses[wanted])
+
+
+def schema_read(dataset: lance.LanceDataset, columns: Sequence[str]) -> pa.Schema:
+    """Return the schema in which `located_in` and `rows_at` give rows."""
+    with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
+        # A scan of no columns at all is refused, so it is asked for addresses too.
+        found = dataset.scanner(columns=list(columns), with_row_address=True, blob_handling="all_binary")
+        return pa.schema([column for column in found.projected_schema if column.name != ADDRESS])
+
+
+def physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
+    """Return how many rows a fragment has, deleted ones included, by looking into its data files."""
+    fragment = dataset.get_fragment(fragment_id)
+    if fragment is None:
+        raise CorruptFileError(dataset.uri, f"a reader does not find its fragment {fragment_id}")
+    with reading_errors(f"count the rows of fragment {fragment_id}", dataset.uri):
+        return int(fragment.physical_rows)
 
 
 def rows_at(

@@ -50,11 +50,25 @@ def count(dataset: lance.LanceDataset, filter: str | None = None) -> int:
         return dataset.count_rows(filter=filter)
 
 
-def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, BitMap]:
-    """Return the offsets of the live rows that match, by fragment id; fragments without a match are left out."""
+def matching_offsets(
+    dataset: lance.LanceDataset, predicate: str, fragment_ids: Iterable[int] | None = None
+) -> dict[int, BitMap]:
+    """Return the offsets of the live rows that match, by fragment id; fragments without a match are left out.
+
+    Args:
+        dataset: The version to look in.
+        predicate: The condition, in Lance SQL.
+        fragment_ids: The fragments to look in; None for all.
+
+    Raises:
+        InvalidInputError: The condition cannot be understood, or names a column that is not there.
+    """
     found: dict[int, BitMap] = {}
     with query_errors(predicate, dataset.uri):
-        scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True)
+        parts = None
+        if fragment_ids is not None:
+            parts = [part for number in fragment_ids if (part := dataset.get_fragment(number)) is not None]
+        scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True, fragments=parts)
         for batch in scanner.to_batches():
             # A row address is the fragment's id in the high half and the offset in the low one.
             addresses = batch.column("_rowaddr").to_numpy()
@@ -63,13 +77,6 @@ def matching_offsets(dataset: lance.LanceDataset, predicate: str) -> dict[int, B
                 offsets = (addresses[fragments == fragment] & 0xFFFFFFFF).astype(np.uint32)
                 found.setdefault(int(fragment), BitMap()).update(offsets)
     return found
-
-
-def count_in_fragments(dataset: lance.LanceDataset, fragment_ids: Iterable[int], predicate: str) -> int:
-    """Count the live rows of some fragments that match."""
-    with query_errors(predicate, dataset.uri):
-        fragments = [dataset.get_fragment(number) for number in fragment_ids]
-        return sum(fragment.count_rows(filter=predicate) for fragment in fragments if fragment is not None)
 
 
 def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str] | None) -> None:

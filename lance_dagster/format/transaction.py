@@ -20,7 +20,13 @@ MERGE = "lance_dagster.merge"
 """The property of a merge that names the version merged; the next one has the id of its branch."""
 MERGED_BRANCH = "lance_dagster.merge.branch"
 MERGED_PREFIX = "lance_dagster.merged."
-"""Table metadata keys: this prefix and a branch id -> the last version of that branch merged, as "source@dest"."""
+"""Table metadata keys: this prefix and a branch id -> the last version of that branch merged, as "source@dest".
+
+Behind it stand the row ids that rows of the branch were given, as "first-end=here".
+"""
+SQUASHED_PREFIX = "lance_dagster.squashed."
+"""Table metadata keys: this prefix and a branch id -> the last version of that branch whose changes were taken over."""
+OF_MERGES = (MERGED_PREFIX, SQUASHED_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,16 @@ inherits the records of the version it was forked from.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from lance_dagster.changes.row_spaces import Alias, RowSpace, decode_aliases, encode_aliases
 from lance_dagster.changes.sides import Change
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
-from lance_dagster.format.model import Fragment
-from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Transaction
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Restore, Transaction
 from lance_dagster.history.refs import Refs
 from lance_dagster.history.versions import State, Versions
 
@@ -24,11 +25,15 @@ _NUMBER = re.compile(r"[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A stretch of history: a branch, its id, the version it was forked from and the newest one that counts."""
+    """A stretch of history: a branch, its id, the version it was forked from and the newest one that counts.
+
+    `first` is the number of its own first version, which repeats the one it was forked from: mostly the same number.
+    """
 
     branch: str
     id: str
     forked: int
+    first: int
     number: int
 
 
@@ -50,12 +55,13 @@ class Lineage:
         return self.contained.get(other.id, -1) >= other.state.number
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """What happened between two versions, oldest first, and every fragment that was there at some time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a merge wrote down about a branch: its last version merged, as which version, and its rows' ids here."""
 
-    changes: Sequence[Change]
-    fragments: Mapping[frozenset[str], Fragment]
+    merged: int
+    dest: int
+    aliases: tuple[Alias, ...]
 
 
 def lineage_of(state: State, refs: Refs) -> Lineage:
@@ -73,25 +79,36 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
             raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
         if found is None:
             raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, and with it where it was forked")
-        if found.parent_version > number:
+        if found.first > number:
             path = f"{refs.store.uri}/{branch_file(branch)}"
             raise CorruptFileError(path, f"it says {branch}@{number} comes after {found.parent}")
-        lines.append(Line(branch=branch, id=found.id, forked=found.parent_version, number=number))
+        forked, first = found.parent_version, found.first
+        lines.append(Line(branch=branch, id=found.id, forked=forked, first=first, number=number))
         branch, number = found.parent_branch, found.parent_version
-    lines.append(Line(branch=MAIN, id=MAIN, forked=0, number=number))
-    contained = {branch_id: merged for branch_id, (merged, _) in _records(state).items()}
+    lines.append(Line(branch=MAIN, id=MAIN, forked=0, first=0, number=number))
+    contained = {branch_id: record.merged for branch_id, record in records_of(state.manifest).items()}
     for line in lines:
         contained[line.id] = max(line.number, contained.get(line.id, -1))
     return Lineage(state, tuple(lines), contained)
 
 
-def new_records(source: Lineage, dest: Lineage) -> dict[str, str]:
-    """Return the table metadata that says what the next version of `dest` contains when `source` is merged."""
-    return {
-        f"{MERGED_PREFIX}{branch_id}": f"{number}@{dest.state.number + 1}"
-        for branch_id, number in source.contained.items()
-        if number > dest.contained.get(branch_id, -1)
-    }
+def new_records(source: Lineage, dest: Lineage, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
+    """Return the table metadata that says what the next version of `dest` contains when `source` is merged.
+
+    Args:
+        source: What is merged.
+        dest: What it is merged into.
+        aliases: By branch id, the ids that rows of that branch get.
+    """
+    known, found = records_of(dest.state.manifest), {}
+    for branch_id, number in source.contained.items():
+        newer = number > dest.contained.get(branch_id, -1)
+        if newer or branch_id in aliases:
+            had = known.get(branch_id)
+            merged, version = (number, dest.state.number + 1) if newer or had is None else (had.merged, had.dest)
+            together = encode_aliases([*(had.aliases if had else ()), *aliases.get(branch_id, ())])
+            found[f"{MERGED_PREFIX}{branch_id}"] = f"{merged}@{version} {together}".rstrip()
+    return found
 
 
 def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
@@ -100,8 +117,9 @@ def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | Non
     The newest version stands in for one that was cleaned up, or where nothing had to be brought in.
     """
     if not dest.contains(source):
-        return None if changes_since(source, dest, versions).changes else dest.state
-    _, number = _records(dest.state).get(source.id, (0, dest.state.number))
+        return None if changes_since(source, dest, versions) else dest.state
+    record = records_of(dest.state.manifest).get(source.id)
+    number = dest.state.number if record is None else record.dest
     line = next((line for line in reversed(dest.lines) if number <= line.number), dest.lines[0])
     try:
         return versions.load(line.branch, number)
@@ -109,14 +127,21 @@ def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | Non
         return dest.state
 
 
-def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -> State:
+def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -> Lineage:
     """Return the newest version that both contain.
+
+    Where branches were merged crosswise there may be several, none of which contains another; then it is the one of
+    the branch that comes first: the rows of the others are known by their ids.
 
     Raises:
         VersionNotFoundError: It was cleaned up.
     """
     branches = {line.id: line.branch for line in (*source.lines, *dest.lines)}
-    shared = source.contained.keys() & dest.contained.keys() & branches.keys()
+    shared = source.contained.keys() & dest.contained.keys()
+    if not shared <= branches.keys():
+        # A third branch was merged into both. When it is gone, its rows are known by their ids all the same.
+        branches |= {branch.id: branch.name for branch in refs.branches().values() if branch.id in shared}
+    shared &= branches.keys()
     best: Lineage | None = None
     for branch_id in sorted(shared):
         number = min(source.contained[branch_id], dest.contained[branch_id])
@@ -126,50 +151,129 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
             best = found
     if best is None:
         raise InvalidInputError(f"{source.state} and {dest.state} of {refs.store.uri} have no version in common")
-    return best.state
+    return best
 
 
-def fork_point(source: Lineage, dest: Lineage, versions: Versions) -> State:
-    """Return the version from which on the branches of `source` are not part of `dest`.
+def row_space(of: Lineage, versions: Versions, changes: Sequence[Change] = ()) -> RowSpace:
+    """Return where the row ids of a version come from.
 
-    It is the merge base, unless the source took in a newer version of the dest meanwhile.
+    Args:
+        of: The version.
+        versions: Where versions are read.
+        changes: Some of what was done on its line, oldest first. Records of branches that are gone are not carried on
+            for ever; what they said is found there.
+
+    Raises:
+        VersionNotFoundError: A version that one of its branches was forked from was cleaned up, on both branches.
     """
-    line = next(line for line in source.lines if line.id in dest.contained)
-    return _load(line.branch, min(line.number, dest.contained[line.id]), (source, dest), versions)
+    manifest = of.state.manifest
+    if not manifest.stable_row_ids:
+        return RowSpace(())
+    lines = [(MAIN, 0)]
+    for child, parent in reversed(list(pairwise(of.lines))):
+        forked = _load(parent.branch, child.forked, (of,), versions)
+        lines.append((child.id, forked.manifest.next_row_id))
+    records: dict[str, Record] = {}
+    for change in changes:
+        if isinstance(change.operation, Restore):
+            records.clear()
+        elif change.is_merge and change.after is not None:
+            records |= records_of(change.after)
+    records |= records_of(manifest)
+    aliases = {branch_id: record.aliases for branch_id, record in records.items()}
+    return RowSpace.of(lines, manifest.next_row_id, aliases)
 
 
-def changes_since(of: Lineage, other: Lineage, versions: Versions) -> Stretch:
-    """Return what `of` did that `other` does not contain.
+def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Change]:
+    """Return what `of` did that `other` does not contain, oldest first.
 
     Versions that were cleaned up are a change without transaction. A merge of what `other` contains is no change.
     """
-    changes: list[Change] = []
-    fragments: dict[frozenset[str], Fragment] = {}
-    for line in reversed(of.lines):
-        after = max(line.forked, other.contained.get(line.id, -1))
-        present = versions.numbers(line.branch) if after < line.number else ()
-        expected = after + 1
-        for number in (*(number for number in present if after < number <= line.number), line.number + 1):
-            if number > expected:
-                # One change for all of them: numbers may be far apart.
-                changes.append(Change(version=f"{line.branch}@{expected}", writer="somebody", transaction=None))
-            expected = number + 1
-            if number > line.number:
-                break
-            state = versions.load(line.branch, number)
-            fragments.update((fragment.file_names, fragment) for fragment in state.manifest.fragments)
-            if not _merges_from(state.transaction, other):
-                changes.append(Change(version=str(state), writer=state.writer, transaction=state.transaction))
-    return Stretch(changes, fragments)
+    return [
+        change
+        for line in reversed(of.lines)
+        for change in _changes(line, max(line.first, other.contained.get(line.id, -1)), versions)
+        if not _merges_from(change.transaction, other)
+    ]
 
 
-def _records(state: State) -> dict[str, tuple[int, int]]:
-    """Return by branch id which version was merged last, and as which version."""
-    found: dict[str, tuple[int, int]] = {}
-    for key, record in state.manifest.table_metadata.items():
-        merged, _, dest = record.partition("@")
+def anchored(of: Lineage, base: Lineage, versions: Versions) -> tuple[Manifest | None, list[Change], bool]:
+    """Return a merge base as the line of a version has it, and all the line did since.
+
+    Returns:
+        The base itself, as the first version of the branch repeats it, or as the merge that brought it in left it;
+        None when that cannot be looked at. What followed, oldest first. Whether fragments have the ids of the base.
+    """
+    lines = list(reversed(of.lines))
+    on_line = next((line for line in lines if line.id == base.id and base.state.number <= line.number), None)
+    if on_line is not None:
+        after = lines[lines.index(on_line) :]
+        repeats = after[1] if len(after) > 1 and after[1].forked == base.state.number else None
+        anchor = base.state.manifest if repeats is None else _repeated(repeats, base.state, versions)
+        return anchor, list(_path(after, base.state.number, versions)), True
+    record = records_of(of.state.manifest).get(base.id)
+    if record is None or record.merged != base.state.number:
+        return None, [], False
+    line = next(line for line in lines if record.dest <= line.number)
+    try:
+        merged = versions.load(line.branch, record.dest)
+    except VersionNotFoundError:
+        return None, [], False
+    return merged.manifest, list(_path(lines[lines.index(line) :], record.dest, versions)), False
+
+
+def _repeated(line: Line, base: State, versions: Versions) -> Manifest:
+    try:
+        return versions.load(line.branch, line.first).manifest
+    except VersionNotFoundError:
+        return base.manifest
+
+
+def _path(lines: Sequence[Line], after: int, versions: Versions) -> Iterator[Change]:
+    for line in lines:
+        yield from _changes(line, max(after, line.first), versions)
+
+
+def _changes(line: Line, after: int, versions: Versions) -> Iterator[Change]:
+    """Return what a branch did after one of its versions; what was cleaned up as one change, however much it was."""
+    present = versions.numbers(line.branch) if after < line.number else ()
+    expected, before = after + 1, None
+    for number in (*(number for number in present if after < number <= line.number), line.number + 1):
+        if number > expected:
+            yield Change(version=f"{line.branch}@{expected}", writer="somebody", transaction=None)
+            before = None
+        elif before is None and number <= line.number:
+            before = _before(line, number, versions)
+        expected = number + 1
+        if number > line.number:
+            return
+        state = versions.load(line.branch, number)
+        yield Change(
+            version=str(state),
+            writer=state.writer,
+            transaction=state.transaction,
+            before=before,
+            after=state.manifest,
+        )
+        before = state.manifest
+
+
+def _before(line: Line, number: int, versions: Versions) -> Manifest | None:
+    try:
+        return versions.load(line.branch, number - 1).manifest
+    except VersionNotFoundError:
+        return None
+
+
+def records_of(manifest: Manifest) -> dict[str, Record]:
+    """Return by branch id what merges wrote down."""
+    found: dict[str, Record] = {}
+    for key, text in manifest.table_metadata.items():
+        numbers, _, aliases = text.partition(" ")
+        merged, _, dest = numbers.partition("@")
         if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
-            found[key.removeprefix(MERGED_PREFIX)] = int(merged), int(dest)
+            record = Record(merged=int(merged), dest=int(dest), aliases=tuple(decode_aliases(aliases)))
+            found[key.removeprefix(MERGED_PREFIX)] = record
     return found
 
 
@@ -182,10 +286,11 @@ def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
 def _load(branch: str, number: int, lineages: Sequence[Lineage], versions: Versions) -> State:
     """Read a version; where it was cleaned up, the first version of a branch forked from it, which repeats it."""
     steps = (step for lineage in lineages for step in pairwise(lineage.lines))
-    repeated = (child.branch for child, parent in steps if (parent.branch, child.forked) == (branch, number))
-    for holder in (branch, *repeated):
+    place = (branch, number)
+    repeated = ((child.branch, child.first) for child, parent in steps if (parent.branch, child.forked) == place)
+    for holder in (place, *repeated):
         try:
-            return versions.load(holder, number)
+            return versions.load(*holder)
         except VersionNotFoundError:
             continue
     both = " and ".join(str(lineage.state) for lineage in lineages)

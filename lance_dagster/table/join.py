@@ -1,66 +1,94 @@
-"""Merge one branch into another: gather what both sides did since their merge base, commit the plan.
+"""Merge one version into a branch: gather what both sides did since their merge base, carry out the plan.
 
-The rules are in `changes.merge`; here is what they need from the store.
+The rules are in `changes.merge`; here is what they need from the store, and what is written.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from lance_dagster.changes.apply import with_flags
+from pyroaring import BitMap
+
+from lance_dagster.changes.apply import as_next
 from lance_dagster.changes.claims import Claim, claims_of, encode_claims
-from lance_dagster.changes.merge import MergePlan, plan_merge
-from lance_dagster.changes.places import data_folder, folder_of, placed_under_root, shared_places
-from lance_dagster.changes.sides import Change, Conflict, Side
-from lance_dagster.datafiles import count_in_fragments
-from lance_dagster.errors import CorruptFileError, MergeConflictError
-from lance_dagster.format.layout import DATA, MAIN
-from lance_dagster.format.model import Fragment
+from lance_dagster.changes.indices import indices_of, not_covering
+from lance_dagster.changes.merge import MergePlan, Question, Strategy, Tally, plan_merge
+from lance_dagster.changes.sides import Change, Conflict, Lookups, Side
+from lance_dagster.datafiles import matching_offsets
+from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import (
     CLAIMS,
     MERGE,
     MERGED_BRANCH,
-    MERGED_PREFIX,
     MESSAGE,
-    Append,
-    Overwrite,
+    OF_MERGES,
+    SQUASHED_PREFIX,
     Transaction,
-    Update,
 )
-from lance_dagster.history.commit import Proposal, commit, next_manifest
+from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.lineage import (
     Lineage,
-    Stretch,
+    anchored,
     changes_since,
-    fork_point,
     lineage_of,
     merge_base,
     merged_as,
     new_records,
+    row_space,
 )
-from lance_dagster.history.vectors import read_deletion, store_deletion
+from lance_dagster.history.vectors import deleted_offsets
 from lance_dagster.history.versions import State
-from lance_dagster.store import copy_file, copy_folder
+from lance_dagster.table.carrying import carried_out
 from lance_dagster.table.parts import Parts
+
+MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
+_MODES = (MERGE_COMMIT, FAST_FORWARD, SQUASH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePreview:
-    """What a merge would do, without doing it. With conflicts it would do nothing."""
+    """What a merge would do, without doing it. With conflicts it would do nothing.
+
+    `base` is the newest version both contain. `fast_forward` says that the dest did nothing since; `already_merged`
+    that there is nothing to do. `needs_backfill` gives, by the path of a column one side added, how many rows only the
+    other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
+    that only the source has.
+    """
 
     source: str
     dest: str
-    conflicts: tuple[Conflict, ...]
+    base: str
+    conflicts: tuple[Conflict, ...] = ()
     rows_added: int = 0
+    rows_updated: int = 0
     rows_removed: int = 0
+    schema_changed: bool = False
+    fast_forward: bool = False
+    already_merged: bool = False
+    needs_backfill: Mapping[str, int] = field(default_factory=dict)
+    reindex_needed: tuple[str, ...] = ()
 
 
-def merge(parts: Parts, source: State, into: str, *, message: str | None, properties: Mapping[str, str]) -> State:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """How to merge: who wins conflicts, whether the merge is recorded, what is kept with the transaction."""
+
+    strategy: Strategy = None
+    mode: str = MERGE_COMMIT
+    message: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
     """Merge a version into a branch; returns the version that has it, which is not new when it was merged before.
 
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
+    if how.mode not in _MODES:
+        raise InvalidInputError(f"{how.mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
     ours = lineage_of(source, parts.refs)
     transaction_id = str(uuid.uuid4())
     parts.head(into)
@@ -70,44 +98,49 @@ def merge(parts: Parts, source: State, into: str, *, message: str | None, proper
         merged = merged_as(ours, theirs, parts.versions)
         if merged is not None:
             return merged
-        plan, claims = _plan(parts, ours, theirs)
+        question = _question(parts, ours, theirs, how.strategy)
+        plan = _refusal(how, ours, theirs) or plan_merge(question)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
+        operation, changed = carried_out(parts, plan, source, head, question.source.changes)
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
-            operation=_realised(parts, plan, source, head),
-            properties={
-                **properties,
-                MESSAGE: message or f"merge {source} into {into}",
-                MERGE: str(source),
-                MERGED_BRANCH: ours.id,
-                CLAIMS: encode_claims(claims),
-            },
+            operation=operation,
+            properties={**_properties(how, ours, head, question.source.changes), **how.properties},
         )
-        manifest = next_manifest(parts.versions, head, transaction)
-        metadata = _live_records(parts, {**plan.table_metadata, **new_records(ours, theirs)})
-        return Proposal(transaction, with_flags(replace(manifest, table_metadata=metadata, config=dict(plan.config))))
+        metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, plan)}
+        changed = replace(changed, table_metadata=metadata)
+        return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
     return commit(parts.versions, into, propose)
 
 
-def preview(parts: Parts, source: State, into: str) -> MergePreview:
+def preview(parts: Parts, source: State, into: str, strategy: Strategy = None) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     head = parts.head(into)
     ours, theirs = lineage_of(source, parts.refs), lineage_of(head, parts.refs)
+    base = str(merge_base(ours, theirs, parts.refs, parts.versions).state)
+    made = MergePreview(source=str(source), dest=str(head), base=base, fast_forward=ours.contains(theirs))
     if merged_as(ours, theirs, parts.versions) is not None:
-        return MergePreview(source=str(source), dest=str(head), conflicts=())
-    plan, _ = _plan(parts, ours, theirs)
+        return replace(made, already_merged=True)
+    plan = _refusal(Joining(), ours, theirs) or plan_merge(_question(parts, ours, theirs, strategy))
     if not isinstance(plan, MergePlan):
-        return MergePreview(source=str(source), dest=str(head), conflicts=plan)
-    operation = plan.operation
-    gone = head.manifest.rows if isinstance(operation, Overwrite) else 0
-    if isinstance(operation, Update):
-        updated = {fragment.id: fragment for fragment in operation.updated_fragments}
-        gone = head.manifest.rows - head.manifest.fragments.changed(operation.removed_fragment_ids, updated).rows
-    added = sum(fragment.rows for fragment in _added(operation))
-    return MergePreview(source=str(source), dest=str(head), conflicts=(), rows_added=added, rows_removed=gone)
+        return replace(made, conflicts=plan)
+    tally: Tally = plan.tally
+    names = {index.name for index in indices_of(plan.manifest)}
+    missing = {index.name for index in indices_of(source.manifest)} - names
+    changed = plan.manifest.fragments.changed(plan.removed, {}).added([brought.fragment for brought in plan.added])
+    lacking = not_covering(replace(plan.manifest, fragments=changed))
+    return replace(
+        made,
+        rows_added=tally.rows_added,
+        rows_updated=tally.rows_updated,
+        rows_removed=tally.rows_removed,
+        schema_changed=tally.schema_changed,
+        needs_backfill=tally.needs_backfill,
+        reindex_needed=tuple(sorted({*missing, *lacking})),
+    )
 
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
@@ -116,31 +149,76 @@ def find_merged(parts: Parts, source: State, into: str) -> State | None:
     return merged_as(ours, theirs, parts.versions)
 
 
-def _plan(parts: Parts, source: Lineage, dest: Lineage) -> tuple[MergePlan | tuple[Conflict, ...], list[Claim]]:
-    """Plan a merge into one particular head; returns what the source claims beside it."""
-    base = merge_base(source, dest, parts.refs, parts.versions).manifest
-    # Rows that are older than the source's own branches have smaller row ids than this.
-    forked = fork_point(source, dest, parts.versions).manifest
-    ours, theirs = changes_since(source, dest, parts.versions), changes_since(dest, source, parts.versions)
-    plan = plan_merge(
-        replace(base, next_row_id=forked.next_row_id),
-        _side(parts, source.state, ours),
-        _side(parts, dest.state, theirs),
+def base_of(parts: Parts, one: State, other: State) -> State:
+    """Return the newest version that two versions contain."""
+    lineages = lineage_of(one, parts.refs), lineage_of(other, parts.refs)
+    return merge_base(*lineages, parts.refs, parts.versions).state
+
+
+def lookups(parts: Parts) -> Lookups:
+    """Return how to look at what manifests do not hold."""
+
+    def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
+        return deleted_offsets(parts.versions, _state(manifest), fragment)
+
+    def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
+        return matching_offsets(parts.dataset(_state(manifest)), predicate, list(fragment_ids))
+
+    return Lookups(deleted=deleted, matching=matching)
+
+
+def _question(parts: Parts, source: Lineage, dest: Lineage, strategy: Strategy) -> Question:
+    base = merge_base(source, dest, parts.refs, parts.versions)
+    return Question(
+        base=base.state.manifest,
+        space=row_space(base, parts.versions),
+        source=_side(parts, source, dest, base),
+        dest=_side(parts, dest, source, base),
+        lookups=lookups(parts),
+        strategy=strategy,
     )
-    return plan, _all_claims(ours.changes)
 
 
-def _side(parts: Parts, state: State, stretch: Stretch) -> Side:
-    def rows_matching(fragment_ids: Iterable[int], predicate: str) -> int:
-        return count_in_fragments(parts.dataset(state), fragment_ids, predicate)
-
+def _side(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
+    anchor, since, same_ids = anchored(of, base, parts.versions)
+    changes = changes_since(of, other, parts.versions)
     return Side(
-        name=str(state),
-        manifest=state.manifest,
-        changes=stretch.changes,
-        fragments=stretch.fragments,
-        rows_matching=rows_matching,
+        name=str(of.state),
+        manifest=of.state.manifest,
+        changes=changes,
+        anchor=anchor,
+        since=since,
+        same_ids=same_ids,
+        space=row_space(of, parts.versions, changes),
     )
+
+
+def _refusal(how: Joining, source: Lineage, dest: Lineage) -> tuple[Conflict, ...]:
+    """Return why the merge is refused whatever the sides did."""
+    if how.mode == FAST_FORWARD and not source.contains(dest):
+        told = f"{dest.state} has changes that {source.state} does not contain"
+        return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=told),)
+    squashed = dest.state.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{source.id}")
+    if squashed is not None:
+        told = f"{squashed} was squashed into it, so nobody can tell which of the rows are new"
+        return (Conflict(kind="history", unit="history", source=f"{source.state} was merged before", dest=told),)
+    return ()
+
+
+def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
+    properties = {
+        MESSAGE: how.message or f"{'squash' if how.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
+        CLAIMS: encode_claims(_all_claims(changes)),
+    }
+    if how.mode != SQUASH:
+        properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}
+    return properties
+
+
+def _records(how: Joining, source: Lineage, dest: Lineage, plan: MergePlan) -> dict[str, str]:
+    if how.mode == SQUASH:
+        return {f"{SQUASHED_PREFIX}{source.id}": str(source.state)}
+    return new_records(source, dest, plan.aliases)
 
 
 def _all_claims(changes: Iterable[Change]) -> list[Claim]:
@@ -156,43 +234,10 @@ def _all_claims(changes: Iterable[Change]) -> list[Claim]:
 
 def _live_records(parts: Parts, metadata: Mapping[str, str]) -> dict[str, str]:
     """Drop the records of merges whose branch is gone: nobody can merge it again."""
-    live = {f"{MERGED_PREFIX}{name}" for name in (MAIN, *(branch.id for branch in parts.refs.branches().values()))}
-    return {key: value for key, value in metadata.items() if not key.startswith(MERGED_PREFIX) or key in live}
+    ids = (MAIN, *(branch.id for branch in parts.refs.branches().values()))
+    live = {f"{prefix}{name}" for name in ids for prefix in OF_MERGES}
+    return {key: value for key, value in metadata.items() if not key.startswith(OF_MERGES) or key in live}
 
 
-def _realised(parts: Parts, plan: MergePlan, source: State, head: State) -> Append | Update | Overwrite:
-    """Put every file the plan needs under the dest's root, and return the operation that names them there."""
-    for carried in plan.deletions:
-        data = read_deletion(parts.versions, source, carried.source)
-        store_deletion(parts.versions, head.branch, carried.dest, data)
-    operation = plan.operation
-    shared = shared_places(source.manifest, head.manifest, parts.uri)
-    for fragment in _added(operation):
-        _bring_files(parts, fragment, source, shared)
-    placed = placed_under_root(_added(operation), head.manifest, parts.uri, shared)
-    if isinstance(operation, Update):
-        return replace(operation, new_fragments=placed)
-    return replace(operation, fragments=placed)
-
-
-def _added(operation: Append | Update | Overwrite) -> Sequence[Fragment]:
-    return operation.new_fragments if isinstance(operation, Update) else operation.fragments
-
-
-def _bring_files(parts: Parts, fragment: Fragment, source: State, shared: Mapping[int | None, int]) -> None:
-    """Copy data files that another program put into the branch's own folder, with their blobs.
-
-    Files under a base path that the dest has as well stay where they are.
-    """
-    for file in fragment.files:
-        if file.base_id in shared:
-            continue
-        base = folder_of(source.manifest, file.base_id, parts.versions.line_uri(source.branch))
-        if data_folder(base) == f"{parts.uri}/{DATA}":
-            continue
-        store, key = parts.versions.located(data_folder(base), file.path, base.id)
-        if not copy_file(store, key, parts.store, f"{DATA}/{file.path}"):
-            raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
-        # Blobs lie in a folder called like the file; most files have none.
-        blobs = file.path.removesuffix(".lance")
-        copy_folder(store, key.removesuffix(".lance"), parts.store, f"{DATA}/{blobs}")
+def _state(manifest: Manifest) -> State:
+    return State(manifest.branch or MAIN, manifest, None)

@@ -215,7 +215,7 @@ def _left_of(parts: Parts, earlier: Version, head: State) -> tuple[int, ...]:
     left = {number: own for number in added if (own := head.manifest.fragments.find(number)) is not None}
     # A fork names the same files through a base path, so fragments are compared by what identifies them.
     if {number: _identity(own) for number, own in left.items()} != {n: _identity(own) for n, own in added.items()}:
-        _refuse_moved_rows(earlier, changes_since(now, then, parts.versions).changes)
+        _refuse_moved_rows(earlier, changes_since(now, then, parts.versions))
     return tuple(sorted(left))
 
 

@@ -1,0 +1,54 @@
+"""Who wins where both sides changed the same thing: nobody, unless a strategy says so."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lance_dagster.changes.sides import Conflict
+from lance_dagster.errors import InvalidInputError
+
+SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
+BOTH = (SOURCE_WINS, DEST_WINS)
+Strategy = str | Mapping[str, str] | None
+"""One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}."""
+
+
+@dataclass(slots=True)
+class Arbiter:
+    """Settles conflicts by a strategy, and collects those it cannot settle."""
+
+    strategy: Strategy = None
+    conflicts: list[Conflict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no strategy.
+
+        Raises:
+            InvalidInputError: Says which there are.
+        """
+        given = [self.strategy] if isinstance(self.strategy, str) else list((self.strategy or {}).values())
+        for name in given:
+            if name not in BOTH:
+                raise InvalidInputError(f"{name!r} is no strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")
+
+    def settle(self, conflict: Conflict, options: Sequence[str] = BOTH) -> str | None:
+        """Return which strategy holds for a conflict, or None when it stays one.
+
+        Args:
+            conflict: What both sides did.
+            options: The strategies that can be carried out.
+        """
+        winner = self.winner(conflict.kind, conflict.unit)
+        if winner in options:
+            return winner
+        self.conflicts.append(conflict)
+        return None
+
+    def refuse(self, conflict: Conflict) -> None:
+        """Take a conflict that no strategy settles."""
+        self.conflicts.append(conflict)
+
+    def winner(self, kind: str, unit: str) -> str | None:
+        """Return the strategy given for a unit, else for its kind."""
+        if self.strategy is None or isinstance(self.strategy, str):
+            return self.strategy
+        return self.strategy.get(unit, self.strategy.get(kind))

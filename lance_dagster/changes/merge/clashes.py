@@ -1,0 +1,135 @@
+"""Collect what both sides did to the same rows, or to rows and columns that belong together, fragment by fragment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
+from lance_dagster.changes.merge.columns import backing, paths_of
+from lance_dagster.changes.merge.rows import Decision, Situation
+from lance_dagster.changes.merge.schemas import MergedSchema
+from lance_dagster.changes.sides import Conflict, Side, makers
+from lance_dagster.format.model import Fragment
+from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
+
+_ROWS = (Update, Delete, Overwrite, Restore)
+_COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
+
+
+@dataclass(slots=True, kw_only=True)
+class Clashes:
+    """Collects clashes, and tells them all at the end."""
+
+    schema: MergedSchema
+    source: Side
+    dest: Side
+    arbiter: Arbiter
+    rows_removed: int = 0
+    rows_updated: int = 0
+    _decisions: dict[int, Decision] = field(default_factory=dict)
+    _lacking: dict[tuple[frozenset[int], bool], int] = field(default_factory=dict)
+    _both_moved: set[tuple[frozenset[int], frozenset[int]]] = field(default_factory=set)
+    _twice: dict[int, str | None] = field(default_factory=dict)
+
+    def rows_strategy(self) -> str | None:
+        """Return the strategy for rows that both sides changed."""
+        return self.arbiter.winner("rows", "rows")
+
+    def columns_strategy(self, fields: frozenset[int]) -> str | None:
+        """Return the strategy for rows that lack the other side's values of some columns."""
+        winners = {self.arbiter.winner("column", f"column {path}") for path in self._paths(fields)}
+        return winners.pop() if len(winners) == 1 else None
+
+    def written_by(
+        self, source: frozenset[int], dest: frozenset[int], place: Fragment | None, other: Fragment | None
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Return of which fields each side's values count for the rows of a fragment.
+
+        Args:
+            source: The fields the source wrote.
+            dest: Those the dest wrote.
+            place: The source's fragment in the place of that of the merge base.
+            other: The dest's.
+        """
+        images = {number: own for own, number in self.schema.from_source.items()}
+        for number in source & dest:
+            if place is not None and other is not None:
+                mine, theirs = backing(place).get(images.get(number, -1)), backing(other).get(number)
+                if mine == theirs:
+                    # An earlier merge brought it to both.
+                    source -= {number}
+                    continue
+            if number not in self._twice:
+                self._twice[number] = self._settle_column(number)
+            if self._twice[number] == SOURCE_WINS:
+                dest -= {number}
+            else:
+                source -= {number}
+        return source, dest
+
+    def decided(self, number: int, facts: Situation, decision: Decision) -> None:
+        """Take note of what was decided about a fragment of the merge base."""
+        self.rows_removed += len(facts.dest.alive - decision.alive)
+        self.rows_updated += len(decision.from_source & facts.source.updated)
+        if decision.clash:
+            self._decisions[number] = decision
+        if decision.lacking_source_columns and not self._settled(facts, of_source=True):
+            key = facts.source_columns, True
+            self._lacking[key] = self._lacking.get(key, 0) + len(decision.lacking_source_columns)
+        if decision.lacking_dest_columns and not self._settled(facts, of_source=False):
+            key = facts.dest_columns, False
+            self._lacking[key] = self._lacking.get(key, 0) + len(decision.lacking_dest_columns)
+        if decision.both_moved:
+            self._both_moved.add((facts.source_columns, facts.dest_columns))
+
+    def finish(self) -> None:
+        """Tell the arbiter what was found, all fragments together."""
+        if self._decisions:
+            self._tell_rows(self._decisions)
+        for (columns, of_source), count in self._lacking.items():
+            wrote = f"{_who(self.source if of_source else self.dest, _COLUMNS)} wrote its values"
+            moved = f"{_who(self.dest if of_source else self.source, _ROWS)} updated {count} rows without them"
+            self._tell_column(columns, (wrote, moved) if of_source else (moved, wrote))
+        for columns, others in self._both_moved:
+            wrote = f"{_who(self.source, _COLUMNS)} wrote its values beside rows that moved"
+            theirs = (
+                f"{_who(self.dest, (*_COLUMNS, Rewrite))} moved the rows or wrote {self._named(others)} beside them"
+            )
+            self._tell_column(columns, (wrote, theirs))
+
+    def _tell_rows(self, found: Mapping[int, Decision]) -> None:
+        count = sum(len(decision.clash) for decision in found.values())
+        options = [name for name in BOTH if all(name in decision.options for decision in found.values())]
+        numbers = ", ".join(map(str, sorted(found)))
+        unit = f"{count} row{'s' * (count > 1)} in fragment{'s' * (len(found) > 1)} {numbers} of the merge base"
+        did = [f"{_who(side, _ROWS)} changed or deleted what the other changed" for side in (self.source, self.dest)]
+        self.arbiter.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options)
+
+    def _settled(self, facts: Situation, *, of_source: bool) -> bool:
+        """Tell whether a strategy says what becomes of updated rows that lack the other side's columns."""
+        columns, owner, mover = facts.source_columns, SOURCE_WINS, facts.dest
+        if not of_source:
+            columns, owner, mover = facts.dest_columns, DEST_WINS, facts.source
+        winner = self.columns_strategy(columns)
+        if winner == owner:
+            # The rows are taken from where the columns are; which new ones have to go, nobody may be able to tell.
+            return not mover.rewritten
+        return winner is not None and all(self.schema.nullable(number) for number in columns)
+
+    def _settle_column(self, number: int) -> str | None:
+        did = [f"{_who(side, _COLUMNS)} wrote its values" for side in (self.source, self.dest)]
+        unit = f"column {self._named(frozenset({number}))}"
+        return self.arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]))
+
+    def _tell_column(self, columns: frozenset[int], did: tuple[str, str]) -> None:
+        unit = f"column {self._named(columns)}"
+        self.arbiter.refuse(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]))
+
+    def _named(self, fields: frozenset[int]) -> str:
+        return ", ".join(self._paths(fields))
+
+    def _paths(self, fields: frozenset[int]) -> list[str]:
+        return sorted(path for number, path in paths_of(self.schema.fields).items() if number in fields)
+
+
+def _who(side: Side, operations: tuple[type, ...]) -> str:
+    return makers(side.changes, lambda change: isinstance(change.operation, operations) or change.transaction is None)

@@ -1,0 +1,150 @@
+"""Which field of a side is which of the merge base, and which fields got values of their own since.
+
+A field keeps its id as long as it is in the schema. An id that went and came back may be another column's, so the
+schemas of all versions in between are looked at, where they still are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lance_dagster.changes.merge.matching import Matched, present
+from lance_dagster.changes.sides import Change, Side
+from lance_dagster.format.model import Field, Fragment, Manifest
+from lance_dagster.format.transaction import (
+    REWRITE_COLUMNS,
+    DataReplacement,
+    Merge,
+    Overwrite,
+    Restore,
+    Update,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The fields of a side.
+
+    `ids` gives by the id of a field of the base the id it has on the side; those that were dropped are left out.
+    `written` are the ids, as the side has them, of fields that got values beside their rows since (added columns with
+    values, and columns written anew in place), by the fragment of the base whose rows these were; under None those of
+    rows that may be from any.
+    """
+
+    ids: Mapping[int, int]
+    written: Mapping[int | None, frozenset[int]]
+
+    def written_beside(self, base_id: int | None) -> frozenset[int]:
+        """Return the fields that may have got values beside rows that were in a fragment of the base."""
+        nothing: frozenset[int] = frozenset()
+        return self.written.get(base_id, nothing) | self.written.get(None, nothing)
+
+    @property
+    def filled(self) -> frozenset[int]:
+        """All fields that got values beside rows since."""
+        return frozenset().union(*self.written.values())
+
+    @property
+    def base_ids(self) -> dict[int, int]:
+        """By the id of a field of the side, the id it has in the base."""
+        return {own: number for number, own in self.ids.items()}
+
+
+def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
+    """Find out what became of the columns of the merge base on one side."""
+    through = side.anchor if side.anchor is not None else side.manifest
+    if side.anchor is not None and side.same_ids:
+        anchored = {field.id: field.id for field in base.fields}
+    else:
+        anchored = _corresponding(base, through, matched)
+    kept = _kept(side, through) if side.anchor is not None else {field.id for field in side.manifest.fields}
+    live = {field.id for field in side.manifest.fields}
+    ids = {number: own for number, own in anchored.items() if own in kept and own in live}
+    origin = {own: number for number, own in matched.anchored.items()}
+    written: dict[int | None, frozenset[int]] = {}
+    for change in side.changes:
+        for own, fields in _written(change).items():
+            number = origin.get(own)
+            written[number] = written.get(number, frozenset()) | (fields & live)
+    if any(change.after is None for change in side.changes):
+        # Nobody can look up any more beside which rows they were written.
+        written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
+    return Columns(ids=ids, written=written)
+
+
+def backing(fragment: Fragment) -> dict[int, str]:
+    """Return which file of a fragment holds the values of each field."""
+    return {number: file.path for file in fragment.files for number in file.fields if number >= 0}
+
+
+def paths_of(fields: tuple[Field, ...]) -> dict[int, str]:
+    """Return the path of every field by id: the names from the column down, joined by dots."""
+    paths: dict[int, str] = {}
+    for field in fields:
+        above = paths.get(field.parent_id)
+        paths[field.id] = field.name if above is None else f"{above}.{field.name}"
+    return paths
+
+
+def _corresponding(base: Manifest, other: Manifest, matched: Matched) -> dict[int, int]:
+    """Match fields across lines: by the files that hold their values, else by path and type."""
+    found: dict[int, int] = {}
+    for number, own in matched.anchored.items():
+        one, two = present(base, number), other.fragments.find(own)
+        files = {file.path: file for file in two.files} if two is not None else {}
+        for file in one.files:
+            same = files.get(file.path)
+            if same is not None and len(same.fields) == len(file.fields):
+                pairs = zip(file.fields, same.fields, strict=True)
+                found.update((mine, theirs) for mine, theirs in pairs if mine >= 0 and theirs >= 0)
+    named = {(path, _type(other, number)): number for number, path in paths_of(other.fields).items()}
+    taken = set(found.values())
+    for number, path in paths_of(base.fields).items():
+        there = named.get((path, _type(base, number)))
+        if number not in found and there is not None and there not in taken:
+            found[number] = there
+    return found
+
+
+def _type(manifest: Manifest, number: int) -> str:
+    return next(field.logical_type for field in manifest.fields if field.id == number)
+
+
+def _kept(side: Side, anchor: Manifest) -> set[int]:
+    """Return the ids of the anchor's fields that were never out of the schema since."""
+    kept = {field.id for field in anchor.fields}
+    known = {field.id: (field.name, field.logical_type, field.parent_id) for field in anchor.fields}
+    states = {anchor.version: set(kept)}
+    for change in side.since:
+        after = change.after
+        if after is None:
+            continue
+        if isinstance(change.operation, Restore) and change.operation.version in states:
+            kept = set(states[change.operation.version])
+        elif isinstance(change.operation, Overwrite | Restore):
+            # Its schema is a new one, in which a column of the same id, name and type is meant to be the same.
+            kept = {
+                field.id
+                for field in after.fields
+                if known.get(field.id) == (field.name, field.logical_type, field.parent_id)
+            }
+        else:
+            kept &= {field.id for field in after.fields}
+        states[after.version] = set(kept)
+    return kept & {field.id for field in side.manifest.fields}
+
+
+def _written(change: Change) -> dict[int, frozenset[int]]:
+    """Return by fragment which fields a version wrote beside rows that stayed where they were."""
+    operation, before, after = change.operation, change.before, change.after
+    in_place = isinstance(operation, Merge | DataReplacement | Restore) or (
+        isinstance(operation, Update) and operation.mode == REWRITE_COLUMNS
+    )
+    if not in_place or before is None or after is None:
+        return {}
+    old = dict(zip(before.fragments.ids, before.fragments.items, strict=True))
+    found: dict[int, frozenset[int]] = {}
+    for number, item in zip(after.fragments.ids, after.fragments.items, strict=True):
+        if number in old and old[number] != item:
+            had, has = backing(present(before, number)), backing(present(after, number))
+            found[number] = frozenset(own for own, path in has.items() if had.get(own) != path)
+    return found

@@ -1,0 +1,89 @@
+"""Refuse rows that would lose their values, or lack required ones, because the other side changed a column."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from lance_dagster.changes.merge.columns import Columns, paths_of
+from lance_dagster.changes.merge.fates import Fates
+from lance_dagster.changes.merge.schemas import MergedSchema, casts
+from lance_dagster.changes.sides import Conflict, Lookups, Side, makers
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """One side with its columns, and its rows, which are looked at only when that matters."""
+
+    side: Side
+    columns: Columns
+    rows: Callable[[], Fates]
+
+    def wrote_rows(self) -> bool:
+        """Tell whether it has rows that it put in or gave new values."""
+        return any(found.written for found in self.rows().elsewhere.values())
+
+    def has_nulls(self, path: str, lookups: Lookups) -> bool:
+        """Tell whether a row it put in or gave new values has no value in a column."""
+        written = {number: offsets for number, found in self.rows().elsewhere.items() if (offsets := found.written)}
+        if not written:
+            return False
+        quoted = ".".join(f"`{name}`" for name in path.split("."))
+        try:
+            found = lookups.matching(self.side.manifest, written, f"{quoted} IS NULL")
+        except InvalidInputError:
+            # The column has another name there, or cannot be asked: nobody can say that there is none.
+            return True
+        return any(written[number] & offsets for number, offsets in found.items())
+
+
+def columns_lost(
+    base: Manifest, schema: MergedSchema, source: Party, dest: Party, lookups: Lookups
+) -> Iterator[Conflict]:
+    """Find columns whose type or nullability one side changed while the other wrote rows of the old kind."""
+    for one, other in ((source, dest), (dest, source)):
+        added = schema.added_by_source if one is source else schema.added_by_dest
+        for path, did in (*_casts(base, one, other), *_required(schema, added, other)):
+            yield _conflict(path, did, one, other, by_source=one is source)
+        for path in _made_required(base, one):
+            if other.has_nulls(path, lookups):
+                yield _conflict(path, "made it not null", one, other, by_source=one is source)
+
+
+def brought_back(base: Manifest, party: Party, *, by_source: bool) -> Iterator[Conflict]:
+    """Find columns a side changed so that rows it took out, and that are brought back, do not fit them."""
+    for path in (*casts(party.columns, base, party.side), *_made_required(base, party)):
+        told = f"{party.side.name} changed its type, or made it not null", "rows it took out are brought back"
+        source, dest = told if by_source else told[::-1]
+        yield Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)
+
+
+def _casts(base: Manifest, one: Party, other: Party) -> Iterator[tuple[str, str]]:
+    for path in casts(one.columns, base, one.side):
+        if other.wrote_rows():
+            yield path, "changed its type"
+
+
+def _required(schema: MergedSchema, added: Collection[int], other: Party) -> Iterator[tuple[str, str]]:
+    for field in schema.fields:
+        if field.id in added and field.parent_id < 0 and not field.nullable and other.wrote_rows():
+            yield field.name, "added it as not null"
+
+
+def _made_required(base: Manifest, party: Party) -> list[str]:
+    own = {field.id: field for field in party.side.manifest.fields}
+    paths = paths_of(base.fields)
+    return [
+        paths[field.id]
+        for field in base.fields
+        if field.nullable and (now := party.columns.ids.get(field.id)) is not None and not own[now].nullable
+    ]
+
+
+def _conflict(path: str, did: str, one: Party, other: Party, *, by_source: bool) -> Conflict:
+    changer = makers(one.side.changes, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
+    writer = makers(other.side.changes, lambda change: isinstance(change.operation, Append | Update | Overwrite))
+    told = f"{changer} {did}", f"{writer} wrote rows without that"
+    source, dest = told if by_source else told[::-1]
+    return Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)

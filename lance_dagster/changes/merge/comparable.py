@@ -1,0 +1,41 @@
+"""Refuse sides whose rows cannot be compared, before anything else is looked at."""
+
+from collections.abc import Iterator
+
+from lance_dagster.changes.sides import Conflict, Side
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import DataOverlay, UpdateMemWalState
+
+_UNKNOWN = (DataOverlay, UpdateMemWalState)
+
+
+def obstacles(base: Manifest, source: Side, dest: Side) -> Iterator[Conflict]:
+    """Find what no strategy settles: other row ids, other files, changes nobody can look up or understand."""
+    one, other = source.manifest, dest.manifest
+    if not base.stable_row_ids == one.stable_row_ids == other.stable_row_ids:
+        has = [f"{side.name} {_verb(side.manifest)} them" for side in (source, dest)]
+        yield Conflict(kind="history", unit="stable row ids", source=has[0], dest=has[1])
+    if _first_generation(one) != _first_generation(other):
+        has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
+        yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
+    for change in source.changes:
+        if change.transaction is None:
+            told = "its transaction is gone, and with it what it claimed"
+            yield Conflict(
+                kind="history", unit=f"version {change.version}", source=told, dest="nothing to compare with"
+            )
+    for side in (source, dest):
+        for change in side.changes:
+            if isinstance(change.operation, _UNKNOWN):
+                told = f"{change.who} made a {type(change.operation).__name__}"
+                unit, unknown = f"version {change.version}", "nobody knows what that means for a merge"
+                did = (told, unknown) if side is source else (unknown, told)
+                yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
+
+
+def _verb(manifest: Manifest) -> str:
+    return "has" if manifest.stable_row_ids else "does not have"
+
+
+def _first_generation(manifest: Manifest) -> bool:
+    return manifest.file_version.startswith("0.")

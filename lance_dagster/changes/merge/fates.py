@@ -1,0 +1,161 @@
+"""What became of every row of the merge base on one side.
+
+A row of the base is known by its address there: the fragment and the offset in it. On a side it stays where it is,
+was moved to another fragment with its values (a compaction), was given new values and moved (an update), or is gone.
+With stable row ids the ids of the rows in other fragments say which they are. Without, the transactions of the side
+are replayed: a compaction keeps the order of its rows, an update leaves no trace of which new row was which old one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.changes.merge.matching import Matched, present
+from lance_dagster.changes.sides import Deleted
+from lance_dagster.format.model import Fragment, Manifest
+
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Addresses = np.ndarray[tuple[int], np.dtype[np.int64]]
+OFFSET_BITS = 32
+SHARED = 2**30
+"""From this fragment id on, addresses are of rows both sides have that the base has not: their ids on the dest."""
+INSERTED = -1
+"""Stands in `Elsewhere.addresses` for a row that the merge base does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Rows of a fragment that are not where the base has them.
+
+    For each row of the fragment in order, `addresses` has where it is in the merge base, or `INSERTED`, and `updated`
+    whether it got new values since. `live` are the offsets of the rows meant: all that are not deleted, or in a
+    fragment that is in the place of one of the base, those that the base has deleted there.
+    """
+
+    fragment: Fragment
+    addresses: Addresses
+    updated: Flags
+    live: BitMap
+
+    @property
+    def inserted(self) -> BitMap:
+        """Offsets of the live rows that the base does not have."""
+        return self._live_where(self.addresses == INSERTED)
+
+    @property
+    def written(self) -> BitMap:
+        """Offsets of the live rows that were put in or got new values."""
+        return self._live_where((self.addresses == INSERTED) | self.updated)
+
+    def from_base(self, base_ids: Iterable[int]) -> dict[int, tuple[BitMap, BitMap]]:
+        """Return, by fragment of the base, the offsets there of the live rows moved and of those updated."""
+        live = np.zeros(len(self.addresses), np.bool_)
+        live[np.array(self.live, np.int64)] = True
+        known = live & (self.addresses != INSERTED)
+        fragments = self.addresses >> OFFSET_BITS
+        wanted = set(base_ids)
+        found: dict[int, tuple[BitMap, BitMap]] = {}
+        for number in np.unique(fragments[known]).tolist():
+            if number in wanted or number >= SHARED:
+                here = known & (fragments == number)
+                found[number] = (
+                    _offsets(self.addresses[here & ~self.updated]),
+                    _offsets(self.addresses[here & self.updated]),
+                )
+        return found
+
+    def at(self, base_id: int, offsets: BitMap) -> BitMap:
+        """Return the offsets here of rows given by their offsets in a fragment of the base."""
+        mine = np.flatnonzero((self.addresses >> OFFSET_BITS == base_id) & (self.addresses != INSERTED))
+        there = self.addresses[mine] & (2**OFFSET_BITS - 1)
+        wanted = np.isin(there, np.array(offsets, np.int64))
+        return BitMap(mine[wanted].tolist()) & self.live
+
+    def _live_where(self, condition: Flags) -> BitMap:
+        return BitMap(np.flatnonzero(condition).tolist()) & self.live
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of the rows of one fragment of the base, as offsets in it.
+
+    `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
+    where they were, written anew by an update among rows that cannot be told apart.
+    """
+
+    place: Fragment | None
+    stays: BitMap
+    moved: BitMap = field(default_factory=BitMap)
+    updated: BitMap = field(default_factory=BitMap)
+    rewritten: BitMap = field(default_factory=BitMap)
+
+    @property
+    def alive(self) -> BitMap:
+        """Rows that can be pointed at."""
+        return self.stays | self.moved | self.updated
+
+
+@dataclass(slots=True)
+class Fates:
+    """What one side did to the rows of the base, looked up fragment by fragment."""
+
+    matched: Matched
+    deleted: Deleted
+    elsewhere: Mapping[int, Elsewhere]
+    rewritten: Mapping[int, BitMap] = field(default_factory=dict)
+    _moved: dict[int, tuple[BitMap, BitMap]] | None = None
+
+    def of(self, base_id: int) -> Fate:
+        """Return what became of the rows of one fragment of the base."""
+        place, stays = self.matched.place(base_id), BitMap()
+        if place is not None:
+            stays = _live(self.matched.side, place, self.deleted)
+            stays -= self.deleted(self.matched.base, present(self.matched.base, base_id))
+        moved, updated = self._gathered().get(base_id, (BitMap(), BitMap()))
+        rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
+        return Fate(place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten)
+
+    def shared(self) -> set[int]:
+        """Return the ids that stand for fragments of rows which both sides have and the base has not."""
+        return {number for number in self._gathered() if number >= SHARED}
+
+    def holders(self, base_id: int, offsets: BitMap) -> dict[int, BitMap]:
+        """Return where rows of a fragment of the base lie elsewhere: offsets by fragment of the side."""
+        found = {number: rows.at(base_id, offsets) for number, rows in self.elsewhere.items()}
+        return {number: here for number, here in found.items() if here}
+
+    def _gathered(self) -> dict[int, tuple[BitMap, BitMap]]:
+        if self._moved is None:
+            self._moved = {}
+            for rows in self.elsewhere.values():
+                for number, (moved, updated) in rows.from_base(self.matched.changed).items():
+                    before = self._moved.get(number, (BitMap(), BitMap()))
+                    self._moved[number] = (before[0] | moved, before[1] | updated)
+        return self._moved
+
+
+def unplaced(matched: Matched, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
+    """Return, by fragment of the side, the offsets of live rows that are not where the base has them."""
+    for number in matched.others:
+        yield number, _live(matched.side, present(matched.side, number), deleted)
+    for base_id in sorted(matched.changed):
+        place = matched.place(base_id)
+        if place is not None:
+            back = _live(matched.side, place, deleted) & deleted(matched.base, present(matched.base, base_id))
+            if back:
+                yield place.id, back
+
+
+def _live(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMap:
+    return BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment)
+
+
+def addresses_of(fragment: Fragment, base_id: int) -> Addresses:
+    """Return the addresses of all rows of a fragment that is in the place of one of the base."""
+    return np.arange(fragment.physical_rows, dtype=np.int64) + (base_id << OFFSET_BITS)
+
+
+def _offsets(addresses: Addresses) -> BitMap:
+    return BitMap((addresses & (2**OFFSET_BITS - 1)).tolist())

@@ -1,0 +1,107 @@
+"""Which fragment of one side is which of the merge base.
+
+On one line of versions a fragment keeps its id for good: ids are never given twice, not even after an overwrite or a
+restore. Across lines ids prove nothing, since each line hands out its own; there the names of the data files do, which
+are unique.
+
+What was not touched since the merge base is found by comparing encoded fragments, without reading them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lance_dagster.changes.sides import Side
+from lance_dagster.format.model import Fragment, Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """The fragments of a side beside those of the merge base.
+
+    `ids` gives by the id of a fragment of the base the id of the fragment in its place: with the same rows in the same
+    order, though with other files or more deleted rows. `changed` are the ids of those of the base that are gone or
+    differ; `back` is `ids` the other way round; `others` are the ids of the side's fragments that are in the place of
+    none. `anchored` is as `ids`, for the side's anchor.
+    """
+
+    base: Manifest
+    side: Manifest
+    ids: Mapping[int, int]
+    changed: frozenset[int]
+    others: tuple[int, ...]
+    anchored: Mapping[int, int]
+    back: Mapping[int, int]
+
+    def place(self, base_id: int) -> Fragment | None:
+        """Return the fragment in the place of one of the base."""
+        own = self.ids.get(base_id)
+        return None if own is None else self.side.fragments.find(own)
+
+    def base_of(self, side_id: int) -> int | None:
+        """Return the fragment of the base that one of the side is in the place of."""
+        return self.back.get(side_id)
+
+
+def match(base: Manifest, side: Side) -> Matched:
+    """Find the fragments of a side that are in the place of those of the merge base."""
+    manifest = side.manifest
+    if side.anchor is not None and side.same_ids:
+        there = set(manifest.fragments.ids)
+        anchored = {number: number for number in side.anchor.fragments.ids}
+        ids = {number: number for number in anchored if number in there}
+        differing = _differing(side.anchor, manifest)
+    else:
+        through = side.anchor or manifest
+        anchored, differing = _by_names(base, through)
+        ids = anchored
+        if side.anchor is not None:
+            there, later = set(manifest.fragments.ids), _differing(side.anchor, manifest)
+            differing |= {number for number, own in anchored.items() if own in later}
+            ids = {number: own for number, own in anchored.items() if own in there}
+    back = {own: number for number, own in ids.items()}
+    return Matched(
+        base=base,
+        side=manifest,
+        ids=ids,
+        changed=frozenset(number for number in base.fragments.ids if number not in ids or number in differing),
+        others=tuple(number for number in manifest.fragments.ids if number not in back),
+        anchored=anchored,
+        back=back,
+    )
+
+
+def same_deletions(one: Fragment, other: Fragment) -> bool:
+    """Tell whether two fragments have the same deletion vector: its id is random, and says whether it is the same."""
+    left, right = one.deletion, other.deletion
+    if left is None or right is None:
+        return left is right
+    return (left.id, left.deleted_rows) == (right.id, right.deleted_rows)
+
+
+def _differing(one: Manifest, other: Manifest) -> set[int]:
+    """Return the ids of fragments of a version that are not in a later one as they were."""
+    later = dict(zip(other.fragments.ids, other.fragments.items, strict=True))
+    items = zip(one.fragments.ids, one.fragments.items, strict=True)
+    return {number for number, item in items if later.get(number) != item}
+
+
+def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]]:
+    holders = {file.path: fragment for fragment in other.fragments for file in fragment.files}
+    ids: dict[int, int] = {}
+    differing: set[int] = set()
+    for fragment in base.fragments:
+        found = next((holders[name] for name in fragment.file_names if name in holders), None)
+        if found is None or found.physical_rows != fragment.physical_rows:
+            continue
+        ids[fragment.id] = found.id
+        if found.file_names != fragment.file_names or not same_deletions(found, fragment):
+            differing.add(fragment.id)
+    return ids, differing
+
+
+def present(manifest: Manifest, number: int) -> Fragment:
+    """Return a fragment that has to be there."""
+    fragment = manifest.fragments.find(number)
+    if fragment is None:
+        raise LookupError(f"version {manifest.version} has no fragment {number}")
+    return fragment

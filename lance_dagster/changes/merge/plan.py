@@ -1,0 +1,340 @@
+"""Three-way merge of two versions of a table: what the result is, or every reason why there is none.
+
+    base    what both sides have in common
+    source  what is merged
+    dest    what it is merged into; the result is its next version
+
+Why it is safe. Whatever a side did, a row of the merge base either is where it was, or was moved as it is, or got new
+values, or is gone (`fates`), and a row it put in is its own. What both sides did to a row is decided by one table
+(`rows`), what they did to a column by another (`schemas`); settings are merged key by key (`maps`); and two sides that
+both mean to provide the rows of one scope contradict each other although no row shows it (`contest`). A conflict is
+found before anything is written, and all are told at once. What cannot be known is refused.
+
+Nothing but metadata is new. The dest's fragments stay as they are but for rows that are deleted from them and files
+of columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there.
+The data files lie under the table's root already.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pyroaring import BitMap
+
+from lance_dagster.changes.indices import (
+    indices_of,
+    with_relevant,
+    without_fragments,
+    without_indices,
+    without_values,
+)
+from lance_dagster.changes.merge.arbiter import Arbiter, Strategy
+from lance_dagster.changes.merge.clashes import Clashes
+from lance_dagster.changes.merge.columns import Columns, backing, columns_of, paths_of
+from lance_dagster.changes.merge.columns_lost import Party, brought_back, columns_lost
+from lance_dagster.changes.merge.comparable import obstacles
+from lance_dagster.changes.merge.contest import Claims, Loss, claimed
+from lance_dagster.changes.merge.fates import SHARED, Fate, Fates
+from lance_dagster.changes.merge.maps import merge_maps
+from lance_dagster.changes.merge.matching import Matched, match, present
+from lance_dagster.changes.merge.replay import UntraceableError, located_by_replay
+from lance_dagster.changes.merge.result import Assembly, Brought, Draft
+from lance_dagster.changes.merge.rows import Decision, Situation, decide
+from lance_dagster.changes.merge.schemas import MergedSchema, Schemas
+from lance_dagster.changes.merge.stable import Identities, located_by_ids
+from lance_dagster.changes.merge.tally import Tally
+from lance_dagster.changes.row_spaces import Alias, RowSpace
+from lance_dagster.changes.sides import Conflict, Lookups, Side
+from lance_dagster.format.evolution import next_field_id
+from lance_dagster.format.model import Fragment, Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be merged: the newest version both sides contain with the row ids it has, the sides, how to look."""
+
+    base: Manifest
+    space: RowSpace
+    source: Side
+    dest: Side
+    lookups: Lookups
+    strategy: Strategy = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePlan:
+    """A merge without conflicts, ready to be carried out.
+
+    `manifest` is the dest with the result's schema, settings and next row id; its fragments are the dest's still.
+    `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
+    caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got.
+    """
+
+    manifest: Manifest
+    changed: Mapping[int, Brought]
+    removed: tuple[int, ...]
+    added: tuple[Brought, ...]
+    aliases: Mapping[str, list[Alias]]
+    tally: Tally
+
+    @property
+    def changes_columns(self) -> bool:
+        """Whether the schema changes, or values beside rows that stay where they are."""
+        return self.tally.schema_changed or any(brought.files for brought in self.changed.values())
+
+
+def plan_merge(question: Question) -> MergePlan | tuple[Conflict, ...]:
+    """Merge the source into the dest, or return every conflict there is."""
+    arbiter = Arbiter(question.strategy)
+    for conflict in obstacles(question.base, question.source, question.dest):
+        arbiter.refuse(conflict)
+    if arbiter.conflicts:
+        return tuple(arbiter.conflicts)
+    try:
+        plan = _Planner(question, arbiter).plan()
+    except UntraceableError as error:
+        unit = Conflict(kind="history", unit="history", source=str(error), dest="what became of its rows is unknown")
+        arbiter.refuse(unit)
+        return tuple(arbiter.conflicts)
+    return tuple(dict.fromkeys(arbiter.conflicts)) if plan is None else plan
+
+
+class _Planner:
+    def __init__(self, question: Question, arbiter: Arbiter) -> None:
+        self._base, self._source, self._dest = question.base, question.source, question.dest
+        self._space, self._lookups, self._arbiter = question.space, question.lookups, arbiter
+        self._draft = Draft()
+
+    def plan(self) -> MergePlan | None:
+        arbiter = self._arbiter
+        maps = merge_maps(self._base, self._source, self._dest, arbiter)
+        self._losses = self._settled_claims()
+        for conflict in columns_lost(self._base, self._schema, *self._parties(), self._lookups):
+            arbiter.refuse(conflict)
+        for party, loss in zip(self._parties(), self._losses, strict=True):
+            for conflict in (
+                brought_back(self._base, party, by_source=party.side is self._source) if loss.undone else ()
+            ):
+                arbiter.refuse(conflict)
+        clashes = Clashes(schema=self._schema, source=self._source, dest=self._dest, arbiter=arbiter)
+        for number in sorted({*self._source_matched.changed, *self._losses[1].undone, *self._shared()}):
+            self._decide(number, clashes)
+        for number, rows in self._source_rows.elsewhere.items():
+            self._draft.take(number, rows.inserted - self._losses[0].dropped.get(number, BitMap()))
+        for number, offsets in self._losses[1].dropped.items():
+            self._draft.mask(number, offsets)
+        clashes.finish()
+        return None if arbiter.conflicts else self._assembled(maps, clashes)
+
+    @cached_property
+    def _source_matched(self) -> Matched:
+        return match(self._base, self._source)
+
+    @cached_property
+    def _dest_matched(self) -> Matched:
+        return match(self._base, self._dest)
+
+    @cached_property
+    def _source_rows(self) -> Fates:
+        return self._fates(self._source, self._source_matched)
+
+    @cached_property
+    def _dest_rows(self) -> Fates:
+        # Looked up only when something depends on it: a source that only appended does not ask what the dest did.
+        return self._fates(self._dest, self._dest_matched)
+
+    @cached_property
+    def _source_columns(self) -> Columns:
+        return columns_of(self._base, self._source, self._source_matched)
+
+    @cached_property
+    def _dest_columns(self) -> Columns:
+        return columns_of(self._base, self._dest, self._dest_matched)
+
+    @cached_property
+    def _schema(self) -> MergedSchema:
+        schemas = Schemas(self._base, self._source, self._dest, self._source_columns, self._dest_columns)
+        return schemas.merged(lambda: next_field_id(self._dest.manifest), self._arbiter)
+
+    def _fates(self, side: Side, matched: Matched) -> Fates:
+        deleted = self._lookups.deleted
+        if side.manifest.stable_row_ids:
+            ours, theirs = self._identities
+            mine = ours if side is self._source else theirs
+            return Fates(matched, deleted, located_by_ids(mine, side, matched, deleted))
+        return Fates(matched, deleted, *located_by_replay(side, matched, deleted))
+
+    @cached_property
+    def _identities(self) -> tuple[Identities, Identities]:
+        return Identities.of_both(self._space, self._source.space, self._dest.space)
+
+    def _shared(self) -> set[int]:
+        """Return what stands for fragments of rows that both sides have and the base has not."""
+        if not self._base.stable_row_ids or not self._identities[0].shared.stretches:
+            return set()
+        return self._source_rows.shared() | self._dest_rows.shared()
+
+    def _settled_claims(self) -> tuple[Loss, Loss]:
+        if not claimed((self._source, self._dest)):
+            return Loss(), Loss()
+        return Claims(
+            base=self._base,
+            source=self._source,
+            dest=self._dest,
+            source_rows=self._source_rows,
+            dest_rows=self._dest_rows,
+            columns_changed=(
+                _changed(self._base, self._source, self._source_columns),
+                _changed(self._base, self._dest, self._dest_columns),
+            ),
+            lookups=self._lookups,
+        ).settled(self._arbiter)
+
+    def _decide(self, number: int, clashes: Clashes) -> None:
+        source, dest = self._source_rows.of(number), self._dest_rows.of(number)
+        fragment = None if number >= SHARED else present(self._base, number)
+        if fragment is None:
+            live = source.alive | dest.alive
+        else:
+            live = BitMap(range(fragment.physical_rows)) - self._lookups.deleted(self._base, fragment)
+        undone = tuple(loss.undone.get(number, BitMap()) for loss in self._losses)
+        ids = self._schema.from_source
+        mine = self._other_values(fragment, source, self._source_columns, ids.get)
+        theirs = self._other_values(fragment, dest, self._dest_columns, lambda own: own)
+        if source.stays == live and not mine and not source.moved and not source.updated and not undone[1]:
+            return
+        mine, theirs = clashes.written_by(mine, theirs, source.place, dest.place)
+        facts = Situation(
+            live=live,
+            source=source,
+            dest=dest,
+            source_columns=mine,
+            dest_columns=theirs,
+            source_undone=undone[0],
+            dest_undone=undone[1],
+        )
+        decision = decide(facts, rows=clashes.rows_strategy(), columns=clashes.columns_strategy(mine | theirs))
+        clashes.decided(number, facts, decision)
+        self._draw(number, facts, decision)
+
+    def _other_values(
+        self, fragment: Fragment | None, fate: Fate, columns: Columns, result: Callable[[int], int | None]
+    ) -> frozenset[int]:
+        """Return the fields, by their ids in the result, of which a side has other values for a fragment's rows."""
+        kept = {field.id for field in self._schema.fields}
+        if fate.place is None or fragment is None:
+            changed = set(columns.written_beside(None if fragment is None else fragment.id))
+        else:
+            had, has, base_ids = backing(fragment), backing(fate.place), columns.base_ids
+            changed = {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
+        found = {number for own in changed if (number := result(own)) is not None}
+        return frozenset((found | self._schema.kept if columns is self._dest_columns else found) & kept)
+
+    def _draw(self, number: int, facts: Situation, decision: Decision) -> None:
+        """Write down what the decision means for the fragments of both sides."""
+        source, dest, draft = facts.source, facts.dest, self._draft
+        taken = decision.from_source
+        if dest.place is not None:
+            back = BitMap()
+            if not facts.dest_columns:
+                # The dest's files still hold them; for columns it wrote since, they would hold what nobody wrote.
+                same = source.stays if facts.source_columns else source.stays | source.moved
+                back = taken & same - dest.alive
+            taken = taken - back
+            draft.mask(dest.place.id, dest.stays - (decision.alive - taken))
+            draft.revive(dest.place.id, back | (BitMap() if facts.dest_columns else taken & source.stays))
+            if source.place is not None and facts.source_columns:
+                draft.columns[dest.place.id] = source.place, facts.source_columns
+        if source.place is not None and (dest.place is None or facts.dest_columns):
+            draft.take(source.place.id, taken & source.stays)
+        gone = (dest.moved | dest.updated) - (decision.alive - taken)
+        for holder, offsets in self._dest_rows.holders(number, gone).items() if gone else ():
+            draft.mask(holder, offsets)
+        for holder, offsets in self._source_rows.holders(number, taken - source.stays).items():
+            self._take(holder, offsets)
+
+    def _take(self, holder: int, offsets: BitMap) -> None:
+        """Take rows from a fragment of the source; or from the dest's in the same place, where it has the files."""
+        own = self._source_matched.base_of(holder)
+        place = None if own is None else self._dest_matched.place(own)
+        mine = present(self._source.manifest, holder)
+        if place is not None and place.file_names == mine.file_names:
+            self._draft.revive(place.id, offsets)
+        else:
+            self._draft.take(holder, offsets)
+
+    def _assembled(self, maps: tuple[dict[str, str], dict[str, str], dict[str, bytes]], clashes: Clashes) -> MergePlan:
+        dest = self._dest.manifest
+        space, aliases = self._source.space.brought_to(self._dest.space)
+        assembly = Assembly(
+            draft=self._draft,
+            source=self._source_matched,
+            dest=self._dest_matched,
+            dest_rows=lambda: self._dest_rows,
+            source_rows=self._source_rows.elsewhere,
+            from_source=self._schema.from_source,
+            row_ids=self._source.space.translation(space),
+            deleted=self._lookups.deleted,
+        )
+        changed, removed = assembly.changed()
+        last = -1 if dest.max_fragment_id is None else dest.max_fragment_id
+        added = assembly.added(max(last, max(dest.fragments.ids, default=-1)) + 1)
+        manifest = replace(
+            dest,
+            fields=self._schema.fields,
+            table_metadata=maps[0],
+            config=maps[1],
+            schema_metadata=maps[2],
+            next_row_id=space.end if dest.stable_row_ids and added else dest.next_row_id,
+        )
+        manifest = self._indexed(manifest)
+        return MergePlan(
+            manifest=manifest,
+            changed=changed,
+            removed=removed,
+            added=tuple(added),
+            aliases=aliases if added else {},
+            tally=self._tally(clashes, added),
+        )
+
+    def _indexed(self, manifest: Manifest) -> Manifest:
+        """Leave of the dest's indices what is still true; those of the source speak for fragments of other ids."""
+        manifest = without_fragments(with_relevant(manifest), self._draft.revived)
+        for number, (_, columns) in self._draft.columns.items():
+            manifest = without_values(manifest, columns, [number])
+        before, after = ({index.name for index in indices_of(state)} for state in (self._base, self._source.manifest))
+        return without_indices(manifest, before - after)
+
+    def _tally(self, clashes: Clashes, added: Sequence[Brought]) -> Tally:
+        schema, draft = self._schema, self._draft
+        mine = self._source_rows.elsewhere
+        inserted = sum(len(draft.taken.get(number, BitMap()) & rows.inserted) for number, rows in mine.items())
+        filled = {number for brought in added for file in brought.files for number in file.fields}
+        filled |= {number for _, columns in draft.columns.values() for number in columns}
+        lacking = {number: inserted for number in schema.added_by_dest & self._dest_columns.filled if inserted}
+        if schema.added_by_source & filled:
+            theirs = sum(len(rows.inserted) for rows in self._dest_rows.elsewhere.values())
+            lacking |= {number: theirs for number in schema.added_by_source & filled if theirs}
+        paths, before = paths_of(schema.fields), self._dest.manifest.fields
+        could_be_null = {field.id for field in before if field.nullable}
+        dropped = sum(len(offsets) for offsets in self._losses[1].dropped.values())
+        return Tally(
+            rows_added=inserted,
+            rows_updated=clashes.rows_updated,
+            rows_removed=clashes.rows_removed + dropped,
+            schema_changed=before != schema.fields,
+            keeps_nulls=all(field.nullable or field.id not in could_be_null for field in schema.fields),
+            needs_backfill={paths[number]: rows for number, rows in sorted(lacking.items())},
+        )
+
+    def _parties(self) -> tuple[Party, Party]:
+        return (
+            Party(side=self._source, columns=self._source_columns, rows=lambda: self._source_rows),
+            Party(side=self._dest, columns=self._dest_columns, rows=lambda: self._dest_rows),
+        )
+
+
+def _changed(base: Manifest, side: Side, columns: Columns) -> bool:
+    """Tell whether a side changed its schema, or values beside rows."""
+    kept = [columns.ids.get(field.id) for field in base.fields]
+    return bool(columns.filled) or kept != [field.id for field in side.manifest.fields]

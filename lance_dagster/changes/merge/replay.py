@@ -1,0 +1,156 @@
+"""Find rows of the merge base by replaying what a side did, on tables whose row ids change when rows move.
+
+A compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing
+tells which of the new ones was which: the old ones count as written anew, so that a change of the other side to the
+same rows is noticed. Everything else leaves rows where they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.changes.claims import APPEND, REPLACE
+from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Addresses, Elsewhere, addresses_of, unplaced
+from lance_dagster.changes.merge.matching import Matched, present
+from lance_dagster.changes.sides import Change, Deleted, Side
+from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.transaction import REWRITE_ROWS, Overwrite, Restore, Rewrite, RewriteGroup, Update
+
+
+class UntraceableError(Exception):
+    """Nobody can tell any more where the rows of the merge base are; says why."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Where the rows of fragments made since the merge base were there, and the rows that updates wrote anew."""
+
+    addresses: dict[int, Addresses] = field(default_factory=dict)
+    rewritten: frozenset[int] = frozenset()
+
+
+def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[dict[int, Elsewhere], dict[int, BitMap]]:
+    """Return the rows of a side that are not where the base has them, and by fragment those that updates wrote anew.
+
+    Raises:
+        UntraceableError: A version that moved rows is gone.
+    """
+    missing = any(matched.place(number) is None for number in matched.base.fragments.ids)
+    if missing and not side.complete:
+        raise UntraceableError("rows were moved by versions that are gone, and the table has no stable row ids")
+    rows = _replayed(side, matched, deleted) if side.complete else _Rows()
+    found: dict[int, Elsewhere] = {}
+    for number, live in unplaced(matched, deleted):
+        fragment = present(side.manifest, number)
+        own = matched.base_of(number)
+        if own is not None:
+            addresses = addresses_of(fragment, own)
+        else:
+            addresses = rows.addresses.get(number, np.full(fragment.physical_rows, INSERTED, np.int64))
+        none = np.zeros(fragment.physical_rows, np.bool_)
+        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=none, live=live)
+    rewritten = {} if side.same_ids else _before_anchor(side, matched, deleted)
+    for address in rows.rewritten:
+        rewritten.setdefault(address >> OFFSET_BITS, BitMap()).add(address & (2**OFFSET_BITS - 1))
+    return found, rewritten
+
+
+def _before_anchor(side: Side, matched: Matched, deleted: Deleted) -> dict[int, BitMap]:
+    """Return the rows that a side had taken out when the merge base came in, where an update may have done it."""
+    updates = any(isinstance(change.operation, Update) and not _replaces(change) for change in side.changes)
+    if side.anchor is None or not updates:
+        return {}
+    found: dict[int, BitMap] = {}
+    for number, own in matched.anchored.items():
+        then, there = present(matched.base, number), present(side.anchor, own)
+        gone = deleted(side.anchor, there) - deleted(matched.base, then)
+        if gone:
+            found[number] = gone
+    return found
+
+
+def _replayed(side: Side, matched: Matched, deleted: Deleted) -> _Rows:
+    anchor = side.anchor
+    if anchor is None:
+        return _Rows()
+    # By the ids of the side's own line, which the anchor has and the base may not.
+    origin = {own: number for number, own in matched.anchored.items()}
+    rows, states = _Rows(), {anchor.version: _Rows()}
+    for change in side.since:
+        rows = _after(rows, change, origin, states, deleted)
+        if change.after is not None:
+            states[change.after.version] = rows
+    return rows
+
+
+def _after(rows: _Rows, change: Change, origin: dict[int, int], states: dict[int, _Rows], deleted: Deleted) -> _Rows:
+    operation, before, after = change.operation, change.before, change.after
+    if before is None or after is None:
+        raise UntraceableError(f"{change.version} is gone, and the table has no stable row ids")
+    match operation:
+        case Rewrite():
+            addresses = dict(rows.addresses)
+            for group in operation.groups:
+                addresses.update(_compacted(rows, group, before, origin, deleted))
+            return _Rows(addresses, rows.rewritten)
+        case Update(mode=mode) if mode == REWRITE_ROWS and not _replaces(change):
+            gone = [_gone(rows, number, before, after, origin, deleted) for number in before.fragments.ids]
+            return _Rows(rows.addresses, rows.rewritten.union(*gone))
+        case Restore() if operation.version in states:
+            return states[operation.version]
+        case Restore():
+            raise UntraceableError(f"{change.version} went back to before the merge base, without stable row ids")
+        case Overwrite():
+            return _Rows({}, rows.rewritten)
+        case _:
+            return rows
+
+
+def _replaces(change: Change) -> bool:
+    """Tell whether a version took rows out and put others in, none of which is one of the old ones."""
+    return bool(change.claims) and all(claim.mode in (APPEND, REPLACE) for claim in change.claims)
+
+
+def _compacted(
+    rows: _Rows, group: RewriteGroup, before: Manifest, origin: dict[int, int], deleted: Deleted
+) -> dict[int, Addresses]:
+    parts: list[Addresses] = []
+    for old in group.old:
+        fragment = before.fragments.find(old.id)
+        if fragment is None:
+            raise UntraceableError(f"a compaction names a fragment {old.id} that is not there")
+        live = np.ones(fragment.physical_rows, np.bool_)
+        live[np.array(deleted(before, fragment), np.int64)] = False
+        parts.append(_addresses(rows, fragment, origin)[live])
+    together = np.concatenate([np.empty(0, np.int64), *parts])
+    new: Sequence[Fragment] = group.new
+    if len(together) != sum(fragment.physical_rows for fragment in new):
+        raise UntraceableError("a compaction wrote another number of rows than it read")
+    found, start = {}, 0
+    for fragment in new:
+        found[fragment.id] = together[start : start + fragment.physical_rows]
+        start += fragment.physical_rows
+    return found
+
+
+def _gone(
+    rows: _Rows, number: int, before: Manifest, after: Manifest, origin: dict[int, int], deleted: Deleted
+) -> set[int]:
+    """Return the addresses of rows of a fragment that an update took out."""
+    old, new = present(before, number), after.fragments.find(number)
+    if new is not None and new.deletion == old.deletion:
+        return set()
+    left = BitMap(range(new.physical_rows)) - deleted(after, new) if new is not None else BitMap()
+    taken = BitMap(range(old.physical_rows)) - deleted(before, old) - left
+    addresses = _addresses(rows, old, origin)[np.array(taken, np.int64)]
+    return set(addresses[addresses != INSERTED].tolist())
+
+
+def _addresses(rows: _Rows, fragment: Fragment, origin: dict[int, int]) -> Addresses:
+    if fragment.id in rows.addresses:
+        return rows.addresses[fragment.id]
+    if fragment.id in origin:
+        return addresses_of(fragment, origin[fragment.id])
+    return np.full(fragment.physical_rows, INSERTED, np.int64)

@@ -1,0 +1,219 @@
+"""Put together the fragments of the result: the dest's with other rows deleted, and those of the source that are new.
+
+Fragments of the source get ids of the dest's, their fields and row ids those of the result. A row that the merge base
+had keeps the versions the dest says it was created and last updated at; everything else came with this version.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.changes.merge.columns import backing
+from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Addresses, Elsewhere, Fates, Flags
+from lance_dagster.changes.merge.matching import Matched, present
+from lance_dagster.changes.row_spaces import Translation
+from lance_dagster.changes.rows import with_new_values
+from lance_dagster.changes.sides import Deleted
+from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
+from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """A fragment of the result that has files of the source, as the source names them, and its deleted rows.
+
+    `deleted` is None when the deletion vector it has is right.
+    """
+
+    fragment: Fragment
+    files: tuple[DataFile, ...]
+    deleted: BitMap | None
+
+
+@dataclass(slots=True)
+class Draft:
+    """What becomes of the rows, collected while fragment after fragment is decided.
+
+    `masked` and `revived` are offsets by fragment of the dest, `taken` by fragment of the source; `columns` are the
+    ids in the result of fields whose values the source has, by fragment of the dest.
+    """
+
+    masked: dict[int, BitMap] = field(default_factory=dict)
+    revived: dict[int, BitMap] = field(default_factory=dict)
+    taken: dict[int, BitMap] = field(default_factory=dict)
+    columns: dict[int, tuple[Fragment, frozenset[int]]] = field(default_factory=dict)
+
+    def mask(self, number: int, offsets: BitMap) -> None:
+        """Delete rows of a fragment of the dest."""
+        if offsets:
+            self.masked[number] = self.masked.get(number, BitMap()) | offsets
+
+    def revive(self, number: int, offsets: BitMap) -> None:
+        """Bring deleted rows of a fragment of the dest back."""
+        if offsets:
+            self.revived[number] = self.revived.get(number, BitMap()) | offsets
+
+    def take(self, number: int, offsets: BitMap) -> None:
+        """Take rows from a fragment of the source."""
+        if offsets:
+            self.taken[number] = self.taken.get(number, BitMap()) | offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What it takes to make fragments of the result out of a draft.
+
+    `from_source` gives by field id of the source the one of the result, `row_ids` the row ids likewise.
+    """
+
+    draft: Draft
+    source: Matched
+    dest: Matched
+    dest_rows: Callable[[], Fates]
+    source_rows: Mapping[int, Elsewhere]
+    from_source: Mapping[int, int]
+    row_ids: Translation
+    deleted: Deleted
+
+    @property
+    def version(self) -> int:
+        """The number of the version that is made."""
+        return self.dest.side.version + 1
+
+    def changed(self) -> tuple[dict[int, Brought], tuple[int, ...]]:
+        """Return the dest's fragments that change, by id, and the ids of those of which no row is left."""
+        changed: dict[int, Brought] = {}
+        removed: list[int] = []
+        for number in sorted({*self.draft.masked, *self.draft.revived, *self.draft.columns}):
+            fragment = present(self.dest.side, number)
+            before = self.deleted(self.dest.side, fragment)
+            after = before - self.draft.revived.get(number, BitMap()) | self.draft.masked.get(number, BitMap())
+            if len(after) == fragment.physical_rows:
+                removed.append(number)
+                continue
+            fragment, files = self._with_columns(fragment)
+            if not after and before:
+                fragment = replace(fragment, deletion=None)
+            if files or after != before:
+                same = after == before or not after
+                changed[number] = Brought(fragment=fragment, files=files, deleted=None if same else after)
+        return changed, tuple(removed)
+
+    def added(self, first_id: int) -> list[Brought]:
+        """Return the fragments of the source that are new, numbered from `first_id`."""
+        found: list[Brought] = []
+        for number in self.source.side.fragments.ids:
+            alive = self.draft.taken.get(number)
+            if alive is None:
+                continue
+            fragment = present(self.source.side, number)
+            files = tuple(self._renumbered(file) for file in fragment.files)
+            files = tuple(file for file in files if any(own >= 0 for own in file.fields)) or files[:1]
+            stamped = self._stamped(fragment, alive) if self.dest.side.stable_row_ids else fragment
+            deleted = BitMap(range(fragment.physical_rows)) - alive
+            new = replace(stamped, id=first_id + len(found), files=(), deletion=None)
+            found.append(Brought(fragment=new, files=files, deleted=deleted or None))
+        return found
+
+    def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
+        """Put the source's values of some columns beside the dest's rows, and take the dest's out."""
+        if fragment.id not in self.draft.columns:
+            return fragment, ()
+        of, wanted = self.draft.columns[fragment.id]
+        brought = []
+        for file in of.files:
+            renumbered = self._renumbered(file, only=wanted)
+            if any(number >= 0 for number in renumbered.fields):
+                brought.append(renumbered)
+        kept = []
+        for file in fragment.files:
+            fields = tuple(TOMBSTONE_FIELD if number in wanted else number for number in file.fields)
+            if any(number >= 0 for number in fields):
+                kept.append(replace(file, fields=fields))
+        changed = replace(fragment, files=tuple(kept))
+        if self.dest.side.stable_row_ids:
+            changed = with_new_values(changed, self.version)
+        return changed, tuple(brought)
+
+    def _renumbered(self, file: DataFile, only: frozenset[int] | None = None) -> DataFile:
+        ids = (self.from_source.get(number, TOMBSTONE_FIELD) for number in file.fields)
+        return replace(
+            file, fields=tuple(number if only is None or number in only else TOMBSTONE_FIELD for number in ids)
+        )
+
+    def _stamped(self, fragment: Fragment, alive: BitMap) -> Fragment:
+        where = f"fragment {fragment.id} of the source"
+        ids, _ = self.row_ids.apply(decode_row_ids(fragment.row_ids, fragment.physical_rows, where))
+        created = np.full(fragment.physical_rows, self.version, np.uint64)
+        updated = created.copy()
+        addresses, written = self._addresses(fragment)
+        wanted = np.zeros(fragment.physical_rows, np.bool_)
+        wanted[np.array(alive, np.int64)] = True
+        wanted &= addresses != INSERTED
+        if wanted.any():
+            known, when, last = self._stamps(addresses[wanted])
+            places = np.flatnonzero(wanted)[known]
+            created[places] = when[known]
+            kept = ~written[places]
+            updated[places[kept]] = last[known][kept]
+        return replace(
+            fragment,
+            row_ids=encode_row_ids(ids),
+            created_at=encode_versions(created),
+            updated_at=encode_versions(updated),
+        )
+
+    def _addresses(self, fragment: Fragment) -> tuple[Addresses, Flags]:
+        """Return where the rows of a fragment of the source are in the merge base, and which got new values."""
+        rows = self.source_rows.get(fragment.id)
+        own = self.source.base_of(fragment.id)
+        if own is None:
+            if rows is None:
+                raise LookupError(f"fragment {fragment.id} of the source was not looked at")
+            return rows.addresses, rows.updated
+        addresses = np.arange(fragment.physical_rows, dtype=np.int64) + (own << OFFSET_BITS)
+        # In the base's place still: it is taken because of the columns the source wrote.
+        written = np.full(fragment.physical_rows, self._has_other_files(fragment, own), np.bool_)
+        if rows is not None:
+            back = np.array(rows.live, np.int64)
+            addresses[back], written[back] = rows.addresses[back], rows.updated[back]
+        return addresses, written
+
+    def _has_other_files(self, fragment: Fragment, base_id: int) -> bool:
+        return bool(set(backing(fragment).values()) - set(backing(present(self.source.base, base_id)).values()))
+
+    def _stamps(self, addresses: Addresses) -> tuple[Flags, U64Array, U64Array]:
+        """Return for rows of the base whether the dest has them, and when they were created and last updated there."""
+        known = np.zeros(len(addresses), np.bool_)
+        created, updated = np.zeros(len(addresses), np.uint64), np.zeros(len(addresses), np.uint64)
+        fragments = addresses >> OFFSET_BITS
+        for base_id in np.unique(fragments).tolist():
+            place = self.dest.place(base_id)
+            if place is None:
+                continue
+            here = fragments == base_id
+            offsets = addresses[here] & (2**OFFSET_BITS - 1)
+            created[here], updated[here] = (sequence[offsets] for sequence in _versions(place))
+            known |= here
+        for rows in self._elsewhere(addresses[~known]):
+            order = np.argsort(rows.addresses)
+            have = rows.addresses[order]
+            places = np.minimum(np.searchsorted(have, addresses), len(have) - 1)
+            hit = ~known & (have[places] == addresses)
+            when, last = _versions(rows.fragment)
+            created[hit], updated[hit] = when[order[places[hit]]], last[order[places[hit]]]
+            known |= hit
+        return known, created, updated
+
+    def _elsewhere(self, missing: Addresses) -> Iterable[Elsewhere]:
+        return self.dest_rows().elsewhere.values() if len(missing) else ()
+
+
+def _versions(fragment: Fragment) -> tuple[U64Array, U64Array]:
+    where = f"fragment {fragment.id} of the dest"
+    return (
+        decode_versions(fragment.created_at, fragment.physical_rows, where),
+        decode_versions(fragment.updated_at, fragment.physical_rows, where),
+    )

@@ -1,0 +1,134 @@
+r"""Decide, for the rows of one fragment of the merge base, which live on and from which side they are taken.
+
+    source \ dest   same          updated       deleted
+    same            keep          the dest's    gone
+    updated         the source's  conflict      conflict
+    deleted         gone          conflict      gone
+
+A row that was dead in the merge base and lives on one side (a restore) lives. What lives on is taken from where the
+dest has it, so that the dest's layout and indices stay, with these exceptions: rows the source gave new values; rows
+the source moved while the dest left them where they were, so that a compaction on a branch arrives with it; and rows
+the dest only moved, when the source has new columns for them. Where rows would be taken from a place that lacks
+columns of the other side, it is a conflict.
+"""
+
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from lance_dagster.changes.merge.arbiter import DEST_WINS, SOURCE_WINS
+from lance_dagster.changes.merge.fates import Fate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What both sides did to a fragment of the base, as offsets in it and ids of fields of the result.
+
+    `source_columns` and `dest_columns` are the fields one side has other values of, or values at all.
+    `source_undone` and `dest_undone` are rows for which a side's change does not count.
+    """
+
+    live: BitMap
+    source: Fate
+    dest: Fate
+    source_columns: frozenset[int]
+    dest_columns: frozenset[int]
+    source_undone: BitMap
+    dest_undone: BitMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What becomes of the rows: those that live on, and those of them that are taken from the source.
+
+    `clash` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away from
+    the columns the source wrote; `lacking_dest_columns` the other way round. `unsettled` says that a clash cannot be
+    resolved in favour of the source, or of the dest, since nobody can tell which new row it became.
+    """
+
+    alive: BitMap
+    from_source: BitMap
+    clash: BitMap
+    lacking_source_columns: BitMap
+    lacking_dest_columns: BitMap
+    both_moved: BitMap
+    options: tuple[str, ...]
+
+
+def decide(facts: Situation, *, rows: str | None, columns: str | None) -> Decision:
+    """Decide about the rows of one fragment.
+
+    Args:
+        facts: What both sides did.
+        rows: The strategy for rows both changed.
+        columns: The strategy for updated rows that lack the other side's columns.
+    """
+    source, dest, live = facts.source, facts.dest, facts.live
+    s_alive = source.alive | (facts.source_undone & live)
+    d_alive = dest.alive | (facts.dest_undone & live)
+    s_new = (source.updated | source.rewritten) - facts.source_undone
+    d_new = (dest.updated | dest.rewritten) - facts.dest_undone
+    s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
+    clash = (s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)
+    winner = s_alive if rows == SOURCE_WINS else d_alive
+    alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - clash | (clash & winner)
+    updated = (source.updated - facts.source_undone) & alive
+    mine = updated - clash if rows != SOURCE_WINS else updated
+    homes = _Homes(facts, alive, mine | ((alive - dest.alive) & source.alive))
+    homes.settle(columns)
+    if facts.dest_undone:
+        homes.taken |= alive & dest.updated & facts.dest_undone & source.alive
+    options = []
+    if not clash & dest.rewritten:
+        options.append(SOURCE_WINS)
+    if not clash & source.rewritten:
+        options.append(DEST_WINS)
+    return Decision(
+        alive=alive,
+        from_source=homes.taken & alive,
+        clash=clash,
+        lacking_source_columns=homes.lacking_source,
+        lacking_dest_columns=homes.lacking_dest,
+        both_moved=homes.both_moved,
+        options=tuple(options),
+    )
+
+
+class _Homes:
+    """Which of the rows that live on are taken from the source."""
+
+    def __init__(self, facts: Situation, alive: BitMap, taken: BitMap) -> None:
+        self._facts, self._alive = facts, alive
+        self.taken = taken
+        self.lacking_source = BitMap()
+        self.lacking_dest = BitMap()
+        self.both_moved = BitMap()
+
+    def settle(self, columns: str | None) -> None:
+        source, dest = self._facts.source, self._facts.dest
+        rest = self._alive - self.taken
+        if self._facts.dest_columns:
+            self.lacking_dest = (self.taken & source.updated & dest.alive) | source.rewritten
+            if columns == DEST_WINS:
+                self.taken -= self.lacking_dest
+        changed = (rest & dest.updated) | dest.rewritten
+        if self._facts.source_columns:
+            self.lacking_source = changed
+            if columns == SOURCE_WINS:
+                self.taken |= rest & dest.updated & source.alive
+        self._unchanged(rest - dest.updated)
+
+    def _unchanged(self, rows: BitMap) -> None:
+        """Choose for rows that neither side gave new values."""
+        source, dest, facts = self._facts.source, self._facts.dest, self._facts
+        away = rows & source.moved
+        if facts.source_columns:
+            # The source's columns lie beside the rows as the source has them, and hold nothing for rows it has not.
+            self.both_moved = (rows & dest.alive) - source.alive
+            apart = (rows & dest.moved & source.alive) | (away & dest.alive)
+            if facts.dest_columns:
+                self.both_moved |= apart
+            else:
+                self.taken |= apart
+        elif not facts.dest_columns:
+            self.taken |= away & dest.stays

@@ -1,0 +1,311 @@
+"""Merging rows that were updated, moved, deleted or brought back: on either side, with and without stable row ids."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from lance_dagster.format.transaction import Restore, Transaction
+from tests.ledger import Rows, as_pylance, contents, entries, new_table
+
+BEFORE: Rows = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5), ("b", 6)]
+
+
+def made(folder: Path, *, stable: bool) -> LanceTable:
+    """Two fragments of three rows, and a branch `run`."""
+    if stable:
+        table = new_table(folder, entries("a", 1, 2, 3), entries("b", 4, 5, 6))
+    else:
+        uri = str(folder / "addresses")
+        lance.write_dataset(entries("a", 1, 2, 3), uri)
+        lance.write_dataset(entries("b", 4, 5, 6), uri, mode="append")
+        table = LanceTable.open(uri)
+    table.create_branch("run")
+    return table
+
+
+@pytest.fixture(params=[True, False], ids=["stable ids", "addresses"])
+def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
+    """The table in both kinds."""
+    return made(tmp_path, stable=request.param)
+
+
+@pytest.fixture
+def stable(tmp_path: Path) -> LanceTable:
+    """The table with stable row ids."""
+    return made(tmp_path, stable=True)
+
+
+def sound(table: LanceTable) -> None:
+    """pylance finds nothing wrong, and neither do we."""
+    as_pylance(table).validate()
+    report = table.verify(deep=True)
+    assert not [problem for problem in report.problems if problem.severity == "error"]
+
+
+def update(table: LanceTable, value: int, where: str, branch: str = "main") -> None:
+    """Give rows a new value, as pylance does it."""
+    as_pylance(table, branch).update({"value": str(value)}, where=where)
+
+
+def compact(table: LanceTable, branch: str = "main") -> None:
+    """Put all rows into one fragment, as pylance does it."""
+    as_pylance(table, branch).optimize.compact_files()
+
+
+def restored(table: LanceTable, version: int, branch: str = "main") -> None:
+    """Go back to a version of the branch."""
+    read = table.head(branch).number
+    operation = Restore(version=version)
+    table.commit(Transaction(read_version=read, uuid=f"restore-{branch}-{version}", operation=operation), branch=branch)
+
+
+def test_updates_of_both_sides_to_other_rows_are_kept(table: LanceTable) -> None:
+    """Of the same fragment too."""
+    update(table, 10, "value = 1", "run")
+    update(table, 20, "value = 2")
+    update(table, 40, "value = 4", "run")
+    table.merge("run")
+    assert [("a", 3), ("a", 10), ("a", 20), ("b", 5), ("b", 6), ("b", 40)] == contents(table)
+    sound(table)
+
+
+def test_updates_meet_deletions_of_other_rows(table: LanceTable) -> None:
+    """Deletion vectors are joined."""
+    update(table, 10, "value = 1", "run")
+    table.delete("value = 5", branch="run")
+    table.delete("value in (2, 5, 6)")
+    table.merge("run")
+    assert [("a", 3), ("a", 10), ("b", 4)] == contents(table)
+    sound(table)
+
+
+@pytest.mark.parametrize("updating", ["run", "main"])
+def test_a_row_updated_here_and_deleted_there_is_a_conflict(table: LanceTable, updating: str) -> None:
+    """Somebody has to say which of the two was meant."""
+    update(table, 10, "value = 1", updating)
+    table.delete("value = 1", branch="main" if updating == "run" else "run")
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run")
+    assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
+    assert "1 row in fragment 0 of the merge base" == caught.value.conflicts[0].unit
+    assert "lance 14.0.2" in str(caught.value)
+
+
+def test_a_row_updated_on_both_sides_is_a_conflict(table: LanceTable) -> None:
+    """Even when both gave it the same value: nobody saw the other's."""
+    for branch in ("run", "main"):
+        update(table, 10, "value in (1, 2)", branch)
+    with pytest.raises(MergeConflictError, match="2 rows in fragment 0 of the merge base"):
+        table.merge("run")
+
+
+@pytest.mark.parametrize("compacting", [["run"], ["main"], ["run", "main"]], ids="+".join)
+def test_a_compaction_changes_no_merge(table: LanceTable, compacting: list[str]) -> None:
+    """Rows are found where they were moved to, on either side."""
+    update(table, 10, "value = 1", "run")
+    table.delete("value = 4", branch="run")
+    update(table, 20, "value = 2")
+    table.delete("value = 5")
+    table.append(entries("n", 7), branch="run")
+    table.append(entries("n", 8))
+    for branch in compacting:
+        compact(table, branch)
+    table.merge("run")
+    assert [("a", 3), ("a", 10), ("a", 20), ("b", 6), ("n", 7), ("n", 8)] == contents(table)
+    sound(table)
+
+
+def test_a_compaction_on_a_branch_arrives_with_it(table: LanceTable) -> None:
+    """Where the dest left the rows alone; no row changes."""
+    compact(table, "run")
+    table.merge("run")
+    assert BEFORE == contents(table)
+    assert 1 == len(as_pylance(table).get_fragments())
+    sound(table)
+
+
+def test_a_compaction_on_both_sides_keeps_the_dests(table: LanceTable) -> None:
+    """Which readers of the dest and its indices know."""
+    compact(table, "run")
+    compact(table)
+    before = [fragment.fragment_id for fragment in as_pylance(table).get_fragments()]
+    table.merge("run")
+    assert BEFORE == contents(table)
+    assert before == [fragment.fragment_id for fragment in as_pylance(table).get_fragments()]
+
+
+def test_a_conflict_is_found_behind_a_compaction(table: LanceTable) -> None:
+    """Both sides moved the row, and one of them changed it before."""
+    update(table, 10, "value = 1", "run")
+    compact(table, "run")
+    table.delete("value = 1")
+    compact(table)
+    with pytest.raises(MergeConflictError, match="1 row in fragment 0"):
+        table.merge("run")
+
+
+def test_a_replaced_partition_is_found_behind_a_compaction_of_the_dest(table: LanceTable) -> None:
+    """The rows to take out are in another fragment."""
+    compact(table)
+    table.replace_where("key = 'a'", entries("a", 7), branch="run", partitions=["a"])
+    table.merge("run")
+    assert [("a", 7), ("b", 4), ("b", 5), ("b", 6)] == contents(table)
+    sound(table)
+
+
+def test_rows_keep_their_ids_and_the_versions_they_were_created_at(stable: LanceTable) -> None:
+    """Whichever side moved them; new values count from the merge."""
+    update(stable, 10, "value = 1", "run")
+    compact(stable, "run")
+    stable.append(entries("n", 7))
+    stable.append(entries("n", 8), branch="run")
+    stable.merge("run")
+    rows = as_pylance(stable).to_table(
+        columns=["value", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
+    )
+    found = {row["value"]: tuple(row.values())[1:] for row in rows.to_pylist()}
+    assert {10: (0, 2, 5), 2: (1, 2, 2), 5: (4, 3, 3), 7: (6, 4, 4), 8: (7, 5, 5)} == {
+        value: found[value] for value in (10, 2, 5, 7, 8)
+    }
+
+
+def test_upserts_of_other_keys_are_kept(stable: LanceTable) -> None:
+    """Updated rows of both, and new ones of one of them."""
+    stable.upsert(pa.table({"key": ["x"], "value": [1]}), on=["value"], branch="run")
+    stable.update({"key": "'y'"}, where="value = 4")
+    stable.merge("run")
+    assert [("a", 2), ("a", 3), ("b", 5), ("b", 6), ("x", 1), ("y", 4)] == contents(stable)
+    sound(stable)
+
+
+@pytest.mark.parametrize("restoring", ["run", "main"])
+def test_a_restored_side_takes_back_what_it_did(table: LanceTable, restoring: str) -> None:
+    """And nothing of what the other did."""
+    other = "main" if restoring == "run" else "run"
+    first = table.head(restoring).number
+    update(table, 10, "value = 1", restoring)
+    table.delete("value = 5", branch=restoring)
+    restored(table, first, restoring)
+    table.delete("value = 1", branch=other)
+    update(table, 60, "value = 6", other)
+    table.merge("run")
+    assert [("a", 2), ("a", 3), ("b", 4), ("b", 5), ("b", 60)] == contents(table)
+    sound(table)
+
+
+def test_rows_a_branch_brought_back_come_back(stable: LanceTable) -> None:
+    """It went back to before a deletion that both sides have."""
+    stable.delete("value in (1, 4)")
+    before = stable.head().number - 1
+    stable.create_branch("back")
+    restored(stable, 3)
+    assert before == 3
+    stable.append(entries("n", 7), branch="back")
+    stable.merge("main", into="back")
+    assert [*BEFORE, ("n", 7)] == contents(stable, "back")
+    as_pylance(stable, "back").validate()
+
+
+OTHERS: list[tuple[str, Callable[[LanceTable], Any]]] = [
+    ("append", lambda table: as_pylance(table).insert(entries("z", 9))),
+    ("update", lambda table: as_pylance(table).update({"value": "90"}, where="value = 3")),
+    ("delete", lambda table: as_pylance(table).delete("value = 10")),
+    ("compact", lambda table: as_pylance(table).optimize.compact_files()),
+    ("merge_insert", lambda table: as_pylance(table).merge_insert("value").when_matched_update_all().execute(
+        entries("y", 10)
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name,change", OTHERS, ids=[name for name, _ in OTHERS])
+def test_life_goes_on_after_a_merge(table: LanceTable, name: str, change: Callable[[LanceTable], Any]) -> None:
+    """pylance changes what a merge made as any other version."""
+    update(table, 10, "value = 1", "run")
+    table.delete("value = 5", branch="run")
+    table.append(entries("n", 7), branch="run")
+    compact(table, "run")
+    table.delete("value = 4")
+    table.merge("run")
+    change(table)
+    expected = {
+        "append": [("a", 2), ("a", 3), ("a", 10), ("b", 6), ("n", 7), ("z", 9)],
+        "update": [("a", 2), ("a", 10), ("a", 90), ("b", 6), ("n", 7)],
+        "delete": [("a", 2), ("a", 3), ("b", 6), ("n", 7)],
+        "compact": [("a", 2), ("a", 3), ("a", 10), ("b", 6), ("n", 7)],
+        "merge_insert": [("a", 2), ("a", 3), ("b", 6), ("n", 7), ("y", 10)],
+    }
+    assert expected[name] == contents(table)
+    sound(table)
+
+
+def test_a_branch_that_lives_on_is_merged_again_and_again(stable: LanceTable) -> None:
+    """Its own rows are known on the dest under other ids, and found there wherever they were moved."""
+    for turn in range(4):
+        stable.append(entries("n", 10 + turn), branch="run")
+        stable.append(entries("m", 20 + turn))
+        if turn:
+            stable.update({"value": "value + 100"}, where=f"value = {9 + turn}", branch="run")
+            stable.delete(f"value = {19 + turn}")
+        if turn == 1:
+            compact(stable)
+        if turn == 2:
+            compact(stable, "run")
+        stable.merge("run")
+        sound(stable)
+    assert [*BEFORE, ("m", 23), ("n", 13), ("n", 110), ("n", 111), ("n", 112)] == contents(stable)
+
+
+def test_a_branch_takes_in_main_and_goes_back_to_it(stable: LanceTable) -> None:
+    """Rows of main that changed on the branch under the ids they have there change on main."""
+    stable.append(entries("m", 7))
+    stable.append(entries("n", 8), branch="run")
+    stable.merge("main", into="run")
+    stable.update({"value": "70"}, where="value = 7", branch="run")
+    stable.delete("value = 1", branch="run")
+    compact(stable)
+    stable.merge("run")
+    assert [*BEFORE[1:], ("m", 70), ("n", 8)] == contents(stable)
+    sound(stable)
+
+
+def test_merges_crosswise_keep_what_either_took_out(stable: LanceTable) -> None:
+    """Two versions are equally near to both, and neither is a base of all rows."""
+    stable.append(entries("m", 7, 8))
+    stable.append(entries("n", 9, 10), branch="run")
+    main, run = str(stable.head()), str(stable.head("run"))
+    stable.merge(run)
+    stable.merge(main, into="run")
+    stable.delete("value in (7, 9)")
+    stable.update({"value": "100"}, where="value = 10", branch="run")
+    stable.merge("run")
+    assert [*BEFORE, ("m", 8), ("n", 100)] == contents(stable)
+    sound(stable)
+
+
+def test_without_row_ids_a_version_that_is_gone_is_refused(tmp_path: Path) -> None:
+    """Nobody can say any more what was moved and what was deleted."""
+    table = made(tmp_path, stable=False)
+    table.append(entries("n", 7), branch="run")
+    table.delete("value = 1", branch="run")
+    compact(table)
+    update(table, 50, "value = 5")
+    as_pylance(table).cleanup_old_versions(retain_versions=1)
+    with pytest.raises(MergeConflictError, match="history"):
+        table.merge("run")
+
+
+def test_with_row_ids_a_version_that_is_gone_is_no_obstacle(stable: LanceTable) -> None:
+    """The rows still say who they are, and when they were changed."""
+    stable.update({"value": "10"}, where="value = 1", branch="run")
+    compact(stable)
+    stable.update({"value": "50"}, where="value = 5")
+    as_pylance(stable).cleanup_old_versions(retain_versions=1)
+    stable.merge("run")
+    assert [("a", 2), ("a", 3), ("a", 10), ("b", 4), ("b", 6), ("b", 50)] == contents(stable)
+    sound(stable)
