@@ -32,7 +32,8 @@ Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
 class Change:
     """One version a side made since the merge base. `transaction` is None when its file is gone.
 
-    `before` and `after` are the states around it; None when it was cleaned up.
+    `before` and `after` are the states around it; None when it was cleaned up. When it is `undone`, the side goes back
+    from the second to the first, and claims nothing.
     """
 
     version: str
@@ -40,6 +41,7 @@ class Change:
     transaction: Transaction | None
     before: Manifest | None = None
     after: Manifest | None = None
+    undone: bool = False
 
     @property
     def who(self) -> str:
@@ -67,7 +69,7 @@ class Change:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """What the version claims. A replaced table claims everything, whoever wrote it."""
-        if self.transaction is None:
+        if self.transaction is None or self.undone:
             return ()
         claims = claims_of(self.transaction.properties)
         if not claims and isinstance(self.transaction.operation, Overwrite) and not self.is_merge:

@@ -17,7 +17,7 @@ from lance_dagster.changes.sides import Change, Conflict, Lookups, Side
 from lance_dagster.datafiles import matching_offsets
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.model import DeletionFile, Fragment, Manifest
 from lance_dagster.format.transaction import (
     CLAIMS,
     MERGE,
@@ -32,6 +32,7 @@ from lance_dagster.history.lineage import (
     Lineage,
     anchored,
     changes_since,
+    crosswise,
     lineage_of,
     merge_base,
     merged_as,
@@ -45,6 +46,7 @@ from lance_dagster.table.parts import Parts
 
 MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
 _MODES = (MERGE_COMMIT, FAST_FORWARD, SQUASH)
+_FEW_RECORDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +91,11 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
     """
     if how.mode not in _MODES:
         raise InvalidInputError(f"{how.mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
-    ours = lineage_of(source, parts.refs)
+    ours = _lineage(parts, source)
     transaction_id = str(uuid.uuid4())
-    parts.head(into)
 
     def propose(head: State) -> Proposal | State:
-        theirs = lineage_of(head, parts.refs)
+        theirs = _lineage(parts, head)
         merged = merged_as(ours, theirs, parts.versions)
         if merged is not None:
             return merged
@@ -113,18 +114,20 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
         changed = replace(changed, table_metadata=metadata)
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
-    return commit(parts.versions, into, propose)
+    return commit(parts.versions, into, propose, parts.head(into))
 
 
-def preview(parts: Parts, source: State, into: str, strategy: Strategy = None) -> MergePreview:
+def preview(
+    parts: Parts, source: State, into: str, strategy: Strategy = None, mode: str = MERGE_COMMIT
+) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     head = parts.head(into)
-    ours, theirs = lineage_of(source, parts.refs), lineage_of(head, parts.refs)
+    ours, theirs = _lineage(parts, source), _lineage(parts, head)
     base = str(merge_base(ours, theirs, parts.refs, parts.versions).state)
     made = MergePreview(source=str(source), dest=str(head), base=base, fast_forward=ours.contains(theirs))
     if merged_as(ours, theirs, parts.versions) is not None:
         return replace(made, already_merged=True)
-    plan = _refusal(Joining(), ours, theirs) or plan_merge(_question(parts, ours, theirs, strategy))
+    plan = _refusal(Joining(mode=mode), ours, theirs) or plan_merge(_question(parts, ours, theirs, strategy))
     if not isinstance(plan, MergePlan):
         return replace(made, conflicts=plan)
     tally: Tally = plan.tally
@@ -145,21 +148,28 @@ def preview(parts: Parts, source: State, into: str, strategy: Strategy = None) -
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
     """Return the version of `into` that contains everything `source` has, or None when it has something new."""
-    ours, theirs = lineage_of(source, parts.refs), lineage_of(parts.head(into), parts.refs)
+    ours, theirs = _lineage(parts, source), _lineage(parts, parts.head(into))
     return merged_as(ours, theirs, parts.versions)
 
 
 def base_of(parts: Parts, one: State, other: State) -> State:
     """Return the newest version that two versions contain."""
-    lineages = lineage_of(one, parts.refs), lineage_of(other, parts.refs)
+    lineages = _lineage(parts, one), _lineage(parts, other)
     return merge_base(*lineages, parts.refs, parts.versions).state
 
 
 def lookups(parts: Parts) -> Lookups:
     """Return how to look at what manifests do not hold."""
+    known: dict[tuple[int, DeletionFile], BitMap] = {}
 
     def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
-        return deleted_offsets(parts.versions, _state(manifest), fragment)
+        if fragment.deletion is None:
+            return BitMap()
+        # Its id is random: the same file, whatever base path a version names it through.
+        file = (fragment.id, replace(fragment.deletion, base_id=None))
+        if file not in known:
+            known[file] = deleted_offsets(parts.versions, _state(manifest), fragment)
+        return known[file].copy()
 
     def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
         return matching_offsets(parts.dataset(_state(manifest)), predicate, list(fragment_ids))
@@ -167,19 +177,28 @@ def lookups(parts: Parts) -> Lookups:
     return Lookups(deleted=deleted, matching=matching)
 
 
+def _lineage(parts: Parts, state: State) -> Lineage:
+    found = lineage_of(state, parts.refs)
+    # Looked at again as the newest one of its line.
+    parts.versions.keep(found.id, state)
+    return found
+
+
 def _question(parts: Parts, source: Lineage, dest: Lineage, strategy: Strategy) -> Question:
     base = merge_base(source, dest, parts.refs, parts.versions)
     return Question(
         base=base.state.manifest,
         space=row_space(base, parts.versions),
-        source=_side(parts, source, dest, base),
-        dest=_side(parts, dest, source, base),
+        source=side_of(parts, source, dest, base),
+        dest=side_of(parts, dest, source, base),
         lookups=lookups(parts),
         strategy=strategy,
+        crosswise=crosswise(source, dest, base),
     )
 
 
-def _side(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
+def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
+    """Gather what a version did that another one does not contain."""
     anchor, since, same_ids = anchored(of, base, parts.versions)
     changes = changes_since(of, other, parts.versions)
     return Side(
@@ -198,10 +217,12 @@ def _refusal(how: Joining, source: Lineage, dest: Lineage) -> tuple[Conflict, ..
     if how.mode == FAST_FORWARD and not source.contains(dest):
         told = f"{dest.state} has changes that {source.state} does not contain"
         return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=told),)
-    squashed = dest.state.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{source.id}")
-    if squashed is not None:
-        told = f"{squashed} was squashed into it, so nobody can tell which of the rows are new"
-        return (Conflict(kind="history", unit="history", source=f"{source.state} was merged before", dest=told),)
+    for one, other in ((source, dest), (dest, source)):
+        squashed = one.state.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{other.id}")
+        if squashed is not None:
+            told = f"{squashed} was squashed into it; nobody can tell which rows both have: reset or delete that branch"
+            did = (told, str(dest.state)) if one is source else (str(source.state), told)
+            return (Conflict(kind="history", unit="history", source=did[0], dest=did[1]),)
     return ()
 
 
@@ -233,7 +254,10 @@ def _all_claims(changes: Iterable[Change]) -> list[Claim]:
 
 
 def _live_records(parts: Parts, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Drop the records of merges whose branch is gone: nobody can merge it again."""
+    """Drop the records of merges whose branch is gone, once there are many: nobody can merge it again."""
+    if sum(key.startswith(OF_MERGES) for key in metadata) <= _FEW_RECORDS:
+        # To know which branches there are takes a request for each.
+        return dict(metadata)
     ids = (MAIN, *(branch.id for branch in parts.refs.branches().values()))
     live = {f"{prefix}{name}" for name in ids for prefix in OF_MERGES}
     return {key: value for key, value in metadata.items() if not key.startswith(OF_MERGES) or key in live}

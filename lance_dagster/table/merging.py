@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 
 from lance_dagster.changes.merge import Strategy
+from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.history import branches as branching
+from lance_dagster.history.refs import Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.table import join as joining
 from lance_dagster.table.facade import Facade
 from lance_dagster.table.join import MERGE_COMMIT, Joining, MergePreview
+
+PREVIEW_OF = "preview_of"
+"""Branch metadata that names the version whose merge a branch shows."""
 
 
 class Merging(Facade):
@@ -48,9 +54,58 @@ class Merging(Facade):
         how = Joining(strategy=strategy, mode=mode, message=message, properties=properties or {})
         return self._described(joining.merge(self._parts, state, into, how))
 
-    def preview_merge(self, source: str, into: str = MAIN, *, strategy: Strategy = None) -> MergePreview:
+    def preview_merge(
+        self, source: str, into: str = MAIN, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
+    ) -> MergePreview:
         """Say what a merge would do now, every conflict included; nothing is written."""
-        return joining.preview(self._parts, self._parts.at(source), into, strategy)
+        return joining.preview(self._parts, self._parts.at(source), into, strategy, mode)
+
+    def sync(self, branch: str, *, strategy: Strategy = None, message: str | None = None) -> Version:
+        """Merge what happened on the branch that a branch was forked from into it.
+
+        Raises:
+            InvalidInputError: `branch` is main, which was forked from nothing.
+            MergeConflictError: With every reason why not; nothing was written.
+        """
+        found = self._parts.refs.branch(branch)
+        if found is None:
+            raise InvalidInputError(f"{branch!r} is no branch of {self.uri} that was forked from another one")
+        return self.merge(found.parent_branch, into=branch, strategy=strategy, message=message)
+
+    def preview_branch(
+        self, source: str, into: str = MAIN, *, name: str | None = None, strategy: Strategy = None
+    ) -> Branch:
+        """Make a branch that holds what a merge would give, for checks to run on before the merge is made.
+
+        Any program reads it as any other branch. Merging it instead of `source` gives exactly what was checked, as
+        long as `into` did not move on; `mode="ff-only"` says so when it did.
+
+        Args:
+            source: The version to merge.
+            into: The branch to merge into.
+            name: The new branch; None for `preview/` and the name of the source's branch.
+            strategy: Who wins conflicts.
+
+        Raises:
+            MergeConflictError: With every reason why not; nothing is left behind.
+            AlreadyExistsError: The name is taken.
+        """
+        state, head = self._parts.at(source), self._parts.head(into)
+        # Asked first: a branch made for nothing would have to be deleted again, which a crash may prevent.
+        conflicts = joining.preview(self._parts, state, into, strategy).conflicts
+        if conflicts:
+            raise MergeConflictError(f"cannot merge {state} into {head} of {self.uri}; nothing was written:", conflicts)
+        made = branching.create_branch(
+            name or f"preview/{state.branch}",
+            head,
+            self._parts.refs,
+            self._parts.versions,
+            exist_ok=False,
+            metadata={PREVIEW_OF: str(state)},
+        )
+        how = Joining(strategy=strategy)
+        joining.merge(self._parts, state, made.name, how)
+        return made
 
     def merge_base(self, one: str, other: str) -> Version:
         """Return the newest version that two versions contain."""

@@ -8,8 +8,12 @@ from lance_dagster.errors import InvalidInputError
 
 SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
 BOTH = (SOURCE_WINS, DEST_WINS)
+EVERYTHING = "*"
 Strategy = str | Mapping[str, str] | None
-"""One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}."""
+"""One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}.
+
+Under "*" is that of all others.
+"""
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class Arbiter:
         self.conflicts.append(conflict)
 
     def winner(self, kind: str, unit: str) -> str | None:
-        """Return the strategy given for a unit, else for its kind."""
+        """Return the strategy given for a unit, else for its kind, else for everything."""
         if self.strategy is None or isinstance(self.strategy, str):
             return self.strategy
-        return self.strategy.get(unit, self.strategy.get(kind))
+        return self.strategy.get(unit, self.strategy.get(kind, self.strategy.get(EVERYTHING)))

@@ -101,7 +101,8 @@ class Clashes:
         options = [name for name in BOTH if all(name in decision.options for decision in found.values())]
         numbers = ", ".join(map(str, sorted(found)))
         unit = f"{count} row{'s' * (count > 1)} in fragment{'s' * (len(found) > 1)} {numbers} of the merge base"
-        did = [f"{_who(side, _ROWS)} changed or deleted what the other changed" for side in (self.source, self.dest)]
+        sure = "" if self.dest.manifest.stable_row_ids else ", as far as that can be told without stable row ids"
+        did = [f"{_who(side, _ROWS)} changed or deleted them{sure}" for side in (self.source, self.dest)]
         self.arbiter.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options)
 
     def _settled(self, facts: Situation, *, of_source: bool) -> bool:

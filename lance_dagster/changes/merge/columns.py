@@ -24,12 +24,13 @@ from lance_dagster.format.transaction import (
 class Columns:
     """The fields of a side.
 
-    `ids` gives by the id of a field of the base the id it has on the side; those that were dropped are left out.
-    `written` are the ids, as the side has them, of fields that got values beside their rows since (added columns with
-    values, and columns written anew in place), by the fragment of the base whose rows these were; under None those of
-    rows that may be from any.
+    `anchored` gives by the id of a field of the base the id it has in the side's anchor; `ids` the one it has on the
+    side, where it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their
+    rows since (added columns with values, and columns written anew in place), by the fragment of the base whose rows
+    these were; under None those of rows that may be from any.
     """
 
+    anchored: Mapping[int, int]
     ids: Mapping[int, int]
     written: Mapping[int | None, frozenset[int]]
 
@@ -56,7 +57,7 @@ def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
         anchored = {field.id: field.id for field in base.fields}
     else:
         anchored = _corresponding(base, through, matched)
-    kept = _kept(side, through) if side.anchor is not None else {field.id for field in side.manifest.fields}
+    kept = _kept(side, through, matched) if side.anchor is not None else {field.id for field in side.manifest.fields}
     live = {field.id for field in side.manifest.fields}
     ids = {number: own for number, own in anchored.items() if own in kept and own in live}
     origin = {own: number for number, own in matched.anchored.items()}
@@ -68,7 +69,7 @@ def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
     if any(change.after is None for change in side.changes):
         # Nobody can look up any more beside which rows they were written.
         written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
-    return Columns(ids=ids, written=written)
+    return Columns(anchored=anchored, ids=ids, written=written)
 
 
 def backing(fragment: Fragment) -> dict[int, str]:
@@ -96,6 +97,7 @@ def _corresponding(base: Manifest, other: Manifest, matched: Matched) -> dict[in
             if same is not None and len(same.fields) == len(file.fields):
                 pairs = zip(file.fields, same.fields, strict=True)
                 found.update((mine, theirs) for mine, theirs in pairs if mine >= 0 and theirs >= 0)
+    _add_parents(base, other, found)
     named = {(path, _type(other, number)): number for number, path in paths_of(other.fields).items()}
     taken = set(found.values())
     for number, path in paths_of(base.fields).items():
@@ -105,11 +107,19 @@ def _corresponding(base: Manifest, other: Manifest, matched: Matched) -> dict[in
     return found
 
 
+def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None:
+    """Match what is around matched fields: files name only what holds values."""
+    mine, theirs = ({field.id: field.parent_id for field in state.fields} for state in (base, other))
+    for one, two in list(found.items()):
+        while (one := mine.get(one, -1)) >= 0 and (two := theirs.get(two, -1)) >= 0:
+            found.setdefault(one, two)
+
+
 def _type(manifest: Manifest, number: int) -> str:
     return next(field.logical_type for field in manifest.fields if field.id == number)
 
 
-def _kept(side: Side, anchor: Manifest) -> set[int]:
+def _kept(side: Side, anchor: Manifest, matched: Matched) -> set[int]:
     """Return the ids of the anchor's fields that were never out of the schema since."""
     kept = {field.id for field in anchor.fields}
     known = {field.id: (field.name, field.logical_type, field.parent_id) for field in anchor.fields}
@@ -126,11 +136,22 @@ def _kept(side: Side, anchor: Manifest) -> set[int]:
                 field.id
                 for field in after.fields
                 if known.get(field.id) == (field.name, field.logical_type, field.parent_id)
+                or _has_files_of(field.id, side.manifest, anchor, matched)
             }
         else:
             kept &= {field.id for field in after.fields}
         states[after.version] = set(kept)
     return kept & {field.id for field in side.manifest.fields}
+
+
+def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Matched) -> bool:
+    """Tell whether a field has its values in the files in which it had them before: by another name, it is the same."""
+    for base_id, own in matched.anchored.items():
+        place, then = matched.place(base_id), anchor.fragments.find(own)
+        if place is not None and then is not None and place.id in manifest.fragments.ids:
+            path = backing(then).get(number)
+            return path is not None and path == backing(place).get(number)
+    return False
 
 
 def _written(change: Change) -> dict[int, frozenset[int]]:

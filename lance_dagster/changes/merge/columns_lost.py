@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from pyroaring import BitMap
+
 from lance_dagster.changes.merge.columns import Columns, paths_of
 from lance_dagster.changes.merge.fates import Fates
 from lance_dagster.changes.merge.schemas import MergedSchema, casts
@@ -24,9 +26,10 @@ class Party:
         """Tell whether it has rows that it put in or gave new values."""
         return any(found.written for found in self.rows().elsewhere.values())
 
-    def has_nulls(self, path: str, lookups: Lookups) -> bool:
+    def has_nulls(self, number_in_base: int, path: str, lookups: Lookups) -> bool:
         """Tell whether a row it put in or gave new values has no value in a column."""
         written = {number: offsets for number, found in self.rows().elsewhere.items() if (offsets := found.written)}
+        written |= self._written_in_place(number_in_base)
         if not written:
             return False
         quoted = ".".join(f"`{name}`" for name in path.split("."))
@@ -37,6 +40,16 @@ class Party:
             return True
         return any(written[number] & offsets for number, offsets in found.items())
 
+    def _written_in_place(self, number: int) -> dict[int, BitMap]:
+        """Return all rows of the fragments in which a column was written anew beside them."""
+        own, found = self.columns.ids.get(number), {}
+        for base_id, fields in self.columns.written.items():
+            places = self.rows().matched.base.fragments.ids if base_id is None else [base_id]
+            for place in map(self.rows().matched.place, places if own in fields else ()):
+                if place is not None:
+                    found[place.id] = BitMap(range(place.physical_rows))
+        return found
+
 
 def columns_lost(
     base: Manifest, schema: MergedSchema, source: Party, dest: Party, lookups: Lookups
@@ -46,14 +59,14 @@ def columns_lost(
         added = schema.added_by_source if one is source else schema.added_by_dest
         for path, did in (*_casts(base, one, other), *_required(schema, added, other)):
             yield _conflict(path, did, one, other, by_source=one is source)
-        for path in _made_required(base, one):
-            if other.has_nulls(path, lookups):
+        for number, path in _made_required(base, one).items():
+            if other.has_nulls(number, path, lookups):
                 yield _conflict(path, "made it not null", one, other, by_source=one is source)
 
 
 def brought_back(base: Manifest, party: Party, *, by_source: bool) -> Iterator[Conflict]:
     """Find columns a side changed so that rows it took out, and that are brought back, do not fit them."""
-    for path in (*casts(party.columns, base, party.side), *_made_required(base, party)):
+    for path in (*casts(party.columns, base, party.side), *_made_required(base, party).values()):
         told = f"{party.side.name} changed its type, or made it not null", "rows it took out are brought back"
         source, dest = told if by_source else told[::-1]
         yield Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)
@@ -71,14 +84,15 @@ def _required(schema: MergedSchema, added: Collection[int], other: Party) -> Ite
             yield field.name, "added it as not null"
 
 
-def _made_required(base: Manifest, party: Party) -> list[str]:
+def _made_required(base: Manifest, party: Party) -> dict[int, str]:
+    """Return by id the paths of columns that could be null in the base, and may not be on a side."""
     own = {field.id: field for field in party.side.manifest.fields}
     paths = paths_of(base.fields)
-    return [
-        paths[field.id]
+    return {
+        field.id: paths[field.id]
         for field in base.fields
         if field.nullable and (now := party.columns.ids.get(field.id)) is not None and not own[now].nullable
-    ]
+    }
 
 
 def _conflict(path: str, did: str, one: Party, other: Party, *, by_source: bool) -> Conflict:

@@ -9,8 +9,19 @@ from lance_dagster.format.transaction import DataOverlay, UpdateMemWalState
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
 
 
-def obstacles(base: Manifest, source: Side, dest: Side) -> Iterator[Conflict]:
-    """Find what no strategy settles: other row ids, other files, changes nobody can look up or understand."""
+def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> Iterator[Conflict]:
+    """Find what no strategy settles: other row ids, other files, changes nobody can look up or understand.
+
+    Args:
+        base: The merge base.
+        source: What is merged.
+        dest: What it is merged into.
+        crosswise: Whether the sides share rows that the base does not have.
+    """
+    if crosswise and not base.stable_row_ids:
+        told = f"{source.name} and {dest.name} took in the same versions on other ways"
+        unknown = "which rows both have cannot be told without stable row ids"
+        yield Conflict(kind="history", unit="history", source=told, dest=unknown)
     one, other = source.manifest, dest.manifest
     if not base.stable_row_ids == one.stable_row_ids == other.stable_row_ids:
         has = [f"{side.name} {_verb(side.manifest)} them" for side in (source, dest)]
@@ -18,6 +29,11 @@ def obstacles(base: Manifest, source: Side, dest: Side) -> Iterator[Conflict]:
     if _first_generation(one) != _first_generation(other):
         has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
         yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
+    yield from _unknown(source, dest)
+
+
+def _unknown(source: Side, dest: Side) -> Iterator[Conflict]:
+    """Find versions that nobody can look up any more, or understand."""
     for change in source.changes:
         if change.transaction is None:
             told = "its transaction is gone, and with it what it claimed"

@@ -29,14 +29,16 @@ INSERTED = -1
 class Elsewhere:
     """Rows of a fragment that are not where the base has them.
 
-    For each row of the fragment in order, `addresses` has where it is in the merge base, or `INSERTED`, and `updated`
-    whether it got new values since. `live` are the offsets of the rows meant: all that are not deleted, or in a
-    fragment that is in the place of one of the base, those that the base has deleted there.
+    For each row of the fragment in order, `addresses` has where it is in the merge base, or `INSERTED`, `updated`
+    whether it got new values since, and `back` whether the base has it only as deleted. `live` are the offsets of the
+    rows meant: all that are not deleted, or in a fragment that is in the place of one of the base, those that the base
+    has deleted there.
     """
 
     fragment: Fragment
     addresses: Addresses
     updated: Flags
+    back: Flags
     live: BitMap
 
     @property
@@ -46,8 +48,8 @@ class Elsewhere:
 
     @property
     def written(self) -> BitMap:
-        """Offsets of the live rows that were put in or got new values."""
-        return self._live_where((self.addresses == INSERTED) | self.updated)
+        """Offsets of the live rows that were put in, brought back or given new values."""
+        return self._live_where((self.addresses == INSERTED) | self.updated | self.back)
 
     def from_base(self, base_ids: Iterable[int]) -> dict[int, tuple[BitMap, BitMap]]:
         """Return, by fragment of the base, the offsets there of the live rows moved and of those updated."""
@@ -125,6 +127,15 @@ class Fates:
         """Return where rows of a fragment of the base lie elsewhere: offsets by fragment of the side."""
         found = {number: rows.at(base_id, offsets) for number, rows in self.elsewhere.items()}
         return {number: here for number, here in found.items() if here}
+
+    def places(self, base_id: int, offsets: BitMap) -> dict[int, tuple[frozenset[str], int]]:
+        """Return the files and the offset in them of rows that lie elsewhere, by their offsets in a base fragment."""
+        found: dict[int, tuple[frozenset[str], int]] = {}
+        for number, here in self.holders(base_id, offsets).items():
+            rows = self.elsewhere[number]
+            for offset in here:
+                found[int(rows.addresses[offset]) & (2**OFFSET_BITS - 1)] = rows.fragment.file_names, offset
+        return found
 
     def _gathered(self) -> dict[int, tuple[BitMap, BitMap]]:
         if self._moved is None:

@@ -15,7 +15,7 @@ of columns put beside them; fragments of the source are added under new ids, for
 The data files lie under the table's root already.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -51,7 +51,10 @@ from lance_dagster.format.model import Fragment, Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be merged: the newest version both sides contain with the row ids it has, the sides, how to look."""
+    """What is to be merged: the newest version both sides contain with the row ids it has, the sides, how to look.
+
+    Where merges went crosswise, both contain versions that this one does not.
+    """
 
     base: Manifest
     space: RowSpace
@@ -59,6 +62,7 @@ class Question:
     dest: Side
     lookups: Lookups
     strategy: Strategy = None
+    crosswise: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +84,13 @@ class MergePlan:
     @property
     def changes_columns(self) -> bool:
         """Whether the schema changes, or values beside rows that stay where they are."""
-        return self.tally.schema_changed or any(brought.files for brought in self.changed.values())
+        return self.tally.schema_changed or self.tally.columns_changed
 
 
 def plan_merge(question: Question) -> MergePlan | tuple[Conflict, ...]:
     """Merge the source into the dest, or return every conflict there is."""
     arbiter = Arbiter(question.strategy)
-    for conflict in obstacles(question.base, question.source, question.dest):
+    for conflict in obstacles(question.base, question.source, question.dest, crosswise=question.crosswise):
         arbiter.refuse(conflict)
     if arbiter.conflicts:
         return tuple(arbiter.conflicts)
@@ -117,7 +121,7 @@ class _Planner:
             ):
                 arbiter.refuse(conflict)
         clashes = Clashes(schema=self._schema, source=self._source, dest=self._dest, arbiter=arbiter)
-        for number in sorted({*self._source_matched.changed, *self._losses[1].undone, *self._shared()}):
+        for number in sorted({*self._touched(), *self._losses[1].undone, *self._shared()}):
             self._decide(number, clashes)
         for number, rows in self._source_rows.elsewhere.items():
             self._draft.take(number, rows.inserted - self._losses[0].dropped.get(number, BitMap()))
@@ -125,6 +129,11 @@ class _Planner:
             self._draft.mask(number, offsets)
         clashes.finish()
         return None if arbiter.conflicts else self._assembled(maps, clashes)
+
+    def _touched(self) -> Collection[int]:
+        """Return the fragments of the base in which the source may have changed something."""
+        # A column that comes back has its values in files that nobody touched.
+        return self._base.fragments.ids if self._schema.added_by_source else self._source_matched.changed
 
     @cached_property
     def _source_matched(self) -> Matched:
@@ -191,7 +200,7 @@ class _Planner:
         ).settled(self._arbiter)
 
     def _decide(self, number: int, clashes: Clashes) -> None:
-        source, dest = self._source_rows.of(number), self._dest_rows.of(number)
+        source, dest = self._apart(number, self._source_rows.of(number), self._dest_rows.of(number))
         fragment = None if number >= SHARED else present(self._base, number)
         if fragment is None:
             live = source.alive | dest.alive
@@ -212,10 +221,20 @@ class _Planner:
             dest_columns=theirs,
             source_undone=undone[0],
             dest_undone=undone[1],
+            traceable=self._base.stable_row_ids,
         )
         decision = decide(facts, rows=clashes.rows_strategy(), columns=clashes.columns_strategy(mine | theirs))
         clashes.decided(number, facts, decision)
         self._draw(number, facts, decision)
+
+    def _apart(self, number: int, source: Fate, dest: Fate) -> tuple[Fate, Fate]:
+        """Take rows that both sides have with the same new values, from the same file, as changed by the dest alone."""
+        both = source.updated & dest.updated
+        if not both:
+            return source, dest
+        mine, theirs = (fates.places(number, both) for fates in (self._source_rows, self._dest_rows))
+        same = BitMap(offset for offset, place in mine.items() if theirs.get(offset) == place)
+        return replace(source, updated=source.updated - same, moved=source.moved | same), dest
 
     def _other_values(
         self, fragment: Fragment | None, fate: Fate, columns: Columns, result: Callable[[int], int | None]
@@ -323,8 +342,9 @@ class _Planner:
             rows_updated=clashes.rows_updated,
             rows_removed=clashes.rows_removed + dropped,
             schema_changed=before != schema.fields,
+            columns_changed=bool(draft.columns),
             keeps_nulls=all(field.nullable or field.id not in could_be_null for field in schema.fields),
-            needs_backfill={paths[number]: rows for number, rows in sorted(lacking.items())},
+            needs_backfill={paths[number]: rows for number, rows in sorted(lacking.items()) if number in paths},
         )
 
     def _parties(self) -> tuple[Party, Party]:
@@ -336,5 +356,10 @@ class _Planner:
 
 def _changed(base: Manifest, side: Side, columns: Columns) -> bool:
     """Tell whether a side changed its schema, or values beside rows."""
-    kept = [columns.ids.get(field.id) for field in base.fields]
-    return bool(columns.filled) or kept != [field.id for field in side.manifest.fields]
+    now = {field.id: field for field in side.manifest.fields}
+    kept = [now.get(columns.ids.get(field.id, -1)) for field in base.fields]
+    same = len(now) == len(kept) and all(
+        own is not None and (own.name, own.nullable, own.logical_type) == (was.name, was.nullable, was.logical_type)
+        for own, was in zip(kept, base.fields, strict=True)
+    )
+    return bool(columns.filled) or not same

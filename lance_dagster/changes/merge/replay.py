@@ -2,7 +2,8 @@
 
 A compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing
 tells which of the new ones was which: the old ones count as written anew, so that a change of the other side to the
-same rows is noticed. Everything else leaves rows where they are.
+same rows is noticed. The same holds for a merge, which may have brought updates. Everything else leaves rows where
+they are.
 """
 
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[d
     missing = any(matched.place(number) is None for number in matched.base.fragments.ids)
     if missing and not side.complete:
         raise UntraceableError("rows were moved by versions that are gone, and the table has no stable row ids")
+    if not side.same_ids and any(number not in matched.anchored for number in matched.base.fragments.ids):
+        raise UntraceableError("rows were moved before an earlier merge, and the table has no stable row ids")
     rows = _replayed(side, matched, deleted) if side.complete else _Rows()
     found: dict[int, Elsewhere] = {}
     for number, live in unplaced(matched, deleted):
@@ -50,7 +53,8 @@ def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[d
         else:
             addresses = rows.addresses.get(number, np.full(fragment.physical_rows, INSERTED, np.int64))
         none = np.zeros(fragment.physical_rows, np.bool_)
-        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=none, live=live)
+        back = none if own is None else ~none
+        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=none, back=back, live=live)
     rewritten = {} if side.same_ids else _before_anchor(side, matched, deleted)
     for address in rows.rewritten:
         rewritten.setdefault(address >> OFFSET_BITS, BitMap()).add(address & (2**OFFSET_BITS - 1))
@@ -59,13 +63,13 @@ def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[d
 
 def _before_anchor(side: Side, matched: Matched, deleted: Deleted) -> dict[int, BitMap]:
     """Return the rows that a side had taken out when the merge base came in, where an update may have done it."""
-    updates = any(isinstance(change.operation, Update) and not _replaces(change) for change in side.changes)
-    if side.anchor is None or not updates:
+    if not any(change.is_merge or _updates(change) for change in side.changes):
         return {}
     found: dict[int, BitMap] = {}
+    state = side.anchor or side.manifest
     for number, own in matched.anchored.items():
-        then, there = present(matched.base, number), present(side.anchor, own)
-        gone = deleted(side.anchor, there) - deleted(matched.base, then)
+        then, there = present(matched.base, number), present(state, own)
+        gone = deleted(state, there) - deleted(matched.base, then)
         if gone:
             found[number] = gone
     return found
@@ -90,14 +94,13 @@ def _after(rows: _Rows, change: Change, origin: dict[int, int], states: dict[int
     if before is None or after is None:
         raise UntraceableError(f"{change.version} is gone, and the table has no stable row ids")
     match operation:
+        case _ if change.is_merge or _updates(change):
+            return _without(rows, before, after, origin, deleted)
         case Rewrite():
             addresses = dict(rows.addresses)
             for group in operation.groups:
                 addresses.update(_compacted(rows, group, before, origin, deleted))
             return _Rows(addresses, rows.rewritten)
-        case Update(mode=mode) if mode == REWRITE_ROWS and not _replaces(change):
-            gone = [_gone(rows, number, before, after, origin, deleted) for number in before.fragments.ids]
-            return _Rows(rows.addresses, rows.rewritten.union(*gone))
         case Restore() if operation.version in states:
             return states[operation.version]
         case Restore():
@@ -108,9 +111,17 @@ def _after(rows: _Rows, change: Change, origin: dict[int, int], states: dict[int
             return rows
 
 
-def _replaces(change: Change) -> bool:
-    """Tell whether a version took rows out and put others in, none of which is one of the old ones."""
-    return bool(change.claims) and all(claim.mode in (APPEND, REPLACE) for claim in change.claims)
+def _without(rows: _Rows, before: Manifest, after: Manifest, origin: dict[int, int], deleted: Deleted) -> _Rows:
+    """Note the rows that a version took out as written anew."""
+    gone = [_gone(rows, number, before, after, origin, deleted) for number in before.fragments.ids]
+    return _Rows(rows.addresses, rows.rewritten.union(*gone))
+
+
+def _updates(change: Change) -> bool:
+    """Tell whether a version may have written rows anew: not one that took rows out and put in others instead."""
+    operation = change.operation
+    replaces = bool(change.claims) and all(claim.mode in (APPEND, REPLACE) for claim in change.claims)
+    return isinstance(operation, Update) and operation.mode == REWRITE_ROWS and not replaces
 
 
 def _compacted(

@@ -96,7 +96,7 @@ class Assembly:
             fragment, files = self._with_columns(fragment)
             if not after and before:
                 fragment = replace(fragment, deletion=None)
-            if files or after != before:
+            if number in self.draft.columns or after != before:
                 same = after == before or not after
                 changed[number] = Brought(fragment=fragment, files=files, deleted=None if same else after)
         return changed, tuple(removed)
@@ -122,20 +122,21 @@ class Assembly:
         if fragment.id not in self.draft.columns:
             return fragment, ()
         of, wanted = self.draft.columns[fragment.id]
-        brought = []
-        for file in of.files:
-            renumbered = self._renumbered(file, only=wanted)
-            if any(number >= 0 for number in renumbered.fields):
-                brought.append(renumbered)
+        found = {file.path: self._renumbered(file, only=wanted) for file in of.files}
+        brought = {path: file for path, file in found.items() if any(number >= 0 for number in file.fields)}
         kept = []
         for file in fragment.files:
             fields = tuple(TOMBSTONE_FIELD if number in wanted else number for number in file.fields)
+            same = brought.pop(file.path, None)
+            if same is not None and same.column_indices == file.column_indices:
+                # Its values of a column that was dropped and comes back.
+                fields = tuple(new if new >= 0 else own for own, new in zip(fields, same.fields, strict=True))
             if any(number >= 0 for number in fields):
                 kept.append(replace(file, fields=fields))
         changed = replace(fragment, files=tuple(kept))
         if self.dest.side.stable_row_ids:
             changed = with_new_values(changed, self.version)
-        return changed, tuple(brought)
+        return changed, tuple(brought.values())
 
     def _renumbered(self, file: DataFile, only: frozenset[int] | None = None) -> DataFile:
         ids = (self.from_source.get(number, TOMBSTONE_FIELD) for number in file.fields)

@@ -25,7 +25,8 @@ class Situation:
     """What both sides did to a fragment of the base, as offsets in it and ids of fields of the result.
 
     `source_columns` and `dest_columns` are the fields one side has other values of, or values at all.
-    `source_undone` and `dest_undone` are rows for which a side's change does not count.
+    `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable` says that rows
+    can be found wherever they are moved, so that they may be.
     """
 
     live: BitMap
@@ -35,6 +36,7 @@ class Situation:
     dest_columns: frozenset[int]
     source_undone: BitMap
     dest_undone: BitMap
+    traceable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +119,21 @@ class _Homes:
             if columns == SOURCE_WINS:
                 self.taken |= rest & dest.updated & source.alive
         self._unchanged(rest - dest.updated)
+        if self._facts.source_columns and source.place is not None and dest.place is not None:
+            # Beside rows the source does not have there, its files hold what nobody wrote.
+            self.both_moved |= ((self._alive - self.taken) & dest.stays) - source.stays
 
     def _unchanged(self, rows: BitMap) -> None:
         """Choose for rows that neither side gave new values."""
         source, dest, facts = self._facts.source, self._facts.dest, self._facts
         away = rows & source.moved
         if facts.source_columns:
-            # The source's columns lie beside the rows as the source has them, and hold nothing for rows it has not.
+            # The source's columns lie beside the rows as the source has them.
             self.both_moved = (rows & dest.alive) - source.alive
             apart = (rows & dest.moved & source.alive) | (away & dest.alive)
             if facts.dest_columns:
                 self.both_moved |= apart
             else:
                 self.taken |= apart
-        elif not facts.dest_columns:
+        elif facts.traceable and not facts.dest_columns:
             self.taken |= away & dest.stays

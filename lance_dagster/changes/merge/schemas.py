@@ -13,7 +13,7 @@ from lance_dagster.changes.merge.columns import Columns, paths_of
 from lance_dagster.changes.merge.maps import merged
 from lance_dagster.changes.sides import Conflict, Side, makers
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.transaction import Append, Delete, Rewrite
+from lance_dagster.format.transaction import Append, Delete, Merge, Overwrite, Rewrite
 
 _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
 
@@ -79,6 +79,17 @@ class _Merger:
         self._from_source: dict[int, int] = {}
         self._fields: dict[int, Field] = {}
         self._kept: set[int] = set()
+        cast = (
+            set(casts(columns, schemas.base, side))
+            for side, columns in ((schemas.source, schemas.source_columns), (schemas.dest, schemas.dest_columns))
+        )
+        self._cast_by_source, self._cast_by_dest = cast
+        added: list[set[str]] = [
+            {path for number, path in paths_of(side.manifest.fields).items() if number not in set(columns.ids.values())}
+            for side, columns in ((schemas.source, schemas.source_columns), (schemas.dest, schemas.dest_columns))
+        ]
+        # Where both cast a column under one name, the two new columns are found to be in each other's way.
+        self._cast_apart = (self._cast_by_source | self._cast_by_dest) - (added[0] & added[1])
 
     def result(self) -> MergedSchema:
         source_ids, dest_ids = self._all.source_columns.ids, self._all.dest_columns.ids
@@ -88,6 +99,8 @@ class _Merger:
                 self._keep_or_change(field, mine, theirs)
             elif mine is not None:
                 self._dropped_by_dest(field, mine)
+            elif self._paths[field.id] in self._cast_apart:
+                self._dropped_and_cast(field)
         by_dest = self._added(self._dest, dest_ids)
         by_source = self._added(self._source, source_ids)
         self._fields |= {number: self._dest[number] for number in by_dest}
@@ -125,6 +138,14 @@ class _Merger:
             unit = f"column {self._paths[base.id]}"
             # Its values are gone from the dest's files, or may be at the next compaction.
             self._arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), (DEST_WINS,))
+
+    def _dropped_and_cast(self, base: Field) -> None:
+        path = self._paths[base.id]
+        did = [
+            f"{self._who(side)} {'changed its type' if path in cast else 'dropped it'}"
+            for side, cast in ((self._all.source, self._cast_by_source), (self._all.dest, self._cast_by_dest))
+        ]
+        self._arbiter.refuse(Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1]))
 
     def _changed(self, base: Field, own: Field, written: bool) -> bool:  # noqa: FBT001  # three facts of one field
         return (
@@ -279,8 +300,22 @@ def _word(facet: str) -> str:
 
 
 def casts(columns: Columns, base: Manifest, side: Side) -> list[str]:
-    """Return the paths of columns whose type a side changed: dropped under one id, added under another."""
-    images = set(columns.ids.values())
+    """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
+    images, paths = set(columns.ids.values()), paths_of(base.fields)
     added = {path for number, path in paths_of(side.manifest.fields).items() if number not in images}
-    dropped = {path for number, path in paths_of(base.fields).items() if number not in columns.ids}
-    return sorted(added & dropped)
+    found = {path for number, path in paths.items() if number not in columns.ids and path in added}
+    images_of_anchor = set(columns.anchored)
+    back = {field.id: field.id for field in base.fields if field.id not in images_of_anchor}
+    back |= {own: number for number, own in columns.anchored.items()}
+    live = {field.id for field in side.manifest.fields}
+    for change in (*side.changes, *side.since):
+        if change.before is None or change.after is None or not isinstance(change.operation, Merge | Overwrite):
+            continue
+        before, after = paths_of(change.before.fields), paths_of(change.after.fields)
+        new = {path: number for number, path in after.items() if number not in before}
+        for number, path in before.items():
+            if number not in after and path in new and number in back:
+                # Cast again, it is still the same column.
+                back[new[path]] = back[number]
+    found |= {paths[number] for own, number in back.items() if own in live and own not in images and number in paths}
+    return sorted(found)

@@ -70,9 +70,11 @@ def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted
             # All of its rows came after the merge base; there is no need to know which.
             addresses = np.full(fragment.physical_rows, INSERTED, np.int64)
             new = np.zeros(fragment.physical_rows, np.bool_)
+            back = new
         else:
             ids = _ids(fragment, side.name)
             addresses, alive = index.addresses(*identities.base.apply(ids))
+            back = (addresses != INSERTED) & ~alive
             there, shared = identities.shared.apply(ids)
             addresses[shared] = there[shared].astype(np.int64)
             new = updated.among(ids)
@@ -82,8 +84,8 @@ def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted
             if own is not None:
                 # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
                 addresses = np.where(alive, addresses, addresses_of(fragment, own))
-                new = alive
-        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=new, live=live)
+                new, back = alive, ~alive
+        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=new, back=back, live=live)
     return found
 
 

@@ -1,0 +1,85 @@
+"""Take over and take back single changes: the methods of a table beside merges."""
+
+from collections.abc import Mapping
+
+from lance_dagster.changes.merge import Strategy
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MESSAGE
+from lance_dagster.history.versions import Version
+from lance_dagster.table import picking
+from lance_dagster.table.facade import Facade
+from lance_dagster.table.picking import Picking
+
+
+class Undoing(Facade):
+    """Each makes one version, by the rules of a merge; what contradicts it is told and nothing is written."""
+
+    def cherry_pick(
+        self,
+        commit: str,
+        onto: str = MAIN,
+        *,
+        parent: int | None = None,
+        strategy: Strategy = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Make the change of one version on another branch too.
+
+        Args:
+            commit: The version whose change is meant.
+            onto: The branch that gets it.
+            parent: For a merge, which of its parents the change is seen from, counted from 1.
+            strategy: Who wins conflicts, as for `merge`; the picked version is the source.
+            properties: Kept with the transaction.
+
+        Raises:
+            MergeConflictError: With every reason why not; nothing was written.
+            InvalidInputError: It changes nothing there, or it is a merge and no parent was given.
+        """
+        how = Picking(parent=parent, strategy=strategy, properties=properties or {})
+        return self._described(picking.cherry_pick(self._parts, self._parts.at(commit), onto, how))
+
+    def revert(
+        self,
+        commit: str,
+        branch: str = MAIN,
+        *,
+        parent: int | None = None,
+        strategy: Strategy = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Take the change of one version back, and keep everything that was done since.
+
+        Rows it added go, rows it deleted come back, rows it gave new values get those they had. The version stays in
+        the log. A merge that was taken back counts as merged all the same: what it brought comes again only with a
+        revert of the revert.
+
+        Args:
+            commit: The version whose change is meant.
+            branch: The branch on which it is taken back.
+            parent: For a merge, which of its parents to go back to, counted from 1.
+            strategy: Who wins conflicts, as for `merge`; the state before the version is the source.
+            properties: Kept with the transaction.
+
+        Raises:
+            MergeConflictError: Later changes contradict it; nothing was written.
+            InvalidInputError: There is nothing to take back, or it is a merge and no parent was given.
+        """
+        how = Picking(parent=parent, strategy=strategy, properties=properties or {})
+        return self._described(picking.revert(self._parts, self._parts.at(commit), branch, how))
+
+    def restore(self, ref: str, branch: str = MAIN, *, message: str | None = None) -> Version:
+        """Make an older version of a branch its newest one; what came after stays in the log.
+
+        Args:
+            ref: The version to go back to, of that branch.
+            branch: The branch.
+            message: What to say in the log.
+
+        Raises:
+            InvalidInputError: The version is on another branch.
+            CommitConflictError: Somebody changed the settings of the schema meanwhile.
+        """
+        to = self._parts.at(ref)
+        properties = {MESSAGE: message or f"restore {to}"}
+        return self._described(picking.restore(self._parts, to, branch, properties))

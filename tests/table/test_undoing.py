@@ -1,0 +1,260 @@
+"""Taking over and taking back single changes: cherry-pick, revert, restore, sync, and a branch to try a merge on."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError, MergeConflictError
+from tests.ledger import as_pylance, contents, entries, new_table
+
+BEFORE = [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Two fragments of two rows, and a branch `run`."""
+    made = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    made.create_branch("run")
+    return made
+
+
+def sound(table: LanceTable, branch: str = "main") -> None:
+    """pylance finds nothing wrong, and neither do we."""
+    as_pylance(table, branch).validate()
+    assert not [problem for problem in table.verify(deep=True).problems if problem.severity == "error"]
+
+
+# Revert.
+
+
+def test_a_reverted_append_takes_its_rows_out(table: LanceTable) -> None:
+    """And leaves what came after, wherever it was moved."""
+    added = table.append(entries("n", 5))
+    table.append(entries("n", 6))
+    as_pylance(table).optimize.compact_files()
+    reverted = table.revert(str(added))
+    assert [*BEFORE, ("n", 6)] == contents(table)
+    assert ("revert main@4", added.id) == (reverted.message, reverted.properties["lance_dagster.revert"])
+    sound(table)
+
+
+def test_reverted_deletions_bring_rows_back(table: LanceTable) -> None:
+    """Of a whole fragment, and of single rows whose fragment is there or is not."""
+    some = table.delete("value = 1")
+    whole = table.delete("key = 'b'")
+    table.revert(str(some))
+    table.revert(str(whole))
+    assert BEFORE == contents(table)
+    sound(table)
+    again = table.delete("value in (2, 3)")
+    as_pylance(table).optimize.compact_files()
+    table.revert(str(again))
+    assert BEFORE == contents(table)
+    sound(table)
+
+
+def test_a_reverted_update_gives_the_old_values_back(table: LanceTable) -> None:
+    """Rows keep their ids through it."""
+    ids = as_pylance(table).to_table(columns=["value", "_rowid"]).to_pylist()
+    updated = table.update({"value": "value + 100"}, where="value in (1, 3)")
+    table.update({"value": "200"}, where="value = 2")
+    table.revert(str(updated))
+    assert [("a", 1), ("a", 200), ("b", 3), ("b", 4)] == contents(table)
+    found = as_pylance(table).to_table(columns=["value", "_rowid"]).to_pylist()
+    assert {row["value"]: row["_rowid"] for row in found} == {
+        (200 if row["value"] == 2 else row["value"]): row["_rowid"] for row in ids
+    }
+    sound(table)
+
+
+def test_a_reverted_overwrite_brings_the_table_back(table: LanceTable) -> None:
+    """Its columns too."""
+    overwritten = table.overwrite(pa.table({"name": ["x"]}))
+    table.revert(str(overwritten))
+    assert BEFORE == contents(table)
+    sound(table)
+
+
+def test_a_revert_can_be_reverted(table: LanceTable) -> None:
+    """Then it is as it was."""
+    added = table.append(entries("n", 5))
+    deleted = table.delete("value = 1")
+    for version in (deleted, added):
+        undone = table.revert(str(version))
+        table.revert(str(undone))
+    assert [("a", 2), ("b", 3), ("b", 4), ("n", 5)] == contents(table)
+    sound(table)
+
+
+def test_a_dropped_column_comes_back_with_its_values(table: LanceTable) -> None:
+    """And rows that came after have none."""
+    dropped = table.drop_columns(["value"])
+    table.append(pa.table({"key": ["n"]}))
+    table.revert(str(dropped))
+    assert [*BEFORE, ("n", None)] == contents(table)
+    sound(table)
+
+
+def test_an_added_column_goes(table: LanceTable) -> None:
+    """With its values."""
+    added = table.add_columns({"more": "value + 1"})
+    table.append(pa.table({"key": ["n"], "value": [5], "more": [6]}))
+    table.revert(str(added))
+    assert ["key", "value"] == table.schema().names
+    assert [*BEFORE, ("n", 5)] == contents(table)
+    sound(table)
+
+
+def test_a_change_that_others_build_on_is_a_conflict(table: LanceTable) -> None:
+    """Rows it gave values and that were changed again since."""
+    updated = table.update({"value": "100"}, where="value = 1")
+    table.update({"value": "101"}, where="value = 100")
+    with pytest.raises(MergeConflictError, match="cannot take back main@4 on main@5") as caught:
+        table.revert(str(updated))
+    assert "1 row in fragment" in str(caught.value)
+    table.revert(str(updated), strategy="source-wins")
+    assert BEFORE == contents(table)
+
+
+def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> None:
+    """It counts as merged all the same; a revert of the revert brings it again."""
+    table.append(entries("n", 5), branch="run")
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    table.append(entries("m", 6))
+    merged = table.merge("run")
+    with pytest.raises(InvalidInputError, match="is a merge; say which parent .*1 for main@4, 2 for run@5"):
+        table.revert(str(merged))
+    with pytest.raises(InvalidInputError, match="has 2 parents, so no parent 3"):
+        table.revert(str(merged), parent=3)
+    undone = table.revert(str(merged), parent=1)
+    assert [*BEFORE, ("m", 6)] == contents(table)
+    assert table.is_merged("run") is not None
+    table.revert(str(undone))
+    assert [("a", 2), ("a", 10), ("b", 3), ("b", 4), ("m", 6), ("n", 5)] == contents(table)
+    sound(table)
+
+
+def test_nothing_to_revert_is_said(table: LanceTable) -> None:
+    """What was taken back once, a compaction, and the beginning of a table."""
+    added = table.append(entries("n", 5))
+    table.revert(str(added))
+    with pytest.raises(InvalidInputError, match="there is nothing to take back: the change of main@4"):
+        table.revert(str(added))
+    with pytest.raises(InvalidInputError, match="main@1 .* changed nothing"):
+        table.revert("main@1")
+
+
+# Cherry-pick.
+
+
+def test_a_change_is_picked_from_another_branch(table: LanceTable) -> None:
+    """And nothing that came before it there."""
+    table.append(entries("n", 5), branch="run")
+    updated = table.update({"value": "value * 10"}, where="value in (1, 5)", branch="run")
+    added = table.append(entries("n", 6), branch="run")
+    table.append(entries("m", 7))
+    picked = table.cherry_pick(str(added))
+    assert [*BEFORE, ("m", 7), ("n", 6)] == contents(table)
+    assert (added.id, 1) == (picked.properties["lance_dagster.cherry_pick"], len(picked.parents))
+    with pytest.raises(MergeConflictError):
+        # It gave a row a value that is not here.
+        table.cherry_pick(str(updated))
+    sound(table)
+
+
+def test_a_pick_that_changes_nothing_is_said(table: LanceTable) -> None:
+    """Both deleted the same row."""
+    gone = table.delete("value = 1", branch="run")
+    table.delete("value = 1")
+    with pytest.raises(InvalidInputError, match="there is nothing to take over"):
+        table.cherry_pick(str(gone))
+
+
+def test_what_was_picked_is_not_doubled_by_a_merge(table: LanceTable) -> None:
+    """The branch is merged later, with the change in it."""
+    added = table.append(entries("n", 5, 6), branch="run")
+    table.append(entries("n", 7), branch="run")
+    table.cherry_pick(str(added))
+    table.delete("value = 6")
+    as_pylance(table).optimize.compact_files()
+    table.merge("run")
+    assert [*BEFORE, ("n", 5), ("n", 7)] == contents(table)
+    sound(table)
+
+
+# Restore and sync.
+
+
+def test_a_branch_goes_back_to_an_older_version(table: LanceTable) -> None:
+    """As a version of its own; the newest one is left as it is."""
+    table.delete("key = 'a'")
+    restored = table.restore("main@3")
+    assert ("Restore", "restore main@3") == (restored.operation, restored.message)
+    assert BEFORE == contents(table)
+    assert str(restored) == str(table.restore("main"))
+    with pytest.raises(InvalidInputError, match="main@2 is no version of branch 'run'"):
+        table.restore("main@2", branch="run")
+
+
+def test_a_branch_takes_in_what_its_parent_did(table: LanceTable) -> None:
+    """And has nothing to bring it."""
+    table.append(entries("n", 5))
+    table.sync("run")
+    assert [*BEFORE, ("n", 5)] == contents(table, "run")
+    with pytest.raises(InvalidInputError, match="'main' is no branch"):
+        table.sync("main")
+
+
+# Modes.
+
+
+def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
+    """It is a merge all the same, and refused when the dest has something of its own."""
+    table.append(entries("n", 5), branch="run")
+    assert table.preview_merge("run").fast_forward
+    table.merge("run", mode="ff-only")
+    table.append(entries("n", 6), branch="run")
+    table.append(entries("m", 7))
+    assert not table.preview_merge("run").fast_forward
+    with pytest.raises(MergeConflictError, match="only a fast-forward was asked for"):
+        table.merge("run", mode="ff-only")
+    with pytest.raises(InvalidInputError, match="'rebase' is no way to merge; use 'merge', 'ff-only', 'squash'"):
+        table.merge("run", mode="rebase")
+
+
+def test_a_squash_leaves_no_parent_and_happens_once(table: LanceTable) -> None:
+    """The same rows, and a branch that cannot be merged any more, in either direction."""
+    table.append(entries("n", 5), branch="run")
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    squashed = table.merge("run", mode="squash")
+    assert [("a", 2), ("a", 10), ("b", 3), ("b", 4), ("n", 5)] == contents(table)
+    assert (("main@3",), "squash run@5 into main") == (squashed.parents, squashed.message)
+    for source, into in (("run", "main"), ("main", "run")):
+        with pytest.raises(MergeConflictError, match="squashed into it"):
+            table.merge(source, into=into)
+    table.reset("run", at="main")
+    table.append(entries("n", 6), branch="run")
+    table.merge("run")
+    assert ("n", 6) in contents(table)
+
+
+def test_a_merge_is_tried_on_a_branch(table: LanceTable) -> None:
+    """It holds exactly what the merge would give; nothing is left behind when that is a conflict."""
+    table.append(entries("n", 5), branch="run")
+    table.delete("value = 1")
+    branch = table.preview_branch("run")
+    assert ("preview/run", "main@4") == (branch.name, branch.parent)
+    assert [("a", 2), ("b", 3), ("b", 4), ("n", 5)] == contents(table, "preview/run")
+    as_pylance(table, "preview/run").validate()
+    with pytest.raises(AlreadyExistsError):
+        table.preview_branch("run")
+    table.merge("preview/run", mode="ff-only")
+    assert contents(table, "preview/run") == contents(table)
+    assert table.is_merged("run") is not None
+    table.create_branch("other", at="main@3")
+    table.update({"value": "9"}, where="value = 1", branch="other")
+    with pytest.raises(MergeConflictError):
+        table.preview_branch("other")
+    assert "preview/other" not in table.branches()
