@@ -8,6 +8,7 @@
     |    InvalidRefNameError (.name .rule), RefSyntaxError (.expression .position), SchemaMismatchError
     |- ConflictError                         someone else changed it
     |    CommitConflictError (.retryable .theirs), MergeConflictError (.conflicts), RefMovedError (.expected .found)
+    |- ProtectedError                        .kind .name .refused: a rule of the table forbids it
     |- PublishRefusedError                   .reasons
     |- FormatError                           the bytes cannot be understood
     |    CorruptFileError (.path), UnsupportedFeatureError (.flags)
@@ -19,7 +20,11 @@ Constructors take plain positional arguments, so that every error survives pickl
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+_MAYBE_COMMIT = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
 class LanceDagsterError(Exception):
@@ -63,7 +68,8 @@ class RefNotFoundError(NotFoundError):
 
     def __str__(self) -> str:
         """Name the ref, the table and the nearest names."""
-        return f"no branch or tag {self.ref!r} in {self.where}; {self.hint}"
+        kinds = "branch, tag or commit" if _MAYBE_COMMIT.fullmatch(self.ref) else "branch or tag"
+        return f"no {kinds} {self.ref!r} in {self.where}; {self.hint}"
 
 
 class AlreadyExistsError(LanceDagsterError):
@@ -132,10 +138,34 @@ class CommitConflictError(ConflictError):
         return f"{self.message}; {self.hint}"
 
 
+class Reason(Protocol):
+    """One reason why two sides cannot be merged, as `changes.sides.Conflict` has it."""
+
+    @property
+    def kind(self) -> str:
+        """What kind of thing it is about, such as "rows" or "column"."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What it is about, such as "column price": what a strategy for it alone is given under."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """What the source did."""
+        ...
+
+    @property
+    def dest(self) -> str:
+        """What the dest did."""
+        ...
+
+
 class MergeConflictError(ConflictError):
     """Report every reason why two branches cannot be merged; nothing was written."""
 
-    def __init__(self, message: str, conflicts: Iterable[object]) -> None:
+    def __init__(self, message: str, conflicts: Iterable[Reason]) -> None:
         """Keep the headline and the conflicts, each printable on its own."""
         found = tuple(conflicts)
         super().__init__(message, found)
@@ -160,6 +190,28 @@ class RefMovedError(ConflictError):
     def __str__(self) -> str:
         """Name the ref and both places."""
         return f"{self.ref!r} points to {self.found}, not to {self.expected}: someone moved it meanwhile"
+
+
+class ProtectedError(LanceDagsterError):
+    """Report what a branch or tag is protected from; nothing was written."""
+
+    def __init__(self, kind: str, name: str, refused: str, because: str, hint: str) -> None:
+        """Keep what was asked of which branch or tag, the rule that forbids it and what to do instead."""
+        super().__init__(kind, name, refused, because, hint)
+        self.kind = kind
+        self.name = name
+        self.refused = refused
+        self.because = because
+        self._hint = hint
+
+    @property
+    def hint(self) -> str:
+        """What to do instead."""
+        return self._hint
+
+    def __str__(self) -> str:
+        """Name the branch or tag, the rule and what to do instead."""
+        return f"cannot {self.refused} {self.kind} {self.name!r}: {self.because}; {self.hint}"
 
 
 class PublishRefusedError(LanceDagsterError):

@@ -1,20 +1,23 @@
-"""Where files of a table lie and what they may be called (storage layout, branch and tag specifications).
+"""Where files of a table lie (storage layout, branch and tag specifications).
 
     {root}/_versions/{2^64-1-version:020}.manifest     so that the newest version is listed first
     {root}/_transactions/{read version}-{uuid}.txn
     {root}/_deletions/{fragment}-{read version}-{id}.arrow|bin
     {root}/data/*.lance                                 data files of main and of every branch this package writes
-    {root}/_refs/branches/{name, "/" as %2F}.json
+    {root}/_refs/branches/{name, "/" as %2F}.json       names in other alphabets are percent-encoded too
     {root}/_refs/tags/{name}.json
+    {root}/_refs/deleted/{name}@{version}@{seconds}@{id}
+                                                        which numbers a branch of that name had, while that matters
+    {root}/_refs/protection.json                        which names are protected
     {root}/tree/{branch name}/                          a branch: the same folders again
 
-All paths here are relative to the table's root, with "/" between segments.
+All paths here are relative to the table's root, with "/" between segments. `format.names` says how branches and tags
+may be called.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 
-from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format.model import DeletionFile
 
 MAIN = "main"
@@ -25,14 +28,16 @@ DELETIONS = "_deletions"
 INDICES = "_indices"
 BRANCHES = "_refs/branches"
 TAGS = "_refs/tags"
+DELETED = "_refs/deleted"
+PROTECTION = "_refs/protection.json"
 HINT = f"{VERSIONS}/latest_version_hint.json"
 _MAX_VERSION = 2**64 - 1
 _MANIFEST_NAME = re.compile(r"(\d{20})\.manifest")
 _OLD_MANIFEST_NAME = re.compile(r"(\d{1,19})\.manifest")
 _MANIFEST_NAME_LENGTH = 29
-_SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
-_RESERVED = frozenset({DATA, VERSIONS, TRANSACTIONS, DELETIONS, INDICES, "_refs", "tree", MAIN, "HEAD"})
-_MAX_NAME = 200
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-~")
+_PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
+_FENCE_NAME = re.compile(r"([^@]+)@(\d{1,19})@(\d{1,19})@([^@]*)")
 DELETION_SUFFIXES = {0: "arrow", 1: "bin"}
 
 
@@ -103,78 +108,40 @@ def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:
 
 def branch_file(name: str) -> str:
     """Return the path of the file that holds a branch's metadata."""
-    return f"{BRANCHES}/{name.replace('/', '%2F')}.json"
+    return f"{BRANCHES}/{_encoded(name)}.json"
 
 
 def tag_file(name: str) -> str:
     """Return the path of the file that holds a tag."""
-    return f"{TAGS}/{name}.json"
+    return f"{TAGS}/{_encoded(name)}.json"
 
 
 def name_of_branch_file(file_name: str) -> str | None:
     """Return the branch a file in `_refs/branches/` describes, or None when it is not a branch's file."""
-    return file_name[:-5].replace("%2F", "/") if file_name.endswith(".json") else None
+    return _decoded(file_name[:-5]) if file_name.endswith(".json") else None
 
 
 def name_of_tag_file(file_name: str) -> str | None:
     """Return the tag a file in `_refs/tags/` describes, or None when it is not a tag's file."""
-    return file_name[:-5] if file_name.endswith(".json") else None
+    return _decoded(file_name[:-5]) if file_name.endswith(".json") else None
 
 
-def check_branch_name(name: str) -> None:
-    """Refuse a name that the specification, or pylance's behaviour, does not allow for a new branch.
-
-    Raises:
-        InvalidRefNameError: With the rule that is broken.
-    """
-    rule = _branch_rule(name) or _common_rule(name)
-    if rule:
-        raise InvalidRefNameError("branch", name, rule)
+def _encoded(name: str) -> str:
+    """Return a name as a part of a file's name: "/" and other alphabets percent-encoded."""
+    return "".join(chr(byte) if chr(byte) in _PLAIN else f"%{byte:02X}" for byte in name.encode(errors="replace"))
 
 
-def check_tag_name(name: str) -> None:
-    """Refuse a name that the specification, or pylance's behaviour, does not allow for a new tag.
-
-    Raises:
-        InvalidRefNameError: With the rule that is broken.
-    """
-    rule = None
-    if "/" in name:
-        rule = "a tag name cannot contain '/'"
-    elif name.startswith("."):
-        rule = "it cannot start with '.'"
-    rule = rule or _common_rule(name)
-    if rule:
-        raise InvalidRefNameError("tag", name, rule)
+def _decoded(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    return _PERCENT.sub(lambda match: bytes([int(match[1], 16)]), encoded).decode(errors="replace")
 
 
-def _branch_rule(name: str) -> str | None:
-    if name == MAIN:
-        return "'main' is reserved for the main branch"
-    if name.startswith("/") or name.endswith("/"):
-        return "it cannot start or end with '/'"
-    if "//" in name:
-        return "it cannot contain '//'"
-    reserved = sorted(_RESERVED.intersection(name.split("/")))
-    if reserved:
-        # Branches are folders: a segment called like a folder of the table would hide in it.
-        return f"no segment can be {reserved[0]!r}, which names a folder of the table"
-    return None
+def fence_file(name: str, newest: int, seconds: int, branch_id: str) -> str:
+    """Return the path of the file that says up to which number a deleted branch had versions, and when it was."""
+    return f"{DELETED}/{_encoded(name)}@{newest}@{seconds}@{branch_id}"
 
 
-def _common_rule(name: str) -> str | None:
-    rules = {
-        "it cannot be empty": not name,
-        "it cannot contain '\\'": "\\" in name,
-        "it cannot contain '..'": ".." in name,
-        "it cannot end with '.lock'": name.endswith(".lock"),
-        "it cannot end with '.'": name.endswith("."),
-        "it cannot be only digits, which would read as a version number": name.replace("/", "").isdigit(),
-        f"it cannot be longer than {_MAX_NAME} characters": len(name) > _MAX_NAME,
-    }
-    broken = next((rule for rule, holds in rules.items() if holds), None)
-    if broken is not None:
-        return broken
-    bad = next((segment for segment in name.split("/") if not _SEGMENT.fullmatch(segment)), None)
-    # Lance also takes other alphabets, and then cannot list the tags of the table any more.
-    return bad and f"segments can contain only ASCII letters, digits, '.', '-' and '_', unlike {bad!r}"
+def fence_of(file_name: str) -> tuple[str, int, int, str] | None:
+    """Return the branch, number, time and branch id in the name of a file in `_refs/deleted/`; None for other names."""
+    match = _FENCE_NAME.fullmatch(file_name)
+    return (_decoded(match[1]), int(match[2]), int(match[3]), match[4]) if match else None

@@ -20,22 +20,29 @@ again.
 
 import importlib.metadata
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lance_dagster.changes.apply import apply
 from lance_dagster.changes.conflicts import RowChange, Verdict, judge
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
+from lance_dagster.format.digests import commit_id
 from lance_dagster.format.model import Manifest, WriterVersion
-from lance_dagster.format.transaction import Restore, Transaction
+from lance_dagster.format.transaction import COMMITTER, Clone, Restore, Transaction
+from lance_dagster.history.guard import Guard
+from lance_dagster.history.protection import refuse_direct_commit
 from lance_dagster.history.rebase import rebased
+from lance_dagster.history.refs import Refs
 from lance_dagster.history.versions import State, Versions
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
+COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"
+"""The environment variable that says who commits, where the properties of a commit do not."""
 _log = logging.getLogger(__name__)
 _DEADLINE_SECONDS = 300.0
 _UNKNOWN_ATTEMPTS = 4
@@ -70,15 +77,20 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
     Raises:
         CommitConflictError: A version that landed meanwhile contradicts it.
         CommitStateUnknownError: It may or may not have landed; commit it again to find out.
+        ProtectedError: The branch takes only merges.
     """
-    landed = _find(versions, branch, transaction)
+    numbers = versions.numbers(branch)
+    landed = _find(versions, branch, transaction, numbers)
     if landed is not None:
         return landed
+    refuse_direct_commit(versions.store, branch, transaction)
     judged = transaction.read_version
     contested: list[RowChange] = []
 
     def propose(head: State) -> Proposal | State:
         nonlocal judged
+        if transaction.read_version > head.number:
+            raise _made_again(versions, str(head), transaction)
         for number in range(judged + 1, head.number + 1):
             found = _check(versions, branch, number, transaction)
             if isinstance(found, State):
@@ -89,7 +101,17 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
         ready = _rebased(versions, transaction, head, contested) if contested else transaction
         return Proposal(ready, next_manifest(versions, head, ready))
 
-    return commit(versions, branch, propose)
+    return commit(versions, branch, propose, versions.load(branch, numbers[-1]) if numbers else None)
+
+
+def _made_again(versions: Versions, theirs: str, transaction: Transaction) -> CommitConflictError:
+    return CommitConflictError(
+        f"cannot commit {transaction.operation_name} to {theirs} of {versions.store.uri}: it was made from "
+        f"version {transaction.read_version} of a branch of that name which was deleted",
+        theirs,
+        # Made again from what is there it would be another change, of a branch nobody looked at.
+        retryable=False,
+    )
 
 
 def _rebased(versions: Versions, mine: Transaction, head: State, theirs: Sequence[RowChange]) -> Transaction:
@@ -117,8 +139,14 @@ def next_manifest(versions: Versions, head: State, transaction: Transaction) -> 
     return apply(head.manifest, transaction, timestamp=now_ns(), writer=WRITER, restored=restored)
 
 
-def commit(versions: Versions, branch: str, propose: Propose) -> State:
+def commit(versions: Versions, branch: str, propose: Propose, head: State | None = None) -> State:
     """Make what `propose` returns the next version of a branch.
+
+    Args:
+        versions: The versions of the table.
+        branch: The branch.
+        propose: What makes the next version out of the newest one.
+        head: The newest version, when the caller read it just before.
 
     Raises:
         CommitConflictError: Other writers were first until the deadline passed.
@@ -126,12 +154,14 @@ def commit(versions: Versions, branch: str, propose: Propose) -> State:
     """
     deadline = time.monotonic() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
-    head = versions.head(branch)
+    guard, branch_id = Guard(Refs(versions.store), branch), None
+    head = head or versions.head(branch)
     while True:
         proposal = propose(head)
         if isinstance(proposal, State):
             return proposal
-        landed = _put(versions, branch, proposal)
+        branch_id = guard.before(head, branch_id)
+        landed = _put(versions, branch, proposal, (guard, branch_id))
         if landed is not None:
             return landed
         if time.monotonic() > deadline:
@@ -146,10 +176,12 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
     return _put(versions, branch, proposal)
 
 
-def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
+def _put(
+    versions: Versions, branch: str, proposal: Proposal, guarded: tuple[Guard, str | None] | None = None
+) -> State | None:
     """Write the proposed version; None when the number is taken by somebody else."""
     store, line = versions.store, layout.line_root(branch)
-    transaction, number = proposal.transaction, proposal.manifest.version
+    transaction, number = _signed(proposal.transaction), proposal.manifest.version
     path = versions.manifest_path(branch, number)
     data = encode_manifest_file(proposal.manifest, transaction)
     # Other writers look for the file when they rebase, so it has to be there before the version is. The manifest holds
@@ -159,9 +191,21 @@ def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
     store.sync_folder(layout.DATA)
     if not _put_manifest(versions, path, data, transaction):
         return None
+    put = State(branch, proposal.manifest, transaction, id=commit_id(data))
+    if guarded is not None:
+        guard, branch_id = guarded
+        guard.after(branch_id, put, transaction, path)
     if not store.ordered_listing:
         _hint(versions, line, number)
-    return State(branch, proposal.manifest, transaction)
+    return put
+
+
+def _signed(transaction: Transaction) -> Transaction:
+    """Put down who commits: what the transaction says, else the environment; else the program stands for them."""
+    committer = os.environ.get(COMMITTER_VARIABLE, "").strip()
+    if not committer or COMMITTER in transaction.properties:
+        return transaction
+    return replace(transaction, properties={**transaction.properties, COMMITTER: committer})
 
 
 def _hint(versions: Versions, line: str, number: int) -> None:
@@ -196,15 +240,31 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
     ) from problem
 
 
-def _find(versions: Versions, branch: str, transaction: Transaction) -> State | None:
+def _find(versions: Versions, branch: str, transaction: Transaction, numbers: Sequence[int]) -> State | None:
     """Look for a transaction among the versions committed since it read the table."""
-    for number in reversed(versions.numbers(branch)):
+    for number in reversed(numbers):
         if number <= transaction.read_version:
             return None
         state = versions.load(branch, number)
         if state.transaction is not None and state.transaction.uuid == transaction.uuid:
-            return state
+            return _counted(versions, state, transaction)
     return None
+
+
+def _counted(versions: Versions, state: State, transaction: Transaction) -> State:
+    """Return a version that a transaction made, unless its branch is gone and another one has the name.
+
+    Raises:
+        CommitConflictError: It lies below where the branch begins that has the name.
+    """
+    if state.number < _first(versions, state.branch):
+        raise _made_again(versions, str(state), transaction)
+    return state
+
+
+def _first(versions: Versions, branch: str) -> int:
+    found = None if branch == layout.MAIN else Refs(versions.store).branch(branch)
+    return 0 if found is None else found.first
 
 
 def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> State | RowChange | None:
@@ -221,11 +281,15 @@ def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> S
     except VersionNotFoundError:
         # Committed and cleaned up since we read the table: what it did cannot be looked up any more.
         theirs, who = None, "somebody"
+        if mine.read_version < _first(versions, branch):
+            raise _made_again(versions, f"{branch}@{number}", mine) from None
     else:
         theirs, who = state.transaction, state.writer
         if theirs is not None and theirs.uuid == mine.uuid:
             # Another process commits the same transaction, and was faster.
-            return state
+            return _counted(versions, state, mine)
+        if theirs is not None and isinstance(theirs.operation, Clone) and branch != layout.MAIN:
+            raise _made_again(versions, str(state), mine)
     verdict = Verdict.RETRYABLE if theirs is None else judge(mine, theirs)
     if verdict is Verdict.COMPATIBLE:
         return None

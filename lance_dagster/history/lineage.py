@@ -7,7 +7,7 @@ inherits the records of the version it was forked from.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,6 +20,10 @@ from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX
 from lance_dagster.history.refs import Refs
 from lance_dagster.history.versions import State, Versions
 
+NOTHING = 0
+"""Stands in a record of rows that came to a version by themselves, without the version they are from."""
+_Place = tuple[str, str, int]
+"""A branch's id and name, and the number of one of its versions."""
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
@@ -86,7 +90,8 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
         lines.append(Line(branch=branch, id=found.id, forked=forked, first=first, number=number))
         branch, number = found.parent_branch, found.parent_version
     lines.append(Line(branch=MAIN, id=MAIN, forked=0, first=0, number=number))
-    contained = {branch_id: record.merged for branch_id, record in records_of(state.manifest).items()}
+    records = records_of(state.manifest).items()
+    contained = {branch_id: record.merged for branch_id, record in records if record.merged != NOTHING}
     for line in lines:
         contained[line.id] = max(line.number, contained.get(line.id, -1))
     return Lineage(state, tuple(lines), contained)
@@ -111,6 +116,18 @@ def new_records(source: Lineage, dest: Lineage, aliases: Mapping[str, Sequence[A
     return found
 
 
+def alias_records(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
+    """Return the table metadata that says what the ids of rows are which came without their version.
+
+    So that a later merge of that version knows them.
+    """
+    known, found = records_of(dest), {}
+    for branch_id, new in aliases.items():
+        had = known.get(branch_id, Record(merged=NOTHING, dest=dest.version + 1, aliases=()))
+        found[f"{MERGED_PREFIX}{branch_id}"] = f"{had.merged}@{had.dest} {encode_aliases([*had.aliases, *new])}"
+    return found
+
+
 def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
     """Return the version of `dest` that brought in everything `source` has, or None when there is something new.
 
@@ -122,7 +139,7 @@ def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | Non
     number = dest.state.number if record is None else record.dest
     line = next((line for line in reversed(dest.lines) if number <= line.number), dest.lines[0])
     try:
-        return versions.load(line.branch, number)
+        return versions.load(line.branch, number, line.id)
     except VersionNotFoundError:
         return dest.state
 
@@ -136,22 +153,48 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
     Raises:
         VersionNotFoundError: It was cleaned up.
     """
-    branches = {line.id: line.branch for line in (*source.lines, *dest.lines)}
-    shared = source.contained.keys() & dest.contained.keys()
-    if not shared <= branches.keys():
+    lines = {line.id: line for line in (*source.lines, *dest.lines)}
+    both = {
+        own: number
+        for own in source.contained.keys() & dest.contained.keys()
+        # The first version of a branch repeats one of its parent's.
+        if (number := min(source.contained[own], dest.contained[own])) > (lines[own].forked if own in lines else -1)
+        or own == MAIN
+    }
+    names = {own: line.branch for own, line in lines.items()}
+    best = _newest(None, _places(both, names), (source, dest), (refs, versions))
+    if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
         # A third branch was merged into both. When it is gone, its rows are known by their ids all the same.
-        branches |= {branch.id: branch.name for branch in refs.branches().values() if branch.id in shared}
-    shared &= branches.keys()
-    best: Lineage | None = None
-    for branch_id in sorted(shared):
-        number = min(source.contained[branch_id], dest.contained[branch_id])
-        place = _load(branches[branch_id], number, (source, dest), versions)
-        found = lineage_of(place, refs)
-        if best is None or found.contains(best):
-            best = found
+        others = {branch.id: branch.name for branch in refs.branches().values() if branch.id not in names}
+        best = _newest(best, _places(both, others), (source, dest), (refs, versions))
     if best is None:
         raise InvalidInputError(f"{source.state} and {dest.state} of {refs.store.uri} have no version in common")
     return best
+
+
+def _places(numbers: Mapping[str, int], names: Mapping[str, str]) -> list[_Place]:
+    return [(own, names[own], numbers[own]) for own in numbers.keys() & names.keys()]
+
+
+def _newest(
+    best: Lineage | None, places: Iterable[_Place], sides: tuple[Lineage, Lineage], of: tuple[Refs, Versions]
+) -> Lineage | None:
+    for place in sorted(places):
+        found = lineage_of(_load(place, sides, of[1]), of[0])
+        if best is None or found.contains(best):
+            best = found
+    return best
+
+
+def crosswise(source: Lineage, dest: Lineage, base: Lineage) -> bool:
+    """Tell whether both sides contain versions that their merge base does not: merges went crosswise."""
+    shared = source.contained.keys() & dest.contained.keys()
+    forked = {line.id: line.forked for line in (*source.lines, *dest.lines)}
+    return any(
+        (number := min(source.contained[own], dest.contained[own])) > base.contained.get(own, -1)
+        and number > forked.get(own, -1)
+        for own in shared
+    )
 
 
 def row_space(of: Lineage, versions: Versions, changes: Sequence[Change] = ()) -> RowSpace:
@@ -171,7 +214,7 @@ def row_space(of: Lineage, versions: Versions, changes: Sequence[Change] = ()) -
         return RowSpace(())
     lines = [(MAIN, 0)]
     for child, parent in reversed(list(pairwise(of.lines))):
-        forked = _load(parent.branch, child.forked, (of,), versions)
+        forked = _load((parent.id, parent.branch, child.forked), (of,), versions)
         lines.append((child.id, forked.manifest.next_row_id))
     records: dict[str, Record] = {}
     for change in changes:
@@ -216,7 +259,7 @@ def anchored(of: Lineage, base: Lineage, versions: Versions) -> tuple[Manifest |
         return None, [], False
     line = next(line for line in lines if record.dest <= line.number)
     try:
-        merged = versions.load(line.branch, record.dest)
+        merged = versions.load(line.branch, record.dest, line.id)
     except VersionNotFoundError:
         return None, [], False
     return merged.manifest, list(_path(lines[lines.index(line) :], record.dest, versions)), False
@@ -224,7 +267,7 @@ def anchored(of: Lineage, base: Lineage, versions: Versions) -> tuple[Manifest |
 
 def _repeated(line: Line, base: State, versions: Versions) -> Manifest:
     try:
-        return versions.load(line.branch, line.first).manifest
+        return versions.load(line.branch, line.first, line.id).manifest
     except VersionNotFoundError:
         return base.manifest
 
@@ -236,18 +279,14 @@ def _path(lines: Sequence[Line], after: int, versions: Versions) -> Iterator[Cha
 
 def _changes(line: Line, after: int, versions: Versions) -> Iterator[Change]:
     """Return what a branch did after one of its versions; what was cleaned up as one change, however much it was."""
-    present = versions.numbers(line.branch) if after < line.number else ()
     expected, before = after + 1, None
-    for number in (*(number for number in present if after < number <= line.number), line.number + 1):
-        if number > expected:
+    for state in _present(line, after, versions):
+        if state.number > expected:
             yield Change(version=f"{line.branch}@{expected}", writer="somebody", transaction=None)
             before = None
-        elif before is None and number <= line.number:
-            before = _before(line, number, versions)
-        expected = number + 1
-        if number > line.number:
-            return
-        state = versions.load(line.branch, number)
+        elif before is None:
+            before = _before(line, state.number, versions)
+        expected = state.number + 1
         yield Change(
             version=str(state),
             writer=state.writer,
@@ -256,11 +295,27 @@ def _changes(line: Line, after: int, versions: Versions) -> Iterator[Change]:
             after=state.manifest,
         )
         before = state.manifest
+    if expected <= line.number:
+        yield Change(version=f"{line.branch}@{expected}", writer="somebody", transaction=None)
+
+
+def _present(line: Line, after: int, versions: Versions) -> Iterator[State]:
+    """Read the versions of a branch after one of them, oldest first; they are listed only where one is missing."""
+    missing = line.number + 1
+    for number in range(after + 1, line.number + 1):
+        state = versions.find(line.branch, number, line.id)
+        if state is None:
+            missing = number
+            break
+        yield state
+    for number in versions.numbers(line.branch) if missing <= line.number else ():
+        if missing < number <= line.number:
+            yield versions.load(line.branch, number, line.id)
 
 
 def _before(line: Line, number: int, versions: Versions) -> Manifest | None:
     try:
-        return versions.load(line.branch, number - 1).manifest
+        return versions.load(line.branch, number - 1, line.id).manifest
     except VersionNotFoundError:
         return None
 
@@ -283,14 +338,15 @@ def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
     return bool(_NUMBER.fullmatch(number)) and other.contained.get(properties.get(MERGED_BRANCH, ""), -1) >= int(number)
 
 
-def _load(branch: str, number: int, lineages: Sequence[Lineage], versions: Versions) -> State:
+def _load(place: _Place, lineages: Sequence[Lineage], versions: Versions) -> State:
     """Read a version; where it was cleaned up, the first version of a branch forked from it, which repeats it."""
     steps = (step for lineage in lineages for step in pairwise(lineage.lines))
-    place = (branch, number)
-    repeated = ((child.branch, child.first) for child, parent in steps if (parent.branch, child.forked) == place)
-    for holder in (place, *repeated):
+    line, branch, number = place
+    forks = (child for child, parent in steps if (parent.id, child.forked) == (line, number))
+    repeated = ((child.id, child.branch, child.first) for child in forks)
+    for own, name, count in (place, *repeated):
         try:
-            return versions.load(*holder)
+            return versions.load(name, count, own)
         except VersionNotFoundError:
             continue
     both = " and ".join(str(lineage.state) for lineage in lineages)

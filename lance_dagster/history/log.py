@@ -1,35 +1,168 @@
-"""Walk the history of a version."""
+"""Walk the history of a version: along first parents, or through merges too.
 
-from lance_dagster.errors import CorruptFileError
-from lance_dagster.format.layout import MAIN
-from lance_dagster.history.versions import State, Version, Versions
+Along first parents a version is read when it is asked for, so the newest ten of many thousand cost ten reads.
+
+Through merges, a version has to come before its parents, and which versions have a parent in common is known only
+when all of them were read. So what is asked for is read newest first, and a bit further: as far as clocks of different
+machines may be apart. What was read is then put in order.
+
+A version that a clean-up removed is not there to be shown. The one that was made from it says so (`Version.cut`), and
+the walk goes on behind the gap.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.history.ancestry import Ancestry, Place
+from lance_dagster.history.graph import newest_first, shortened, walked
+from lance_dagster.history.lineage import lineage_of
+from lance_dagster.history.versions import State, Version
+
+CLOCKS_APART = 60.0
+"""By how many seconds the clocks of writers may differ without anything being left out or put in a wrong order."""
 
 
-def first_parents(versions: Versions, state: State, limit: int | None = None) -> list[Version]:
-    """Return a version and those it was made from, newest first, along first parents and across forks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFilter:
+    """Which versions of a log to show: those for which all that is given holds.
 
-    Versions that a clean-up removed are left out.
+    `properties` are keys with the value wanted, or None for any. `committer` is compared whole, `message` is text the
+    message contains, in any case. `since` and `until` are included; without a zone they are UTC.
     """
-    found: list[Version] = []
-    seen: set[str] = set()
-    at: tuple[str, int] | None = (state.branch, state.number)
-    while at is not None and (limit is None or len(found) < limit):
-        branch, newest = at
-        if branch in seen:
-            raise CorruptFileError(versions.line_uri(branch), "its first version says it was forked from itself")
-        seen.add(branch)
-        numbers = [number for number in versions.numbers(branch) if number <= newest]
-        room = None if limit is None else limit - len(found)
-        at = None
-        for number in reversed(numbers[-room:] if room is not None else numbers):
-            version = versions.describe_number(branch, number, numbers)
-            found.append(version)
-            at = _forked_from(version)
-    return found
+
+    properties: Mapping[str, str | None] = field(default_factory=dict)
+    committer: str | None = None
+    message: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __call__(self, version: Version) -> bool:
+        """Tell whether a version is shown."""
+        return (
+            all(_has(version, key, value) for key, value in self.properties.items())
+            and (self.committer is None or self.committer == version.committer)
+            and (self.message is None or self.message.casefold() in (version.message or "").casefold())
+            and (self.since is None or _utc(self.since) <= version.committed_at)
+            and (self.until is None or version.committed_at <= _utc(self.until))
+        )
+
+    def is_past(self, version: Version) -> bool:
+        """Tell whether a version is so old that none before it is shown."""
+        return self.since is not None and version.committed_at.timestamp() < _utc(self.since).timestamp() - CLOCKS_APART
 
 
-def _forked_from(version: Version) -> tuple[str, int] | None:
-    if version.operation != "Clone" or version.branch == MAIN:
-        return None
-    branch, _, number = version.parents[0].rpartition("@")
-    return branch, int(number)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which part of a history is asked for: what `after` does not contain, at most `limit`, those `only` lets through.
+
+    Raises:
+        InvalidInputError: The limit is negative.
+    """
+
+    after: State | None = None
+    limit: int | None = None
+    only: LogFilter = field(default_factory=LogFilter)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.limit is not None and self.limit < 0:
+            raise InvalidInputError(f"a limit is a number of versions, not {self.limit}")
+
+
+def first_parents(ancestry: Ancestry, start: Place, question: Question) -> list[Version]:
+    """Return a version and those it was made from, newest first, along first parents and across forks."""
+    line = _line(ancestry, start, question)
+    return list(islice(line if question.only == LogFilter() else filter(question.only, line), question.limit))
+
+
+def all_parents(
+    ancestry: Ancestry, start: Place, question: Question
+) -> list[tuple[Version, tuple[Version | Place, ...]]]:
+    """Return a version and all it contains, each once and before its parents, otherwise newest first.
+
+    Each comes with the next older versions of those that are shown, to draw lines to, or just their names where they
+    are there but beyond the limit.
+    """
+    excluded = _excluded(ancestry, question.after)
+
+    def parents(place: Place) -> tuple[Place, ...]:
+        found = (ancestry.before(place), ancestry.merged(ancestry.describe(place)))
+        return tuple(dict.fromkeys(parent for parent in found if parent is not None and not excluded(parent)))
+
+    def rank(place: Place) -> tuple[float, ...]:
+        return ancestry.describe(place).committed_at.timestamp(), place.number
+
+    def shown(place: Place) -> bool:
+        return question.only(ancestry.describe(place))
+
+    if question.limit == 0 or excluded(start):
+        return []
+    read = walked(start, parents, rank, _far_enough(ancestry, question))
+    order = newest_first(read, parents, rank)
+    edges = shortened(order, parents, shown)
+    chosen = list(edges)[: question.limit]
+    known = {place: ancestry.describe(place) for place in chosen}
+    return [(known[place], tuple(known.get(parent, parent) for parent in edges[place])) for place in chosen]
+
+
+def _line(ancestry: Ancestry, start: Place, question: Question) -> Iterator[Version]:
+    excluded, after, is_past = _excluded(ancestry, question.after), question.after, question.only.is_past
+    place: Place | None = start
+    while place is not None:
+        branch, numbers = place.branch, ancestry.numbers(place.branch)
+        number = place.number
+        for number in reversed(numbers[: bisect_right(numbers, place.number)]):
+            # Asked of every one of very many versions, so nothing is made that is not needed.
+            if after is not None and excluded(Place(branch, number)):
+                return
+            version = ancestry.versions.describe_number(branch, number, numbers)
+            if is_past(version):
+                return
+            yield version
+        place = ancestry.before(Place(branch, number))
+
+
+def _far_enough(ancestry: Ancestry, question: Question) -> Callable[[Place], bool]:
+    """Return whether to go on reading: until the limit is reached, and as far as clocks may be apart."""
+    found = 0
+    last: float | None = None
+
+    def go_on(place: Place) -> bool:
+        nonlocal found, last
+        version = ancestry.describe(place)
+        if question.only.is_past(version):
+            return False
+        if last is not None:
+            return version.committed_at.timestamp() >= last - CLOCKS_APART
+        found += question.only(version)
+        if question.limit is not None and found >= question.limit:
+            last = version.committed_at.timestamp()
+        return True
+
+    return go_on
+
+
+def _excluded(ancestry: Ancestry, after: State | None) -> Callable[[Place], bool]:
+    """Return whether a version is contained in another one, itself included."""
+    contained = lineage_of(after, ancestry.refs).contained if after is not None else {}
+
+    def excluded(place: Place) -> bool:
+        # The first version of a branch counts as what it repeats.
+        return bool(contained) and any(
+            contained.get(ancestry.id_of(each.branch) or "", -1) >= each.number
+            for each in dict.fromkeys((place, ancestry.fork_of(place)))
+        )
+
+    return excluded
+
+
+def _has(version: Version, key: str, value: str | None) -> bool:
+    return key in version.properties and value in (None, version.properties[key])
+
+
+def _utc(time: datetime) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

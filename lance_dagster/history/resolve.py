@@ -2,83 +2,211 @@
 
     name             the newest version of a branch, or the version a tag names
     name@17          version 17 of a branch
-    name@{time}      the newest version of a branch committed at or before a time, such as `main@{2026-01-31T00:00Z}`
+    name@{time}      the newest version of a branch at a time: `main@{2026-01-31T00:00Z}`, `main@{2 days ago}`
+    branch:name      the branch, where a tag has the same name; `tag:name` the tag
+    3f9ac2d1         the version of that commit id, or the only one whose id begins so (at least 8 digits)
+
+    ref~3            three versions before, along first parents and across forks; `ref~` is one
+    ref^2            the second parent: what a merge brought in; `ref^` is the first parent, `ref^0` the version itself
 
 None of the characters with a meaning here may occur in a name. A ref is resolved once, by whoever starts a read or a
 write; only branch and number travel from there, so nobody sees a name move halfway.
 """
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import pendulum
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError, VersionNotFoundError
+from lance_dagster.format.digests import COMMIT_PREFIX
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs import READY, Refs
+from lance_dagster.history.ancestry import Ancestry, Place
+from lance_dagster.history.commit_ids import find_commits
+from lance_dagster.history.expressions import BRANCH, TAG, Expression, parse
+from lance_dagster.history.log import CLOCKS_APART
+from lance_dagster.history.refs import READY, Refs, Tag
 from lance_dagster.history.versions import Versions
 
-_NAME = re.compile(r"[^@~^*:{}\s]+")
-_NUMBER = re.compile(r"@(\d{1,19})")
-_TIME = re.compile(r"@\{([^{}]*)\}")
+_SHORTEST_COMMIT, _SHOWN_DIGITS = 8, 12
+_SHOWN_CANDIDATES = 10
+_UNIT = r"(second|minute|hour|day|week|month|year)s?"
+_AGO = re.compile(rf"([0-9]{{1,6}} {_UNIT}[ ,]+)+ago", re.IGNORECASE)
+_AMOUNT = re.compile(rf"([0-9]{{1,6}}) {_UNIT}", re.IGNORECASE)
+# pendulum lets larger numbers wrap around.
+_DURATION = re.compile(r"P(?=.)([0-9]{1,6}[YMWD])*(T([0-9]{1,6}[HMS])+)?")
+_DATE = r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?|[0-9]{8}|[0-9]{4}-[0-9]{3}|[0-9]{4}-?W[0-9]{2}(-?[0-7])?"
+_CLOCK = r"[0-9]{2}(:?[0-9]{2}(:?[0-9]{2}([.,][0-9]+)?)?)?"
+_MOMENT = re.compile(
+    rf"(?P<time>({_DATE})([ T]{_CLOCK}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)?)?)( (?P<zone>[A-Za-z][A-Za-z0-9_+/-]*))?"
+)
+_TIME_EXPECTED = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days ago, yesterday or P2D"
 
 
-def resolve(expression: str, refs: Refs, versions: Versions) -> tuple[str, int]:
-    """Return the branch and number of the version an expression names.
+def resolve(expression: str | None, refs: Refs, versions: Versions) -> tuple[str, int]:
+    """Return the branch and number of the version an expression names; None stands for `main`.
 
     Raises:
         RefSyntaxError: The expression cannot be read.
-        RefNotFoundError: Neither branch nor tag has the name.
-        VersionNotFoundError: The branch has no such version.
-        InvalidInputError: A branch and a tag share the name, or a tag is given a number.
+        RefNotFoundError: Neither branch nor tag has the name, and no commit id begins so.
+        VersionNotFoundError: The branch has no such version, or its history does not go back so far.
+        InvalidInputError: A branch and a tag share the name, several commit ids begin so, a tag or commit id is given
+            a number or time, or a version has fewer parents.
     """
-    match = _NAME.match(expression)
-    if match is None:
-        raise RefSyntaxError(expression, 0, "a branch or tag name")
-    name, suffix = match[0], expression[match.end() :]
-    branch, number = _named(name, refs, versions)
-    if not suffix:
-        return branch, number if number is not None else _newest(branch, versions)
-    if number is not None:
-        raise InvalidInputError(f"{name!r} is a tag and names {branch}@{number}; write it without {suffix!r}")
-    if found := _NUMBER.fullmatch(suffix):
-        return branch, int(found[1])
-    if found := _TIME.fullmatch(suffix):
-        return branch, _at_time(branch, found[1], expression, versions)
-    raise RefSyntaxError(expression, match.end(), "nothing, '@' and a version number, or '@{time}'")
+    read = parse(MAIN if expression is None else expression)
+    ancestry = Ancestry(refs, versions)
+    place = _base(read, ancestry)
+    place = _stepped(place, read, ancestry)
+    return place.branch, place.number
 
 
-def _named(name: str, refs: Refs, versions: Versions) -> tuple[str, int | None]:
-    if name == MAIN:
-        return MAIN, None
-    branch = refs.branch(name)
-    tag = None if "/" in name else refs.tag(name)
-    if branch is not None and tag is not None:
-        raise InvalidInputError(f"{name!r} is a branch and a tag of {versions.store.uri}; rename one of them")
-    if tag is not None:
-        return tag.branch, tag.version
-    if branch is None or branch.state != READY:
-        known = [other.name for other in refs.branches().values() if other.state == READY]
-        raise RefNotFoundError(name, [MAIN, *known, *refs.tags()], versions.store.uri)
-    return name, None
+def read_time(text: str) -> pendulum.DateTime | None:
+    """Read a point in time as people write it, "ago" being counted from the time of the call."""
+    return read_moment(text, pendulum.now("UTC"))
 
 
-def _newest(branch: str, versions: Versions) -> int:
-    newest = versions.newest(branch)
-    if newest is None:
-        raise VersionNotFoundError(f"{versions.store.uri} has no version on branch {branch!r}")
-    return newest
+def read_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | None:
+    """Read a point in time as people write it; None when it is not understood.
 
-
-def _at_time(branch: str, text: str, expression: str, versions: Versions) -> int:
-    position = expression.index("{") + 1
+    Args:
+        text: A date or a date and time in ISO 8601, with a zone or an offset, else UTC; `2 days ago`, `1 day 2 hours
+            ago`, `yesterday` (24 hours ago, as in git), `now`; or an ISO 8601 duration, which is as long ago.
+        now: What "ago" counts from.
+    """
+    words = " ".join(text.split())
     try:
-        moment = pendulum.parse(text)
-    except (ValueError, OverflowError) as error:
-        raise RefSyntaxError(expression, position, "a time such as 2026-01-31T00:00Z") from error
-    if not isinstance(moment, pendulum.DateTime):
-        raise RefSyntaxError(expression, position, "a point in time such as 2026-01-31T00:00Z")
-    for number in reversed(versions.numbers(branch)):
+        if words.lower() in ("now", "yesterday"):
+            return now.subtract(days=words.lower() == "yesterday")
+        if _AGO.fullmatch(words):
+            amounts: dict[str, int] = {}
+            for amount, unit in _AMOUNT.findall(words):
+                amounts[f"{unit.lower()}s"] = amounts.get(f"{unit.lower()}s", 0) + int(amount)
+            return now.subtract(**amounts)
+        if _DURATION.fullmatch(words):
+            duration = pendulum.parse(words)
+            return now - duration if isinstance(duration, pendulum.Duration) else None
+        match = _MOMENT.fullmatch(words)
+        found = pendulum.parse(match["time"], tz=pendulum.timezone(match["zone"] or "UTC")) if match else None
+    # Days that do not exist, zones that do not, times before the year 1.
+    except (ValueError, OverflowError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, pendulum.DateTime) else None
+
+
+def _base(read: Expression, ancestry: Ancestry) -> Place:
+    if not read.kind and read.name.isdecimal() and len(read.name) < _SHORTEST_COMMIT:
+        # Read as a number it would name one version, read as a tag of that name another one.
+        expected = f"a name; version {read.name} is written {MAIN}@{read.name}, a tag of that name tag:{read.name}"
+        raise RefSyntaxError(read.text, 0, expected)
+    branch, tag = _named(read, ancestry)
+    if tag is not None:
+        return _without_suffix(read, "a tag", Place(tag.branch, tag.version))
+    if branch is None:
+        return _without_suffix(read, "a commit id", _commit(read, ancestry))
+    if read.number is not None:
+        return _numbered(branch, read.number, ancestry)
+    if read.time is not None:
+        return _at_time(branch, read, ancestry)
+    newest = ancestry.versions.newest(branch)
+    if newest is None:
+        raise VersionNotFoundError(f"{ancestry.refs.store.uri} has no version on branch {branch!r}")
+    return Place(branch, newest)
+
+
+def _numbered(branch: str, number: int, ancestry: Ancestry) -> Place:
+    found = ancestry.branch(branch)
+    if found is not None and number < found.first:
+        # There may be one that was written, too late, to a branch that had the name before.
+        has = f"it has {found.first} to {max(ancestry.numbers(branch), default=found.first)}"
+        raise VersionNotFoundError(f"branch {branch!r} of {ancestry.refs.store.uri} has no version {number}; {has}")
+    return Place(branch, number)
+
+
+def _named(read: Expression, ancestry: Ancestry) -> tuple[str | None, Tag | None]:
+    """Return the branch or the tag of a name; neither when there is none.
+
+    Raises:
+        InvalidInputError: There are both.
+    """
+    name, refs = read.name, ancestry.refs
+    if name == MAIN and read.kind != TAG:
+        return MAIN, None
+    found = None if read.kind == TAG else ancestry.branch(name)
+    branch = name if found is not None and found.state == READY else None
+    tag = None if read.kind == BRANCH or "/" in name else refs.tag(name)
+    if branch is not None and tag is not None:
+        raise InvalidInputError(
+            f"{name!r} is a branch and a tag of {refs.store.uri}; write {BRANCH}:{name} for the branch, which was "
+            f"forked from {found.parent if found else MAIN}, or {TAG}:{name} for the tag, which names {tag.ref}"
+        )
+    return branch, tag
+
+
+def _commit(read: Expression, ancestry: Ancestry) -> Place:
+    refs = ancestry.refs
+    # Looked for last: it may take reading every manifest.
+    found = find_commits(read.name, ancestry) if not read.kind and COMMIT_PREFIX.fullmatch(read.name) else []
+    if not found:
+        branches = [branch.name for branch in refs.branches().values() if branch.state == READY]
+        names = {BRANCH: [MAIN, *branches], TAG: [*refs.tags()]}
+        raise RefNotFoundError(read.name, names.get(read.kind, [*names[BRANCH], *names[TAG]]), refs.store.uri)
+    if len(found) > 1:
+        shown = ", ".join(f"{own_id[: _digits(found)]} ({place})" for own_id, place in found[:_SHOWN_CANDIDATES])
+        more = ", ..." if len(found) > _SHOWN_CANDIDATES else ""
+        raise InvalidInputError(
+            f"{len(found)} commit ids of {refs.store.uri} begin with {read.name!r}; write more of one: {shown}{more}"
+        )
+    return found[0][1]
+
+
+def _digits(found: Sequence[tuple[str, Place]]) -> int:
+    """Return how many digits tell ids apart."""
+    ids = {own_id for own_id, _ in found}
+    return next(
+        count
+        for count in range(_SHOWN_DIGITS, len(min(ids)) + 1)
+        if len({own_id[:count] for own_id in ids}) == len(ids)
+    )
+
+
+def _without_suffix(read: Expression, what: str, place: Place) -> Place:
+    if read.suffix:
+        raise InvalidInputError(f"{read.name!r} is {what} and names {place}; write it without {read.suffix!r}")
+    return place
+
+
+def _at_time(branch: str, read: Expression, ancestry: Ancestry) -> Place:
+    """Find the newest version committed at or before a time.
+
+    The search halves the versions, and then looks at each that was committed just after the time: exact as long as the
+    clocks of writers are not further apart.
+    """
+    moment = read_time(read.time or "")
+    if moment is None:
+        raise RefSyntaxError(read.text, read.position + len("@{"), _TIME_EXPECTED)
+    numbers = ancestry.numbers(branch)
+
+    def committed_at(number: int) -> pendulum.DateTime:
         # As precise as the time that is shown: a version can be named by its own.
-        if versions.load(branch, number).committed_at <= moment:
-            return number
-    raise VersionNotFoundError(f"branch {branch!r} of {versions.store.uri} has no version as old as {moment}")
+        return ancestry.versions.load(branch, number).committed_at
+
+    later = bisect_right(
+        numbers, moment.timestamp() + CLOCKS_APART, key=lambda number: committed_at(number).timestamp()
+    )
+    for number in reversed(numbers[:later]):
+        if committed_at(number) <= moment:
+            return Place(branch, number)
+    raise VersionNotFoundError(f"branch {branch!r} of {ancestry.refs.store.uri} has no version as old as {moment}")
+
+
+def _stepped(place: Place, read: Expression, ancestry: Ancestry) -> Place:
+    for step in read.steps:
+        times, which = (step.count, 1) if step.sign == "~" else (min(step.count, 1), step.count)
+        for taken in range(times):
+            try:
+                place = ancestry.parent(place, which)
+            except VersionNotFoundError as error:
+                far = f" after {taken} of {times} steps" if times > 1 else ""
+                raise VersionNotFoundError(f"there is no {read.text!r}{far}: {error}") from error
+    return place

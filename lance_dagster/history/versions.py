@@ -12,22 +12,28 @@ import pendulum
 from lance_dagster.errors import CorruptFileError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import Summary, decode_manifest_file, decode_transaction, summarize
+from lance_dagster.format.digests import commit_id
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import COMMITTER, MERGE, MESSAGE, Clone, Transaction
 from lance_dagster.store import Store, base_options, open_store
 
 _FIRST_NAMES = 8
-_KEPT_STATES = 64
+_KEPT_STATES = 512
+_KEPT_FRAGMENTS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """One committed state of a branch, printed `main@17`.
 
-    `rows` counts the rows that are not deleted. `parents` are the versions it was made from, the second one of a
-    merge being the version merged. `transaction` is the uuid of the change that made it.
+    `id` names it for all time, whatever becomes of its branch (`format.digests.commit_id`). `rows` counts the rows
+    that are not deleted. `parents` are the versions it was made from, the second one of a merge being the version
+    merged; they may be gone by now, a merged one with its branch. `cut` says that the first one is: a clean-up removed
+    it, and what went before may be incomplete. `transaction` is the uuid of the change that made it, `committer` who
+    or what made it: what the change says, or else the program.
     """
 
+    id: str
     branch: str
     number: int
     committed_at: pendulum.DateTime
@@ -39,6 +45,7 @@ class Version:
     properties: Mapping[str, str]
     parents: tuple[str, ...]
     transaction: str
+    cut: bool = False
 
     def __str__(self) -> str:
         """Return the ref expression that names this version."""
@@ -49,13 +56,14 @@ class Version:
 class State:
     """A version as the format has it: its manifest and the transaction that made it, where that still exists.
 
-    `path` is where it was read from, for messages.
+    `path` is where it was read from, for messages. `id` is its commit id.
     """
 
     branch: str
     manifest: Manifest
     transaction: Transaction | None
     path: str = ""
+    id: str = ""
 
     @property
     def number(self) -> int:
@@ -84,8 +92,10 @@ class Versions:
 
     store: Store
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    _states: dict[int, State] = field(default_factory=dict)
+    _states: dict[tuple[str, str, int], State] = field(default_factory=dict)
+    _kept_fragments: int = 0
     _old_named: set[str] = field(default_factory=set)
+    _ids: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def line_uri(self, branch: str) -> str:
         """Return the URI of the folder a branch's own files lie in."""
@@ -131,31 +141,52 @@ class Versions:
         old = branch in self._old_named
         return f"{self._folder(branch)}/{layout.old_manifest_name(number) if old else layout.manifest_name(number)}"
 
-    def load(self, branch: str, number: int) -> State:
+    def load(self, branch: str, number: int, line: str = "") -> State:
         """Read one version.
+
+        Args:
+            branch: The name of its branch.
+            number: Its number.
+            line: The id of the branch, when it is known: under it, what was read is kept. A branch that was deleted
+                and made again has other versions under the same numbers.
 
         Raises:
             VersionNotFoundError: There is none of that number.
         """
-        known = self._states.get(number) if branch == layout.MAIN else None
+        found = self.find(branch, number, line)
+        if found is None:
+            raise VersionNotFoundError(self._missing(branch, number))
+        return found
+
+    def find(self, branch: str, number: int, line: str = "") -> State | None:
+        """Read one version as `load` does; None when there is none of that number."""
+        line = layout.MAIN if branch == layout.MAIN else line
+        known = self._states.get((line, branch, number))
         if known is not None:
             return known
         path, data = self._manifest(branch, number)
         if data is None:
-            raise VersionNotFoundError(self._missing(branch, number))
+            return None
         manifest, transaction = decode_manifest_file(data, f"{self.store.uri}/{path}")
         if manifest.version != number:
             raise CorruptFileError(f"{self.store.uri}/{path}", f"it says it is version {manifest.version}")
         if (manifest.branch or layout.MAIN) != branch:
             raise CorruptFileError(f"{self.store.uri}/{path}", f"it says it is of branch {manifest.branch!r}")
         found = transaction or self._stored_transaction(branch, manifest)
-        state = State(branch, manifest, found, f"{self.store.uri}/{path}")
-        if branch == layout.MAIN:
-            # Only main: a branch that was deleted and made again has other versions under the same numbers.
-            self._states[number] = state
-            if len(self._states) > _KEPT_STATES:
-                self._states.pop(next(iter(self._states)))
+        state = State(branch, manifest, found, f"{self.store.uri}/{path}", self._id_of(branch, number, data))
+        self.keep(line, state)
         return state
+
+    def keep(self, line: str, state: State) -> None:
+        """Keep a version that was read, under the id of its branch; without one it is read again next time."""
+        place = (line, state.branch, state.number)
+        if not line or place in self._states:
+            return
+        self._states[place] = state
+        self._kept_fragments += len(state.manifest.fragments)
+        while len(self._states) > _KEPT_STATES or (self._kept_fragments > _KEPT_FRAGMENTS and len(self._states) > 1):
+            dropped = self._states.pop(next(iter(self._states)))
+            self._kept_fragments -= len(dropped.manifest.fragments)
 
     def manifest_size(self, state: State) -> int:
         """Return the size of a version's manifest in bytes; 0 when it is gone."""
@@ -187,11 +218,13 @@ class Versions:
             rows=state.manifest.rows,
             writer=(writer.library, writer.version) if writer else None,
             transaction=transaction.uuid if transaction else "",
+            read_version=transaction.read_version if transaction else 0,
             operation=transaction.operation_name if transaction else "",
             properties=transaction.properties if transaction else {},
             forked_from=(operation.ref_name, operation.ref_version) if isinstance(operation, Clone) else None,
         )
-        return _version(state.branch, summary, numbers if numbers is not None else self.numbers(state.branch))
+        known = numbers if numbers is not None else self._around(state)
+        return self._version(state.branch, state.id, summary, known)
 
     def describe_number(self, branch: str, number: int, numbers: Sequence[int]) -> Version:
         """Say the same of a version that was not read yet; reads no more than it takes."""
@@ -200,7 +233,80 @@ class Versions:
         # One without its transaction in it has it in a file of its own, or nowhere.
         if summary is None or summary.number != number:
             return self.describe(self.load(branch, number), numbers)
-        return _version(branch, summary, numbers)
+        return self._version(branch, self._id_of(branch, number, data or b""), summary, numbers)
+
+    def commit_id(self, branch: str, number: int, line: str) -> str | None:
+        """Return the id of a version, or None when there is none of that number.
+
+        Args:
+            branch: The name of its branch.
+            number: Its number.
+            line: The id of the branch, under which commit ids are kept; empty when it has none.
+        """
+        known = self._ids.get((line, number))
+        if known is not None:
+            return known
+        data = self._manifest(branch, number)[1]
+        if data is None:
+            return None
+        found = commit_id(data)
+        if line:
+            self._ids[line, number] = found
+        return found
+
+    def _id_of(self, branch: str, number: int, data: bytes) -> str:
+        found = commit_id(data)
+        if branch == layout.MAIN:
+            # As with states: the same number of another branch may be another version tomorrow.
+            self._ids[layout.MAIN, number] = found
+        return found
+
+    def _version(self, branch: str, own_id: str, summary: Summary, numbers: Sequence[int]) -> Version:
+        writer = "an unknown program" if summary.writer is None else " ".join(summary.writer)
+        properties = summary.properties
+        parents, cut = self._first_parent(branch, summary, numbers)
+        merged = properties.get(MERGE)
+        return Version(
+            id=own_id,
+            branch=branch,
+            number=summary.number,
+            committed_at=pendulum.from_timestamp(summary.timestamp / 1e9),
+            operation=summary.operation or "unknown",
+            rows=summary.rows,
+            message=properties.get(MESSAGE),
+            committer=properties.get(COMMITTER, writer),
+            writer=writer,
+            properties=properties,
+            parents=(*parents, merged) if merged is not None else parents,
+            transaction=summary.transaction,
+            cut=cut,
+        )
+
+    def _around(self, state: State) -> list[int]:
+        """List enough versions of a branch to tell what went before one of them."""
+        if self.store.ordered_listing and state.branch not in self._old_named:
+            # Mostly it is among the newest, which are listed first.
+            found = self._known(state.branch, self.store.list(self._folder(state.branch), limit=_FIRST_NAMES))
+            if found and min(found) < state.number and state.branch not in self._old_named:
+                return sorted(found)
+        return self.numbers(state.branch)
+
+    def _first_parent(self, branch: str, summary: Summary, numbers: Sequence[int]) -> tuple[tuple[str, ...], bool]:
+        """Return the version made before, none for the first of a table, and whether it is gone."""
+        if summary.forked_from is not None:
+            if branch == layout.MAIN:
+                # A clone: what it was made from is another table's.
+                return (), False
+            name, number = summary.forked_from[0] or layout.MAIN, summary.forked_from[1]
+            return (f"{name}@{number}",), self._manifest(name, number)[1] is None
+        # Searched, not walked through: a log asks this of every version.
+        place = bisect_left(numbers, summary.number)
+        before = numbers[place - 1] if place else 0
+        wanted = summary.number - 1
+        # Only a merge leaves numbers out on purpose, to come after what it merged; and it is made from what it read.
+        if before != wanted and before == summary.read_version and MERGE in summary.properties:
+            wanted = before
+        return ((f"{branch}@{wanted}",), before != wanted) if wanted else ((), False)
 
     def _manifest(self, branch: str, number: int) -> tuple[str, bytes | None]:
         path = self.manifest_path(branch, number)
@@ -237,28 +343,3 @@ class Versions:
         numbers = self.numbers(branch)
         known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         return f"branch {branch!r} of {self.store.uri} has no version {number}; {known}"
-
-
-def _version(branch: str, summary: Summary, numbers: Sequence[int]) -> Version:
-    writer = "an unknown program" if summary.writer is None else " ".join(summary.writer)
-    properties = summary.properties
-    # Searched, not walked through: a log asks this of every version.
-    place = bisect_left(numbers, summary.number)
-    parents = [f"{branch}@{numbers[place - 1]}"] if place else []
-    if summary.forked_from is not None and branch != layout.MAIN:
-        name, number = summary.forked_from
-        parents = [f"{name or layout.MAIN}@{number}"]
-    merged = properties.get(MERGE)
-    return Version(
-        branch=branch,
-        number=summary.number,
-        committed_at=pendulum.from_timestamp(summary.timestamp / 1e9),
-        operation=summary.operation or "unknown",
-        rows=summary.rows,
-        message=properties.get(MESSAGE),
-        committer=properties.get(COMMITTER, writer),
-        writer=writer,
-        properties=properties,
-        parents=(*parents, merged) if merged is not None else tuple(parents),
-        transaction=summary.transaction,
-    )

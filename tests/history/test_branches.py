@@ -1,13 +1,24 @@
 """Branches made and deleted, by several at once, and by processes that die at any step."""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidRefNameError, RefNotFoundError, StoreError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    InvalidRefNameError,
+    RefNotFoundError,
+    StoreError,
+    VersionNotFoundError,
+)
 from lance_dagster.history.refs import CREATING, NEVER_A_VERSION, READY, STATE
 from lance_dagster.store import LocalStore
 from tests.ledger import as_pylance, contents, entries, new_table, parts_on
@@ -22,8 +33,8 @@ from tests.store.scripted import (
 
 WRITES_TO_CREATE = 5
 """The name, the transaction, the manifest, the hint, the mark that it is ready."""
-WRITES_TO_DELETE = 7
-"""The mark, five folders, the name."""
+WRITES_TO_DELETE = 10
+"""Two marks, the fence, five folders, the name."""
 
 
 @pytest.fixture
@@ -192,7 +203,7 @@ def test_a_tag_and_a_branch_cannot_share_a_name(table: LanceTable) -> None:
         table.create_branch("release")
     with pytest.raises(AlreadyExistsError, match="'run' is a branch"):
         table.create_tag("run", "main")
-    with pytest.raises(AlreadyExistsError, match="'main' is a branch"):
+    with pytest.raises(InvalidRefNameError, match="'main' is reserved for the main branch"):
         table.move_tag("main", "main")
 
 
@@ -268,3 +279,188 @@ def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceT
     assert [table.branches()["outer"].id, table.branches()["inner"].id] == [own for _, own in lineage]
     listed = lance.dataset(table.uri).branches.list()
     assert "outer" == listed["inner"]["parent_branch"]
+
+
+WRITES_TO_RESET = 14
+"""Two marks, the fence, five folders, the name anew, where its numbers begin, the transaction, the manifest, the hint;
+the mark that it is ready is one more."""
+
+
+@pytest.mark.parametrize("step", range(WRITES_TO_RESET + 1))
+def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int) -> None:
+    """The branch is what it was, or it is away until the next reset; its own metadata stays."""
+    first = table.create_branch("run", metadata={"why": "test"})
+    table.append(entries("b", 1), branch="run")
+    with pytest.raises(PlugPulledError):
+        through(table, plug_pulled_before_write(step)).reset("run", "main@1")
+    assert table.branches() == ({} if step else {"run": first})
+    made = table.reset("run", "main@1")
+    assert ("main@1", "test", READY) == (made.parent, made.metadata["why"], made.state)
+    assert first.id != made.id
+    assert [] == contents(table, "run")
+    assert_usable(table, "run")
+
+
+@pytest.mark.parametrize("step", range(1, WRITES_TO_RESET + 1))
+def test_a_branch_whose_reset_died_can_be_deleted_or_made_again(table: LanceTable, step: int) -> None:
+    """Whatever was there of it."""
+    for job in ("delete_branch", "create_branch"):
+        table.create_branch("run", "main@1")
+        with pytest.raises(PlugPulledError):
+            through(table, plug_pulled_before_write(step)).reset("run", "main@2")
+        if job == "delete_branch":
+            table.delete_branch("run")
+            assert not ref_file(table, "run").exists()
+            assert not (Path(table.uri) / "tree").exists()
+        else:
+            table.create_branch("run", "main@2", exist_ok=True)
+            assert_usable(table, "run")
+
+
+def test_a_reset_writes_what_is_counted_here(table: LanceTable) -> None:
+    """The tests that interrupt it interrupt it everywhere."""
+    table.create_branch("run")
+    written: list[str] = []
+
+    def script(request: Request) -> object:
+        if request.writes:
+            written.append(f"{request.verb} {request.key}")
+        return request.send()
+
+    through(table, script).reset("run", "main@1")
+    assert WRITES_TO_RESET + 1 == len(written), written
+
+
+def test_what_cannot_be_reset(table: LanceTable) -> None:
+    """`main`, a branch to a version of its own, one that others refer to, one that is not there."""
+    table.create_branch("run")
+    table.append(entries("b", 1), branch="run")
+    with pytest.raises(InvalidInputError, match=r"main of .* cannot be reset; restore an older version"):
+        table.reset("main", "run")
+    with pytest.raises(InvalidInputError, match="run@2 goes away with the branch that is reset"):
+        table.reset("run", "run@2")
+    table.create_branch("run/child", "run")
+    with pytest.raises(ConflictError, match=r"cannot reset branch 'run' of .*: branch 'run/child' refers to it"):
+        table.reset("run", "main@1")
+    with pytest.raises(RefNotFoundError):
+        table.reset("none", "main@1")
+    assert [("a", 1), ("b", 1)] == contents(table, "run")
+
+
+@pytest.mark.parametrize("referrer", ["branch", "tag", "move"])
+@pytest.mark.parametrize("when", ["list", "compare_and_swap"])
+def test_who_refers_to_a_branch_while_it_is_deleted(table: LanceTable, referrer: str, when: str) -> None:
+    """Either the branch stays, or nothing refers to it."""
+    table.create_branch("run")
+    table.create_tag("moving", "main@1")
+    jobs: dict[str, Callable[[], object]] = {
+        "branch": partial(table.create_branch, "child", "run"),
+        "tag": partial(table.create_tag, "kept", "run"),
+        "move": partial(table.move_tag, "moving", "run"),
+    }
+    refer = jobs[referrer]
+    for place in range(12):
+        seen = 0
+
+        def script(request: Request, place: int = place) -> object:
+            nonlocal seen
+            if request.verb == when:
+                seen += 1
+                if seen == place + 1:
+                    with suppress(RefNotFoundError, ConflictError):
+                        refer()
+            return request.send()
+
+        deleted = False
+        with suppress(ConflictError):
+            through(table, script).delete_branch("run")
+            deleted = True
+        users = table._parts.refs.users_of("run")  # noqa: SLF001 - those being made included
+        assert not (deleted and users)
+        assert deleted != ("run" in table.branches())
+        if "child" in table.branches():
+            table.delete_branch("child")
+        if "kept" in table.tags():
+            table.delete_tag("kept")
+        table.move_tag("moving", "main@1")
+        table.create_branch("run", exist_ok=True)
+    assert_usable(table, "run")
+
+
+@pytest.mark.parametrize("job", ["create_branch", "create_tag", "move_tag"])
+def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable, job: str) -> None:
+    """Before every request of the other: either it is refused, or the reference is good."""
+    table.create_tag("moving", "main@1")
+    for place in range(60):
+        table.create_branch("run", exist_ok=True)
+        seen = 0
+
+        def script(request: Request, place: int = place) -> object:
+            nonlocal seen
+            seen += 1
+            if seen == place + 1:
+                with suppress(ConflictError):
+                    table.delete_branch("run")
+            return request.send()
+
+        made = False
+        with suppress(RefNotFoundError, VersionNotFoundError, ConflictError):
+            getattr(through(table, script), job)("moving" if job == "move_tag" else "other", "run")
+            made = True
+        users = table._parts.refs.users_of("run")  # noqa: SLF001 - those being made included
+        assert made == bool(users)
+        assert not made or "run" in table.branches()
+        assert "other" in table.branches() or "other" in table.tags() or not made or job == "move_tag"
+        if "other" in table.branches():
+            table.delete_branch("other")
+        if "other" in table.tags():
+            table.delete_tag("other")
+        table.move_tag("moving", "main@1")
+        if seen <= place:
+            break
+    else:
+        raise AssertionError("it makes fewer requests")
+
+
+def test_metadata_is_changed_by_compare_and_swap(table: LanceTable) -> None:
+    """Two who change different keys at once both have their way; None takes a key out."""
+    table.create_branch("run", metadata={"why": "test", "who": "ann"})
+
+    def script(request: Request) -> object:
+        if request.verb == "compare_and_swap" and "where" not in table.branches()["run"].metadata:
+            table.set_branch_metadata("run", {"where": "here"})
+        return request.send()
+
+    through(table, script).set_branch_metadata("run", {"who": "bob", "why": None})
+    ours = {key: value for key, value in table.branch("run").metadata.items() if not key.startswith("lance_dagster.")}
+    assert {"who": "bob", "where": "here"} == ours
+    assert {"who": "bob", "where": "here"}.items() <= as_pylance(table).branches.list()["run"]["metadata"].items()
+
+
+def test_our_own_keys_are_not_for_others(table: LanceTable) -> None:
+    """They say what state a branch is in, and would undo a deletion."""
+    with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
+        table.create_branch("run", metadata={STATE: "ready"})
+    table.create_branch("run")
+    with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
+        table.set_branch_metadata("run", {STATE: None})
+    with pytest.raises(RefNotFoundError):
+        table.set_branch_metadata("none", {"a": "b"})
+    with pytest.raises(RefNotFoundError):
+        table.branch("main")
+
+
+def test_branches_are_listed_by_pattern(table: LanceTable) -> None:
+    """Files of other branches are not read."""
+    for name in ("run/1", "run/2", "release/1", "dev"):
+        table.create_branch(name)
+    asked: list[str] = []
+
+    def script(request: Request) -> object:
+        asked.append(request.key)
+        return request.send()
+
+    assert ["run/1", "run/2"] == sorted(through(table, script).branches("run/*"))
+    assert ["_refs/branches", "_refs/branches/run%2F1.json", "_refs/branches/run%2F2.json"] == sorted(asked)
+    assert ["release/1", "run/1"] == sorted(table.branches("*/1"))
+    assert 4 == len(table.branches())

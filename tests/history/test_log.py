@@ -1,10 +1,15 @@
 """The history of a version."""
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypedDict, Unpack
 
+import pendulum
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, LogFilter
+from lance_dagster.errors import InvalidInputError, VersionNotFoundError
+from tests.history.past import date, watched
 from tests.ledger import as_pylance, entries, new_table
 
 
@@ -56,6 +61,8 @@ def test_what_a_clean_up_removed_is_left_out(table: LanceTable) -> None:
     again = LanceTable.open(table.uri)
     assert ["main@4"] == [str(v) for v in again.log()]
     assert ["inner@4", "inner@3", "outer@3", "outer@2"] == [str(v) for v in again.log("inner")]
+    assert [("main@3", "inner@4"), True] == [again.at("main").parents, again.at("main").cut]
+    assert [False, False, False, True] == [v.cut for v in again.log("inner")]
 
 
 def test_versions_after_a_number_come_from_names_alone(table: LanceTable) -> None:
@@ -63,3 +70,173 @@ def test_versions_after_a_number_come_from_names_alone(table: LanceTable) -> Non
     assert [3, 4] == table.versions_after(2)
     assert [3, 4] == table.versions_after(0, "inner")
     assert [] == table.versions_after(4)
+
+
+class Asked(TypedDict, total=False):
+    """The arguments of a log."""
+
+    after: str
+    limit: int
+    first_parent: bool
+    only: LogFilter
+
+
+def names(table: LanceTable, ref: str = "main", **asked: Unpack[Asked]) -> list[str]:
+    """The versions a log shows."""
+    return [str(version) for version in table.log(ref, **asked)]
+
+
+@pytest.fixture
+def dated(table: LanceTable) -> LanceTable:
+    """The same, an hour apart, and two more versions of main: main@5 merges the outer branch, and main@6 is by ann."""
+    table.append(entries("e", 1), branch="outer")
+    table.merge("outer", message="Outer rows")
+    table.append(entries("f", 1), message="f", properties={"lance_dagster.committer": "ann", "ticket": "42"})
+    versions = ["main@1", "main@2", "outer@2", "outer@3", "inner@3", "main@3", "inner@4", "main@4", "outer@4"]
+    return date(table, {ref: f"2026-01-31T{hour:02}:00Z" for hour, ref in enumerate([*versions, "main@5", "main@6"])})
+
+
+def test_the_whole_history_has_what_was_merged_too(dated: LanceTable) -> None:
+    """Each version once, newest first."""
+    everything = ["main@6", "main@5", "outer@4", "main@4", "inner@4", "main@3", "inner@3", "outer@3", "outer@2"]
+    assert [*everything, "main@2", "main@1"] == names(dated, first_parent=False)
+    assert ["main@6", "main@5", "main@4", "main@3", "main@2", "main@1"] == names(dated)
+
+
+@pytest.mark.parametrize("limit", range(13))
+def test_a_limit_takes_the_newest_of_the_whole_history(dated: LanceTable, limit: int) -> None:
+    """And reads hardly more than that."""
+    again, read = watched(dated)
+    assert dated.log(first_parent=False)[:limit] == again.log(first_parent=False, limit=limit)
+    # The version itself, the parents of those shown, and where a branch was forked.
+    assert len(set(read)) <= limit + 4
+
+
+def test_clocks_that_go_wrong_do_not_put_a_parent_before_its_child(dated: LanceTable) -> None:
+    """The history decides, and time only between lines that have nothing to do with each other."""
+    wrong = date(dated, {"main@4": "1999-01-01T00:00Z", "outer@3": "2030-01-01T00:00Z", "main@1": "2040-01-01T00:00Z"})
+    shown = names(wrong, first_parent=False)
+    assert sorted(names(dated, first_parent=False)) == sorted(shown)
+    for version in wrong.log(first_parent=False):
+        assert all(shown.index(parent) > shown.index(str(version)) for parent in version.parents)
+
+
+@pytest.mark.parametrize(
+    "ref,after,line,everything",
+    [
+        ("inner", "main@2", ["inner@4", "inner@3", "outer@3"], ["inner@4", "inner@3", "outer@3"]),
+        ("main", "main@4", ["main@6", "main@5"], ["main@6", "main@5", "outer@4"]),
+        (
+            "main",
+            "inner",
+            ["main@6", "main@5", "main@4", "main@3"],
+            ["main@6", "main@5", "outer@4", "main@4", "main@3"],
+        ),
+        ("main", "main", [], []),
+        ("main@2", "outer@2", [], []),
+        ("outer@2", "main", [], []),
+        ("inner", "main", [], []),
+        ("outer", "inner", ["outer@4"], ["outer@4"]),
+    ],
+)
+def test_what_another_version_contains_can_be_left_out(
+    dated: LanceTable, ref: str, after: str, line: list[str], everything: list[str]
+) -> None:
+    """As `after..ref` in git: what was merged into it and what it was forked from included."""
+    assert line == names(dated, ref, after=after)
+    assert everything == names(dated, ref, after=after, first_parent=False)
+
+
+@pytest.mark.parametrize(
+    "only,shown",
+    [
+        (LogFilter(), ["main@6", "main@5", "main@4", "main@3", "main@2", "main@1"]),
+        (LogFilter(committer="ann"), ["main@6"]),
+        (LogFilter(committer="an"), []),
+        (LogFilter(message="outer"), ["main@5"]),
+        (LogFilter(message="ROWS"), ["main@5"]),
+        (LogFilter(properties={"ticket": None}), ["main@6"]),
+        (LogFilter(properties={"ticket": "42"}), ["main@6"]),
+        (LogFilter(properties={"ticket": "43"}), []),
+        (LogFilter(properties={"lance_dagster.merge": None}), ["main@5", "main@4"]),
+        (LogFilter(properties={"lance_dagster.merge": "inner@4", "ticket": None}), []),
+        (LogFilter(since=datetime(2026, 1, 31, 7, tzinfo=UTC)), ["main@6", "main@5", "main@4"]),
+        (LogFilter(since=datetime(2026, 1, 31, 7)), ["main@6", "main@5", "main@4"]),  # noqa: DTZ001  # UTC
+        (LogFilter(until=datetime(2026, 1, 31, 1, tzinfo=UTC)), ["main@2", "main@1"]),
+        (
+            LogFilter(since=pendulum.datetime(2026, 1, 31, 5), until=pendulum.datetime(2026, 1, 31, 7)),
+            ["main@4", "main@3"],
+        ),
+    ],
+)
+def test_a_log_can_be_filtered(dated: LanceTable, only: LogFilter, shown: list[str]) -> None:
+    """By committer, message, property and time; a limit counts what is shown."""
+    assert shown == names(dated, only=only)
+    assert shown == [name for name in names(dated, first_parent=False, only=only) if name.startswith("main")]
+    for first_parent in (True, False):
+        full = names(dated, only=only, first_parent=first_parent)
+        assert full[:1] == names(dated, only=only, limit=1, first_parent=first_parent)
+
+
+def test_a_log_since_a_time_reads_no_further(dated: LanceTable) -> None:
+    """One version beyond it."""
+    for first_parent in (True, False):
+        again, read = watched(dated)
+        assert "main@6" == names(again, only=LogFilter(since=pendulum.datetime(2026, 1, 31, 10)))[0]
+        assert len(set(read)) <= 3 + first_parent
+
+
+def test_a_graph_has_the_lines_to_draw(dated: LanceTable) -> None:
+    """From each version to the next older ones that are shown; beyond a limit they are named."""
+    lines = {str(version): below for version, below in dated.log_graph()}
+    assert ("main@4", "outer@4") == lines["main@5"]
+    assert ("main@2",) == lines["outer@2"]
+    assert () == lines["main@1"]
+    assert names(dated, first_parent=False) == list(lines)
+    assert [("main@6", ("main@5",)), ("main@5", ("main@4", "outer@4"))] == [
+        (str(version), below) for version, below in dated.log_graph(limit=2)
+    ]
+    merges = dated.log_graph(only=LogFilter(properties={"lance_dagster.merge": None}))
+    assert [("main@5", ("main@4",)), ("main@4", ())] == [(str(version), below) for version, below in merges]
+    rows = dated.log_graph(only=LogFilter(message="inner"))
+    assert ["main@4", "inner@4"] == [str(version) for version, _ in rows]
+    assert ("inner@4",) == rows[0][1]
+
+
+def test_a_wrong_question_is_refused(dated: LanceTable) -> None:
+    """A limit below zero, a version that is not there."""
+    with pytest.raises(InvalidInputError, match="a limit is a number of versions, not -1"):
+        dated.log(limit=-1)
+    for first_parent in (True, False):
+        with pytest.raises(VersionNotFoundError, match="has no version 9; it has 1 to 6"):
+            dated.log("main@9", first_parent=first_parent)
+    with pytest.raises(VersionNotFoundError, match="has no version 9"):
+        dated.log(after="main@9")
+
+
+def test_a_long_history_is_not_read_for_its_end(tmp_path: Path) -> None:
+    """The newest of the whole history, where versions are further apart than clocks may be."""
+    table = new_table(tmp_path)
+    for number in range(30):
+        table.append(entries("a", number))
+    made = date(table, {f"main@{number}": f"2026-01-{number:02}T00:00Z" for number in range(1, 32)})
+    again, read = watched(made)
+    assert ["main@31", "main@30", "main@29"] == names(again, first_parent=False, limit=3)
+    assert len(set(read)) <= 5
+    again, read = watched(made)
+    assert "main@12" == str(again.at("main@{2026-01-12T23:59Z}"))
+    assert len(set(read)) <= 7
+
+
+def test_the_committer_is_who_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the commit says it itself; else the program stands for them."""
+    table = new_table(tmp_path, entries("a", 1))
+    assert table.at("main").writer == table.at("main").committer
+    monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "Ann <ann@example.org>")
+    table.create_branch("run")
+    table.append(entries("b", 1), branch="run")
+    table.append(entries("c", 1), branch="run", properties={"lance_dagster.committer": "bot"})
+    table.merge("run")
+    ann = "Ann <ann@example.org>"
+    assert [ann, "bot", ann, ann] == [table.at(ref).committer for ref in ("main", "run", "run@3", "run@2")]
+    assert "bot" == LanceTable.open(table.uri).log("run")[0].committer

@@ -81,21 +81,31 @@ def test_an_unknown_name_gets_the_nearest_ones(table: LanceTable, expression: st
     assert f"no branch or tag {expression.split('@', maxsplit=1)[0]!r} in {table.uri}; {hint}" == str(caught.value)
 
 
+STEPS = "'~' or '^' with or without a number"
+AFTER_NAME = f"nothing, '@' and a version number, '@{{time}}', {STEPS}"
+TIME = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days ago, yesterday or P2D"
+
+
 @pytest.mark.parametrize(
     "expression,position,expected",
     [
         ("", 0, "a branch or tag name"),
         ("@3", 0, "a branch or tag name"),
         (" main", 0, "a branch or tag name"),
-        ("main@", 4, "nothing, '@' and a version number, or '@{time}'"),
-        ("main@x", 4, "nothing, '@' and a version number, or '@{time}'"),
-        ("main@-1", 4, "nothing, '@' and a version number, or '@{time}'"),
-        ("main~1", 4, "nothing, '@' and a version number, or '@{time}'"),
-        ("main@1@2", 4, "nothing, '@' and a version number, or '@{time}'"),
-        ("main ", 4, "nothing, '@' and a version number, or '@{time}'"),
-        ("main@{yesterday}", 6, "a time such as 2026-01-31T00:00Z"),
-        ("main@{}", 6, "a time such as 2026-01-31T00:00Z"),
-        ("main@{2026-01-01/2026-02-01}", 6, "a point in time such as 2026-01-31T00:00Z"),
+        ("tag:", 4, "a tag name"),
+        ("branch:~1", 7, "a branch name"),
+        ("commit:x", 6, AFTER_NAME),
+        ("main@", 4, AFTER_NAME),
+        ("main@x", 4, AFTER_NAME),
+        ("main@-1", 4, AFTER_NAME),
+        ("main@1@2", 6, f"nothing, or {STEPS}"),
+        ("main~1@2", 6, f"nothing, or {STEPS}"),
+        ("main^x", 5, f"nothing, or {STEPS}"),
+        ("main ", 4, AFTER_NAME),
+        ("main@{a fortnight ago}", 6, TIME),
+        ("main@{}", 6, TIME),
+        ("main@{2026-01-01/2026-02-01}", 6, TIME),
+        ("3", 0, "a name; version 3 is written main@3, a tag of that name tag:3"),
     ],
 )
 def test_what_cannot_be_read_is_pointed_at(table: LanceTable, expression: str, position: int, expected: str) -> None:
@@ -116,15 +126,47 @@ def test_a_tag_takes_no_number(table: LanceTable) -> None:
     """It names one version already."""
     with pytest.raises(InvalidInputError, match="'production' is a tag and names main@2; write it without '@1'"):
         table.at("production@1")
+    with pytest.raises(InvalidInputError, match=r"write it without '@\{yesterday\}'"):
+        table.at("production@{yesterday}~1")
 
 
 def test_a_name_of_a_branch_and_a_tag_is_not_guessed(tmp_path: Path) -> None:
-    """Another program can make both; the error says what to do."""
+    """Another program can make both; the error lists them and says how each is written."""
     table = new_table(tmp_path, entries("a", 1))
     as_pylance(table).create_branch("both")
     as_pylance(table).tags.create("both", 1)
-    with pytest.raises(InvalidInputError, match=r"'both' is a branch and a tag of .*; rename one of them"):
-        table.at("both")
+    with pytest.raises(InvalidInputError) as caught:
+        table.at("both~1")
+    assert str(caught.value) == (
+        f"'both' is a branch and a tag of {table.uri}; write branch:both for the branch, which was forked from main@2, "
+        "or tag:both for the tag, which names main@1"
+    )
+    assert ("both@2", "main@1") == (str(table.at("branch:both")), str(table.at("tag:both")))
+
+
+def test_a_kind_of_name_is_looked_for_alone(table: LanceTable) -> None:
+    """A tag does not stand in for a branch, and the names suggested are of the kind."""
+    assert ("main@2", "run/4f2a@3") == (str(table.at("tag:production")), str(table.at("branch:run/4f2a")))
+    with pytest.raises(RefNotFoundError, match="known names: main, run/4f2a"):
+        table.at("branch:production")
+    with pytest.raises(RefNotFoundError, match="known names: candidate, production"):
+        table.at("tag:main")
+
+
+def test_no_ref_is_main_and_what_is_no_text_is_refused(table: LanceTable) -> None:
+    """`main` and None are the same branch."""
+    assert table.at("main") == table.at(None)  # type: ignore[arg-type]  # what a caller without types may pass
+    with pytest.raises(InvalidInputError, match="a ref is text such as 'main' or 'main@17', not 17"):
+        table.at(17)  # type: ignore[arg-type]  # the same
+
+
+def test_a_name_of_digits_is_a_tag_only_where_it_says_so(tmp_path: Path) -> None:
+    """Another program can make such a tag; whoever types a number means a version."""
+    table = new_table(tmp_path, entries("a", 1))
+    as_pylance(table).tags.create("1", 2)
+    assert "main@2" == str(table.at("tag:1"))
+    with pytest.raises(RefSyntaxError, match="version 1 is written main@1, a tag of that name tag:1"):
+        table.at("1")
 
 
 def test_a_time_is_understood_in_any_zone(table: LanceTable) -> None:

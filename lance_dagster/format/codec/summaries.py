@@ -19,8 +19,9 @@ _SECOND = 1_000_000_000
 class Summary:
     """A version in short.
 
-    `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `forked_from` a branch (None for main) and a
-    number. The last four are empty when the transaction is not known.
+    `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `read_version` the version it was made from
+    knowing of, `forked_from` a branch (None for main) and a number. The last five are empty when the transaction is
+    not known.
     """
 
     number: int
@@ -28,6 +29,7 @@ class Summary:
     rows: int
     writer: tuple[str, str] | None
     transaction: str = ""
+    read_version: int = 0
     operation: str = ""
     properties: Mapping[str, str]
     forked_from: tuple[str | None, int] | None = None
@@ -62,6 +64,7 @@ def summarize(data: bytes, path: str) -> Summary | None:
         rows=Fragments(message.fragments, FragmentCoding(path)).rows,
         writer=(writer.library, writer.version) if message.HasField("writer_version") else None,
         transaction=transaction.uuid,
+        read_version=transaction.read_version,
         operation=kind.title().replace("_", ""),
         properties=dict(transaction.transaction_properties),
         forked_from=(clone.ref_name or None, clone.ref_version) if kind == "clone" else None,

@@ -1,0 +1,133 @@
+"""The grammar of ref expressions: text to what it says. What it names is found out by `resolve`.
+
+    expression = base step*
+    base       = ["branch:" | "tag:"] name ["@" number | "@{" time "}"]
+    step       = "~" [number] | "^" [number]
+    range      = expression ".." expression | expression "..." expression
+
+None of the characters with a meaning may occur in a name, except the dot: `a...b` is read as three dots between `a`
+and `b`. With blanks around the dots, names that end with one can be told apart: `a. .. b`.
+"""
+
+import re
+from dataclasses import dataclass
+
+from lance_dagster.errors import InvalidInputError, RefSyntaxError
+
+BRANCH, TAG = "branch", "tag"
+_KIND = re.compile(rf"({BRANCH}|{TAG}):")
+_NAME = re.compile(r"[^@~^*:{}\s]+")
+_NUMBER = re.compile(r"@([0-9]{1,19})")
+_TIME = re.compile(r"@\{([^{}]*)\}")
+_STEP = re.compile(r"([~^])([0-9]{0,19})")
+_SPACED_DOTS = re.compile(r"\s(\.{2,3})\s")
+_DOTS = re.compile(r"\.{2,}")
+_BRACES = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step back: `~` so many first parents, `^` to one particular parent; at a character of the expression."""
+
+    sign: str
+    count: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expression:
+    """What a ref expression says.
+
+    `kind` is "branch", "tag" or empty for either. At most one of `number` and `time` is given; `position` is where it
+    begins, for messages.
+    """
+
+    text: str
+    kind: str = ""
+    name: str
+    number: int | None = None
+    time: str | None = None
+    position: int = 0
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def suffix(self) -> str:
+        """The version number or time as it was written."""
+        return f"@{self.number}" if self.number is not None else "" if self.time is None else f"@{{{self.time}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class RefRange:
+    """Two ref expressions: what `right` has and `left` has not, or with `since_base`, since both were the same."""
+
+    left: str
+    right: str
+    since_base: bool
+
+
+def parse(text: str) -> Expression:
+    """Read a ref expression.
+
+    Raises:
+        RefSyntaxError: The expression cannot be read.
+        InvalidInputError: It is no text.
+    """
+    if not isinstance(text, str):
+        raise InvalidInputError(f"a ref is text such as 'main' or 'main@17', not {text!r}")
+    kind = _KIND.match(text)
+    start = kind.end() if kind else 0
+    name = _NAME.match(text, start)
+    if name is None:
+        raise RefSyntaxError(text, start, f"a {kind[1]} name" if kind else "a branch or tag name")
+    position = name.end()
+    number, time = _NUMBER.match(text, position), _TIME.match(text, position)
+    qualifier = number or time
+    steps = _steps(text, qualifier.end() if qualifier else position, qualified=qualifier is not None)
+    return Expression(
+        text=text,
+        kind=kind[1] if kind else "",
+        name=name[0],
+        number=int(number[1]) if number else None,
+        time=time[1] if time else None,
+        position=position,
+        steps=steps,
+    )
+
+
+def parse_range(text: str) -> RefRange:
+    """Read a range: `main..run/4f2a` is what the branch has and `main` has not, `main...run/4f2a` since the fork.
+
+    Raises:
+        RefSyntaxError: The text is no range, or it can be read in several ways.
+    """
+    # Dots inside a time are no range.
+    masked = _BRACES.sub(lambda braces: "x" * len(braces[0]), text)
+    spaced = [(found.start(), found.end(), found[1]) for found in _SPACED_DOTS.finditer(masked)]
+    found = spaced or [(dots.start(), dots.end(), dots[0]) for dots in _DOTS.finditer(masked)]
+    if not found:
+        raise RefSyntaxError(text, len(text), "'..' or '...' between two refs")
+    begin, end, dots = found[0]
+    if len(dots) > len("..."):
+        raise RefSyntaxError(text, begin, "two or three dots; put blanks around them where a name ends with a dot")
+    if len(found) > 1:
+        raise RefSyntaxError(text, found[1][0], "one range, so no more dots")
+    left, right = text[:begin].strip(), text[end:].strip()
+    if not left or not right:
+        raise RefSyntaxError(text, end if left else begin, f"a ref {'after' if left else 'before'} {dots!r}")
+    return RefRange(left, right, dots == "...")
+
+
+def _steps(text: str, position: int, *, qualified: bool) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    while position < len(text):
+        found = _STEP.match(text, position)
+        if found is None:
+            raise RefSyntaxError(text, position, _what_may_follow(qualified=qualified or bool(steps)))
+        steps.append(Step(found[1], int(found[2] or 1), position))
+        position = found.end()
+    return tuple(steps)
+
+
+def _what_may_follow(*, qualified: bool) -> str:
+    steps = "'~' or '^' with or without a number"
+    return f"nothing, or {steps}" if qualified else f"nothing, '@' and a version number, '@{{time}}', {steps}"

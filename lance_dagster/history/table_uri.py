@@ -1,0 +1,95 @@
+"""One text for a table and one of its versions, for configurations and for people.
+
+    lance+<uri>?ref=<expression>        lance+s3://bucket/orders.lance?ref=production
+                                        lance+/data/orders.lance?ref=main%5E2
+
+The URI is that of the table, a local path among them. In it and in the expression `%`, `?`, `#`, `&`, blanks and
+whatever is not ASCII are written as `%` and two hex digits for each byte of UTF-8; everything may be. A `+` is a plus.
+Without `?ref=` the newest version of `main` is meant. Credentials are no part of it: they would end up wherever the
+text does.
+"""
+
+import os
+import re
+from urllib.parse import quote, unquote
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.expressions import parse
+
+PREFIX = "lance+"
+_KEY = "ref"
+_SAFE_IN_URI = "/:@!$'()*,;=~+"
+_SAFE_IN_REF = "/:@~,"
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_KEY_NAME = re.compile(r"[A-Za-z_.-]{1,40}")
+_EXAMPLE = "lance+s3://bucket/orders.lance?ref=production"
+
+
+def is_table_uri(uri: str | os.PathLike[str]) -> bool:
+    """Tell whether a text is of this form; one that is not is the URI of a table alone."""
+    return os.fspath(uri).lower().startswith(PREFIX)
+
+
+def parse_table_uri(text: str) -> tuple[str, str]:
+    """Return the URI of the table and the ref expression.
+
+    Raises:
+        InvalidInputError: The text is not of this form, or carries credentials or other options, which it never shows.
+        RefSyntaxError: The expression cannot be read.
+    """
+    if not is_table_uri(text):
+        raise InvalidInputError(f"the URI of a version begins with {PREFIX!r}, such as {_EXAMPLE}")
+    location, asked, query = text[len(PREFIX) :].partition("?")
+    authority, slash, path = location.partition("://")
+    if slash and "@" in path.partition("/")[0]:
+        raise InvalidInputError("the URI of a version cannot carry credentials; give them as storage options")
+    if "#" in text:
+        raise InvalidInputError(f"the URI of a version has no part after '#'; in a name it is written %23: {_EXAMPLE}")
+    ref = _ref(query) if asked else MAIN
+    parse(ref)
+    uri = _decoded(location, "the URI of a table")
+    if not uri.strip():
+        raise InvalidInputError(f"there is no table in {text!r}; write it as {_EXAMPLE}")
+    # A path, since what opens file:// would read escapes a second time.
+    return (_decoded(path.removeprefix("localhost"), "a path") if authority.lower() == "file" and slash else uri), ref
+
+
+def table_uri(uri: str, ref: str) -> str:
+    """Write the URI of a table and a ref expression as one text.
+
+    Raises:
+        RefSyntaxError: The expression cannot be read.
+    """
+    parse(ref)
+    return f"{PREFIX}{quote(uri, safe=_SAFE_IN_URI)}?{_KEY}={quote(ref, safe=_SAFE_IN_REF)}"
+
+
+def _ref(query: str) -> str:
+    found: list[str] = []
+    for part in query.split("&"):
+        key, equals, value = part.partition("=")
+        if key != _KEY or not equals:
+            # What is not understood may be a secret, so only what looks like a key is shown.
+            shown = f", not {key!r}" if _KEY_NAME.fullmatch(key) else ""
+            raise InvalidInputError(
+                f"after '?' the URI of a version has only {_KEY}=<expression>{shown}; give storage options beside it"
+            )
+        found.append(_decoded(value, "a ref"))
+    if len(found) > 1:
+        raise InvalidInputError(f"the URI of a version names one ref, not {len(found)}: {', '.join(map(repr, found))}")
+    return found[0]
+
+
+def _decoded(text: str, what: str) -> str:
+    bad = _BAD_ESCAPE.search(text)
+    if bad is not None:
+        raise InvalidInputError(f"{what} has a '%' that two hex digits have to follow; a '%' itself is written %25")
+    try:
+        decoded = unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{what} has escapes that are not UTF-8") from error
+    if _CONTROL.search(decoded):
+        raise InvalidInputError(f"{what} has control characters in it")
+    return decoded

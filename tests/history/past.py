@@ -1,0 +1,57 @@
+"""Versions made to look older, or made where no commit of ours would make them; and what is read to look at them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pendulum
+
+from lance_dagster import LanceTable
+from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file
+from lance_dagster.format.layout import join, line_root, manifest_name
+from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, Transaction
+from lance_dagster.store import LocalStore
+from tests.ledger import parts_on
+from tests.store.scripted import Request, ScriptedStore
+
+
+def manifest_file(table: LanceTable, branch: str, number: int) -> Path:
+    """The file of a version."""
+    return Path(table.uri, join(line_root(branch), "_versions"), manifest_name(number))
+
+
+def date(table: LanceTable, times: dict[str, str]) -> LanceTable:
+    """Let versions have been committed at other times; returns the table opened anew."""
+    for ref, time in times.items():
+        branch, _, number = ref.rpartition("@")
+        path = manifest_file(table, branch, int(number))
+        manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
+        assert transaction is not None
+        nanoseconds = int(pendulum.DateTime.fromisoformat(time).timestamp() * 1e6) * 1000
+        path.write_bytes(encode_manifest_file(replace(manifest, timestamp=nanoseconds), transaction))
+    return LanceTable.open(table.uri)
+
+
+def skip_to(table: LanceTable, branch: str, number: int, merged: tuple[str, str] | None) -> None:
+    """Commit a copy of the newest version under a number of one's choice, perhaps as a merge (version, branch id)."""
+    newest = max(table.versions_after(0, branch))
+    path = manifest_file(table, branch, newest)
+    manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
+    assert transaction is not None
+    properties = {MERGE: merged[0], MERGED_BRANCH: merged[1]} if merged else {}
+    made = Transaction(
+        read_version=newest, uuid=f"skip-{number}", operation=transaction.operation, properties=properties
+    )
+    data = encode_manifest_file(replace(manifest, version=number), made)
+    manifest_file(table, branch, number).write_bytes(data)
+
+
+def watched(table: LanceTable) -> tuple[LanceTable, list[str]]:
+    """The table opened anew, and a list that fills with the names of the manifests that are read."""
+    read: list[str] = []
+
+    def script(request: Request) -> object:
+        if request.verb == "get" and request.key.endswith(".manifest"):
+            read.append(request.key)
+        return request.send()
+
+    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script))), read

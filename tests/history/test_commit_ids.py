@@ -1,0 +1,152 @@
+"""Commit ids: what they are, and finding a version by one."""
+
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, RefNotFoundError
+from tests.conftest import S3Storage
+from tests.history.past import manifest_file, watched
+from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Three versions of main, two of a branch."""
+    made = new_table(tmp_path, entries("a", 1), entries("b", 1))
+    made.create_branch("run/1")
+    made.append(entries("c", 1), branch="run/1")
+    return made
+
+
+def everything(table: LanceTable) -> dict[str, str]:
+    """Every version with its id."""
+    return {str(version): version.id for ref in ("main", "run/1") for version in table.log(ref)}
+
+
+def test_an_id_is_of_one_version(table: LanceTable) -> None:
+    """Of the first one of a branch too, though it repeats another; whichever way a version is looked at."""
+    ids = everything(table)
+    assert ["main@3", "main@2", "main@1", "run/1@4", "run/1@3"] == list(ids)
+    assert len(ids) == len(set(ids.values()))
+    assert ids == everything(LanceTable.open(table.uri))
+    assert ids == {ref: table.at(ref).id for ref in ids}
+    assert ids["main@3"] == table.head().id == table.log_graph()[0][0].id
+
+
+def test_a_commit_returns_the_id_its_version_has(table: LanceTable) -> None:
+    """Whoever commits knows the id without another look."""
+    made = table.append(entries("d", 1), branch="run/1")
+    merged = table.merge("run/1")
+    again = LanceTable.open(table.uri)
+    assert [made.id, merged.id] == [again.at(str(made)).id, again.at(str(merged)).id]
+
+
+def test_a_version_is_found_by_its_id(table: LanceTable) -> None:
+    """Or by its beginning, in any case, of eight digits or more."""
+    for ref, own_id in everything(table).items():
+        for digits in (64, 20, 8):
+            assert ref == str(LanceTable.open(table.uri).at(own_id[:digits]))
+            assert ref == str(table.at(own_id[:digits].upper()))
+        with pytest.raises((RefNotFoundError, InvalidInputError)):
+            table.at(own_id[:7])
+
+
+def test_an_id_names_one_version_already(table: LanceTable) -> None:
+    """It takes no number and no time."""
+    own_id = table.at("main@2").id
+    with pytest.raises(InvalidInputError, match=f"'{own_id}' is a commit id and names main@2; write it without '@1'"):
+        table.at(f"{own_id}@1")
+
+
+def test_a_name_goes_before_an_id(table: LanceTable) -> None:
+    """Another program can make a tag that looks like the beginning of one."""
+    beginning = table.at("main@1").id[:8]
+    as_pylance(table).tags.create(beginning, 3)
+    assert "main@3" == str(table.at(beginning))
+
+
+def test_an_id_there_is_not_is_not_found(table: LanceTable) -> None:
+    """The error says what was looked for; a kind that is given leaves ids out."""
+    with pytest.raises(RefNotFoundError, match="no branch, tag or commit '0123456789abcdef' in "):
+        table.at("0123456789abcdef")
+    with pytest.raises(RefNotFoundError):
+        table.at(f"branch:{table.at('main').id}")
+    with pytest.raises(RefNotFoundError, match=r"no branch or tag '[0-9a-f]{65}' in "):
+        table.at(f"{table.at('main').id}0")
+
+
+def test_an_ambiguous_beginning_lists_what_it_may_mean(tmp_path: Path) -> None:
+    """Eight digits are told apart by more of them."""
+    table = new_table(tmp_path)
+    # The same file under two numbers, as no program would write it, has one id; an id that begins the same is rarer.
+    first, second = manifest_file(table, "main", 1), manifest_file(table, "main", 2)
+    second.write_bytes(first.read_bytes())
+    own_id = LanceTable.open(table.uri).at("main@1").id
+    with pytest.raises(InvalidInputError) as caught:
+        LanceTable.open(table.uri).at(own_id[:8])
+    assert str(caught.value) == (
+        f"2 commit ids of {table.uri} begin with {own_id[:8]!r}; write more of one: "
+        f"{own_id[:12]} (main@2), {own_id[:12]} (main@1)"
+    )
+
+
+def test_a_manifest_is_read_once_for_its_id(table: LanceTable) -> None:
+    """A second look-up in the same process reads what it finds, and nothing else."""
+    ids = everything(table)
+    again, read = watched(table)
+    again.at(ids["main@1"][:10])
+    assert len(ids) == len(set(read))
+    read.clear()
+    again.at(ids["main@2"][:10])
+    assert [manifest_file(table, "main", 2).name] == [key.rpartition("/")[2] for key in read]
+    again, read = watched(table)
+    again.log("main")
+    read.clear()
+    again.at(ids["main@1"])
+    assert 1 == len(read)
+
+
+def test_a_whole_id_is_searched_for_newest_first(tmp_path: Path) -> None:
+    """The search ends where it is found."""
+    table = new_table(tmp_path)
+    for number in range(300):
+        table.set_config({"n": str(number)})
+    again, read = watched(table)
+    assert "main@301" == str(again.at(table.at("main").id))
+    assert len(set(read)) < 40
+
+
+def test_a_branch_made_again_has_other_ids(table: LanceTable) -> None:
+    """Though name, number and content are the same."""
+    before = table.at("run/1@3").id
+    table.delete_branch("run/1")
+    table.create_branch("run/1", "main@3")
+    with pytest.raises(RefNotFoundError):
+        table.at(before)
+    first = min(table.versions_after(0, "run/1"))
+    after = table.at(f"run/1@{first}")
+    assert before != after.id
+    assert str(after) == str(table.at(after.id[:10]))
+
+
+def test_versions_of_pylance_have_ids_too(table: LanceTable) -> None:
+    """On `main` and on its own branches."""
+    as_pylance(table).delete("key = 'a'")
+    as_pylance(table).create_branch("theirs")
+    again = LanceTable.open(table.uri)
+    for ref in ("main", "theirs"):
+        assert str(again.at(ref)) == str(again.at(again.at(ref).id[:8]))
+
+
+def test_ids_are_found_on_object_storage(s3_storage: S3Storage) -> None:
+    """Several manifests at a time."""
+    table = LanceTable.create(f"{s3_storage.uri}/ids", SCHEMA, storage_options=s3_storage.storage_options)
+    for number in range(20):
+        table.append(entries("a", number), message=f"row {number}")
+    wanted = table.at("main~12")
+    again = LanceTable.open(table.uri, s3_storage.storage_options)
+    assert "main@9" == str(again.at(wanted.id[:8]))
+    assert "row 7" == again.at(wanted.id).message
+    assert 8 == len(contents(again, f"{wanted.id[:8]}"))

@@ -1,0 +1,88 @@
+"""Content ids of versions of a table."""
+
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from tests.conftest import S3Storage
+from tests.history.past import watched
+from tests.ledger import SCHEMA, as_pylance, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Two fragments, rows deleted from one of them."""
+    made = new_table(tmp_path, entries("a", 1, 2, 3), entries("b", 1, 2))
+    made.delete("value = 2 and key = 'a'")
+    return made
+
+
+def test_a_branch_holds_what_it_was_forked_from(table: LanceTable) -> None:
+    """One of ours and one of pylance's, which name files through base paths."""
+    table.create_branch("ours")
+    as_pylance(table).create_branch("theirs")
+    assert {table.content_id()} == {table.content_id(ref) for ref in ("ours", "theirs", "main@4")}
+
+
+def test_a_merge_into_an_unchanged_branch_holds_what_was_merged(table: LanceTable) -> None:
+    """Rows added, deleted and updated, and a column."""
+    table.create_branch("run")
+    table.append(entries("c", 1, 2), branch="run")
+    table.delete("key = 'b' and value = 1", branch="run")
+    table.upsert(entries("c", 2), on=["key", "value"], branch="run")
+    before = table.content_id()
+    table.merge("run")
+    assert before != table.content_id()
+    assert table.content_id("run") == table.content_id("main")
+
+
+def test_the_same_rows_deleted_twice_are_the_same_content(table: LanceTable) -> None:
+    """Each side has deletion files of its own."""
+    for branch in ("one", "two"):
+        table.create_branch(branch)
+        table.delete("key = 'b' and value = 1", branch=branch)
+    assert table.content_id("one") == table.content_id("two") != table.content_id("main")
+
+
+def test_a_restored_version_holds_what_it_held(table: LanceTable) -> None:
+    """And every change gives another content."""
+    seen = [table.content_id()]
+    table.append(entries("d", 1))
+    seen.append(table.content_id())
+    table.set_config({"x": "1"})
+    seen.append(table.content_id())
+    table.compact()
+    seen.append(table.content_id())
+    table.rename_column("value", "worth")
+    seen.append(table.content_id())
+    as_pylance(table).create_scalar_index("key", "BTREE")
+    seen.append(LanceTable.open(table.uri).content_id())
+    assert len(seen) == len(set(seen))
+    dataset = as_pylance(table).checkout_version(4)
+    dataset.restore()
+    assert seen[0] == LanceTable.open(table.uri).content_id()
+
+
+def test_pylance_compacting_nothing_changes_nothing(table: LanceTable) -> None:
+    """A table reads the same by its content id after maintenance that found nothing to do."""
+    before = table.content_id()
+    as_pylance(table).cleanup_old_versions(retain_versions=1)
+    assert before == LanceTable.open(table.uri).content_id()
+
+
+def test_content_is_found_out_with_one_manifest(table: LanceTable) -> None:
+    """And with the deletion files, on object storage too."""
+    again, read = watched(table)
+    again.content_id()
+    assert 1 == len(read)
+
+
+def test_content_is_the_same_wherever_a_table_lies(s3_storage: S3Storage) -> None:
+    """Deletion files are read from a bucket, several at a time."""
+    table = LanceTable.create(f"{s3_storage.uri}/content", SCHEMA, storage_options=s3_storage.storage_options)
+    for number in range(6):
+        table.append(entries("a", number, number + 100))
+    table.delete("value < 100")
+    table.create_branch("run")
+    assert table.content_id("run") == table.content_id("main") != table.content_id("main~1")

@@ -1,0 +1,291 @@
+"""Others at work while garbage is collected: whatever they do at whatever moment, nothing they were told is lost."""
+
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import LanceDagsterError
+from lance_dagster.store import open_store
+from tests.aging import DAY, age
+from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
+from tests.racing import race
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write, plug_pulled_before_write
+
+WEEK = 7 * DAY
+Act = Callable[[LanceTable], tuple[str, Rows]]
+"""Does something with a table; returns a ref, and the rows whoever did it may expect there from then on."""
+OLD = [("a", 2)]
+RUN = [("a", 5), ("r", 1), ("r", 2)]
+
+
+def made(folder: Path) -> LanceTable:
+    """A table with expired versions, a merged branch, one that is not, and files nobody names; all of it old."""
+    table = LanceTable.create(folder / uuid.uuid4().hex, SCHEMA, storage_options={"durability": "process"})
+    table.append(entries("a", 2))
+    for number in range(3, 6):
+        table.overwrite(entries("a", number))
+    table.create_branch("run")
+    table.append(entries("r", 1), branch="run")
+    table.append(entries("r", 2), branch="run")
+    table.create_branch("merged")
+    table.append(entries("m", 1), branch="merged")
+    table.overwrite(entries("m", 2), branch="merged")
+    table.merge("merged")
+    table.stage(entries("s", 1))
+    age(table, 30 * DAY)
+    return table
+
+
+def appended(table: LanceTable) -> tuple[str, Rows]:
+    """Rows more on main."""
+    table.append(entries("n", 1))
+    return "main", [("m", 2), ("n", 1)]
+
+
+def tagged(table: LanceTable) -> tuple[str, Rows]:
+    """A tag on a version that is about to go."""
+    table.create_tag("late", "main@2")
+    return "late", OLD
+
+
+def tagged_by_pylance(table: LanceTable) -> tuple[str, Rows]:
+    """The same, by another program."""
+    as_pylance(table).tags.create("late", 2)
+    return "late", OLD
+
+
+def forked(table: LanceTable) -> tuple[str, Rows]:
+    """A branch from a version that is about to go, with rows of its own."""
+    table.create_branch("late", "main@2")
+    table.append(entries("l", 1), branch="late")
+    return "late", [*OLD, ("l", 1)]
+
+
+def forked_by_pylance(table: LanceTable) -> tuple[str, Rows]:
+    """The same, by another program."""
+    as_pylance(table).create_branch("late", 2)
+    return "late", OLD
+
+
+def restored(table: LanceTable) -> tuple[str, Rows]:
+    """A version that is about to go is the newest again."""
+    lance.dataset(table.uri, version=2).restore()
+    return "main", OLD
+
+
+def merged(table: LanceTable) -> tuple[str, Rows]:
+    """A branch comes into another."""
+    # Main was replaced by what another branch has, so this one can only be taken as it is.
+    table.merge("run", into="merged", strategy="source-wins")
+    return "merged", contents(table, "merged")
+
+
+def run_again(table: LanceTable) -> tuple[str, Rows]:
+    """A branch is deleted and made anew."""
+    table.delete_branch("run")
+    table.create_branch("run", "main")
+    table.append(entries("r", 9), branch="run")
+    return "run", [("m", 2), ("r", 9)]
+
+
+def deleted(table: LanceTable) -> tuple[str, Rows]:
+    """Rows go; the version that had them is not needed for that."""
+    table.append(entries("x", 1, 2))
+    table.delete("value = 1")
+    return "main", [("m", 2), ("x", 2)]
+
+
+def overwritten(table: LanceTable) -> tuple[str, Rows]:
+    """Everything on a branch is replaced, by pylance."""
+    lance.write_dataset(entries("o", 1), as_pylance(table, "run"), mode="overwrite")
+    return "run", [("o", 1)]
+
+
+def collected(table: LanceTable) -> tuple[str, Rows]:
+    """Somebody else collects too."""
+    table.collect_garbage(WEEK, dry_run=False)
+    return "run", RUN
+
+
+ACTS: dict[str, Act] = {
+    act.__name__: act
+    for act in (
+        appended,
+        tagged,
+        tagged_by_pylance,
+        forked,
+        forked_by_pylance,
+        restored,
+        merged,
+        run_again,
+        deleted,
+        overwritten,
+        collected,
+    )
+}
+
+
+MOMENTS: dict[str, Callable[[list[Request]], bool]] = {
+    "before names are read": lambda past: len(past) == 2,
+    "before everything is listed": lambda past: past[-1].verb == "walk",
+    "while versions are read": lambda past: (
+        past[-1].verb == "get" and "walk" in [request.verb for request in past[:-3]]
+    ),
+    "before copies are listed": lambda past: (past[-1].verb, past[-1].key) == ("walk", "_expired"),
+    "before the first copy": lambda past: past[-1].verb == "put",
+    "before manifests are deleted": lambda past: past[-1].verb == "delete_many",
+    "after manifests were deleted": lambda past: "delete_many" in [request.verb for request in past[:-1]],
+    "before files are deleted": lambda past: [request.verb for request in past].count("delete_many") == 2,
+}
+"""When something is done: each says so of the requests up to the one that is about to be sent."""
+
+
+def held(table: LanceTable, expected: dict[str, Rows]) -> None:
+    """Every ref has its rows, through pylance."""
+    fresh = LanceTable.open(table.uri)
+    assert expected == {ref: contents(fresh, ref) for ref in expected}
+
+
+def acting(table: LanceTable, moment: Callable[[list[Request]], bool], act: Callable[[], None]) -> LanceTable:
+    """The table, with somebody who does something at some moment."""
+    past: list[Request] = []
+    waiting = [act]
+
+    def script(request: Request) -> object:
+        past.append(request)
+        if waiting and moment(past):
+            waiting.pop()()
+        return request.send()
+
+    return LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("name", ACTS)
+def test_whatever_is_done_at_whatever_moment_is_not_lost(name: str, moment: str, tmp_path: Path) -> None:
+    """After that collection, after the next one, and after the one that deletes what the first let expire."""
+    table = made(tmp_path)
+    expected = {"main": [("m", 2)], "run": RUN, "merged": [("m", 2)]}
+    done = False
+
+    def act() -> None:
+        nonlocal done
+        done = True
+        try:
+            ref, rows = ACTS[name](LanceTable.open(table.uri))
+        except (LanceDagsterError, ValueError, OSError, RuntimeError) as error:
+            # The version it wanted was gone already, and it was told.
+            assert any(said in str(error).lower() for said in ("has no version 2", "not found")), error  # noqa: PT017
+        else:
+            expected[ref] = rows
+
+    assert acting(table, MOMENTS[moment], act).collect_garbage(WEEK, dry_run=False).done
+    assert done
+    held(table, expected)
+    age(table, 2 * DAY, "_expired")
+    assert LanceTable.open(table.uri).collect_garbage(WEEK, dry_run=False).done
+    held(table, expected)
+    check = LanceTable.open(table.uri).verify(deep=True)
+    assert [] == [str(problem) for problem in check.problems if problem.severity == "error"]
+
+
+def test_a_branch_that_is_deleted_and_collected_while_it_is_merged_is_merged_whole(tmp_path: Path) -> None:
+    """What it had waits, as expired versions do."""
+    table = made(tmp_path)
+    waiting = [True]
+
+    def script(request: Request) -> object:
+        if request.commits and waiting:
+            waiting.pop()
+            other = LanceTable.open(table.uri)
+            other.delete_branch("run")
+            assert other.collect_garbage(WEEK, dry_run=False).done
+            assert other.collect_garbage(WEEK, dry_run=False).done
+        return request.send()
+
+    merging = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    merging.merge("run", into="merged", strategy="source-wins")
+    held(table, {"merged": contents(merging, "merged"), "main": [("m", 2)]})
+    assert {("r", 1), ("r", 2)} <= set(contents(table, "merged"))
+    assert table.verify(deep=True).ok
+
+
+def test_a_collection_can_die_before_any_write(tmp_path: Path) -> None:
+    """The table reads as before, and the next collection finishes the work."""
+    for step in range(100):
+        table = made(tmp_path)
+        expected = {ref: contents(table, ref) for ref in ("main", "run", "merged")}
+        grace = timedelta(0) if step % 2 else None
+        dying = LanceTable(parts_on(ScriptedStore(open_store(table.uri), plug_pulled_before_write(step))))
+        try:
+            dying.collect_garbage(WEEK, dry_run=False, grace=grace)
+        except PlugPulledError:
+            held(table, expected)
+        else:
+            break
+        again = LanceTable.open(table.uri)
+        assert again.collect_garbage(WEEK, dry_run=False, grace=grace).done
+        held(table, expected)
+        age(table, 30 * DAY)
+        again.collect_garbage(WEEK, dry_run=False)
+        held(table, expected)
+        assert 0 == again.collect_garbage(WEEK).files
+        assert again.verify(deep=True).ok
+    assert step > 5
+
+
+def test_a_collection_survives_lost_answers(tmp_path: Path) -> None:
+    """Whether a write landed is not known; what was read before can be read after."""
+    for step in range(100):
+        table = made(tmp_path)
+        expected = {ref: contents(table, ref) for ref in ("main", "run", "merged")}
+        losing = LanceTable(parts_on(ScriptedStore(open_store(table.uri), answer_lost_at_write(step))))
+        try:
+            losing.collect_garbage(WEEK, dry_run=False)
+        except LanceDagsterError:
+            held(table, expected)
+        else:
+            break
+        assert LanceTable.open(table.uri).collect_garbage(WEEK, dry_run=False).done
+        held(table, expected)
+    assert step > 5
+
+
+def append(uri: str, writer: int) -> list[int]:
+    """Append rows, tag and fork old versions, a few times."""
+    table = LanceTable.open(uri)
+    values = [100 * writer + number for number in range(5)]
+    for value in values:
+        table.append(entries("o", value))
+        table.create_branch(f"b{value}", "main")
+        table.append(entries("b", value), branch=f"b{value}")
+        table.merge(f"b{value}")
+        table.delete_branch(f"b{value}")
+    return values
+
+
+def collect(uri: str, writer: int) -> list[int]:
+    """Collect over and over, with versions that expire at once."""
+    del writer
+    for _ in range(6):
+        LanceTable.open(uri).collect_garbage(timedelta(0), dry_run=False)
+    return []
+
+
+def work(uri: str, writer: int) -> list[int]:
+    """Be one of the processes."""
+    return collect(uri, writer) if writer < 2 else append(uri, writer)
+
+
+def test_two_collectors_and_two_writers_at_once(tmp_path: Path) -> None:
+    """Every row that was acknowledged is there."""
+    table = new_table(tmp_path, entries("a", 1))
+    found = race(work, [(table.uri, writer) for writer in range(4)])
+    values = sorted(value for values in found for value in values)
+    assert [("a", 1), *(("b", value) for value in values), *(("o", value) for value in values)] == contents(table)
+    held(table, {})

@@ -1,0 +1,105 @@
+"""Orders and shortened edges, on histories written as mappings from a node to its parents."""
+
+from random import Random
+
+from hypothesis import given, strategies as st
+
+from lance_dagster.history.graph import newest_first, shortened, walked
+
+History = dict[int, tuple[int, ...]]
+
+#   7
+#   |\
+#   5 6
+#   |\|
+#   3 4
+#    \|
+#     1
+DIAMOND: History = {7: (5, 6), 6: (4,), 5: (3, 4), 4: (1,), 3: (1,), 1: ()}
+
+
+def by_number(node: int) -> tuple[float, ...]:
+    """Newer nodes have larger numbers."""
+    return (node,)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    """Up to 12 nodes, each with up to three older parents."""
+    size = draw(st.integers(1, 12))
+    choose = [
+        st.lists(st.integers(0, node - 1), max_size=3, unique=True) if node else st.just([]) for node in range(size)
+    ]
+    return {node: tuple(draw(parents)) for node, parents in enumerate(choose)}
+
+
+def ancestors(history: History, node: int) -> set[int]:
+    """A node and all before it."""
+    return {node}.union(*(ancestors(history, parent) for parent in history[node]))
+
+
+def test_everything_is_walked_once_newest_first() -> None:
+    """Whatever number of ways lead to it."""
+    assert [7, 6, 5, 4, 3, 1] == walked(7, DIAMOND.__getitem__, by_number, lambda _: True)
+
+
+def test_a_walk_ends_where_it_is_told_to() -> None:
+    """The node that is refused is not returned, nor is one behind it looked at."""
+    looked_at: list[int] = []
+
+    def parents(node: int) -> tuple[int, ...]:
+        looked_at.append(node)
+        return DIAMOND[node]
+
+    assert [7, 6, 5] == walked(7, parents, by_number, lambda node: node > 4)
+    assert [7, 6, 5] == looked_at
+
+
+@given(histories(), st.randoms(use_true_random=False))
+def test_a_node_comes_before_its_parents_whatever_the_clocks_say(history: History, random: Random) -> None:
+    """Ranks in any order; each node once."""
+    ranks = {node: (random.random(),) for node in history}
+    order = newest_first(history, history.__getitem__, ranks.__getitem__)
+    assert sorted(history) == sorted(order)
+    place = {node: at for at, node in enumerate(order)}
+    assert all(place[node] < place[parent] for node, parents in history.items() for parent in parents)
+
+
+@given(histories())
+def test_true_clocks_are_followed(history: History) -> None:
+    """Where ranks fit the history, the order is theirs, and so is that of the walk."""
+    newest = max(history)
+    assert sorted(history, reverse=True) == newest_first(history, history.__getitem__, by_number)
+    reached = sorted(ancestors(history, newest), reverse=True)
+    assert reached == walked(newest, history.__getitem__, by_number, lambda _: True)
+
+
+def test_a_circle_does_not_hold_up_the_rest() -> None:
+    """Damage, which no walk may fall into for ever."""
+    assert [3, 1] == newest_first([3, 2, 1, 0], {3: (1,), 2: (0,), 1: (), 0: (2,)}.__getitem__, by_number)
+    assert [2, 0] == walked(2, {2: (0,), 0: (2,)}.__getitem__, by_number, lambda _: True)
+
+
+@given(histories(), st.data())
+def test_shortened_edges_lead_to_the_same_ancestors(history: History, data: st.DataObject) -> None:
+    """What a kept node reaches by its edges are the kept ones among its ancestors."""
+    kept = data.draw(st.sets(st.sampled_from(sorted(history))))
+    order = newest_first(history, history.__getitem__, by_number)
+    edges = shortened(order, history.__getitem__, kept.__contains__)
+    assert kept == set(edges)
+    for node in edges:
+        assert ancestors(history, node) & kept == ancestors(edges, node)
+
+
+def test_an_edge_that_another_way_makes_needless_is_left_out() -> None:
+    """Node 7 reaches 1 through 5; parents of its own it keeps."""
+    kept = {7, 5, 3, 1}
+    assert {7: (5,), 5: (3,), 3: (1,), 1: ()} == shortened([7, 6, 5, 4, 3, 1], DIAMOND.__getitem__, kept.__contains__)
+    assert {2: (1, 0), 1: (0,), 0: ()} == shortened(
+        [2, 1, 0], {2: (1, 0), 1: (0,), 0: ()}.__getitem__, {0, 1, 2}.__contains__
+    )
+
+
+def test_parents_beyond_the_order_stay() -> None:
+    """They are there, and only not shown."""
+    assert {7: (5, 6), 6: (4,)} == shortened([7, 6], DIAMOND.__getitem__, {7, 6}.__contains__)

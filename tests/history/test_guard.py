@@ -1,0 +1,278 @@
+"""A branch that is deleted or reset while somebody is in the middle of a commit to it."""
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitConflictError, ConflictError, LanceDagsterError, NotFoundError
+from lance_dagster.format.transaction import Append, Transaction
+from lance_dagster.store import LocalStore
+from tests.ledger import Rows, contents, entries, new_table, parts_on
+from tests.racing import race
+from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
+
+BEFORE: Rows = [("a", 1), ("b", 2), ("c", 3), ("old", 1), ("old", 2)]
+AFTER: Rows = [("a", 1), ("b", 2)]
+LATE = ("late", 9)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Four versions of main, and a branch of the last one with two versions of its own."""
+    made = new_table(tmp_path, entries("a", 1), entries("b", 2), entries("c", 3))
+    made.create_branch("run")
+    made.append(entries("old", 1), branch="run")
+    made.append(entries("old", 2), branch="run")
+    return made
+
+
+def through(table: LanceTable, script: Script) -> LanceTable:
+    """The same table behind a store that follows a script."""
+    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+
+
+def reset(table: LanceTable) -> None:
+    """Start the branch anew from the third version of main."""
+    table.reset("run", "main@3")
+
+
+def delete_and_create(table: LanceTable) -> None:
+    """The same in two steps."""
+    table.delete_branch("run")
+    table.create_branch("run", "main@3")
+
+
+def delete_and_create_from_newer(table: LanceTable) -> None:
+    """Start from a version whose number the old branch has passed, with commits on top."""
+    table.delete_branch("run")
+    table.create_branch("run", "main@3")
+    for value in (4, 5):
+        table.append(entries("new", value), branch="run")
+        table.delete(f"value = {value}", branch="run")
+
+
+REPLACEMENTS = [reset, delete_and_create, delete_and_create_from_newer]
+
+
+def staged(table: LanceTable) -> Transaction:
+    """A transaction made on the branch as it is: one more row."""
+    made = table.append(entries(*LATE), branch="run")
+    head = table._parts.head("run")  # noqa: SLF001 - the one way to a manifest
+    fragment = head.manifest.fragments[-1]
+    table.reset("run", "main@4")
+    table.append(entries("old", 1), branch="run")
+    last = table.append(entries("old", 2), branch="run")
+    assert BEFORE == contents(table, "run")
+    assert last.number > made.number
+    return Transaction(read_version=last.number, uuid=str(uuid.uuid4()), operation=Append(fragments=(fragment,)))
+
+
+def before_request(number: int, act: Callable[[], object], asked: list[str]) -> Script:
+    """Let somebody in before one request, counted from 0."""
+
+    def script(request: Request) -> object:
+        asked.append(f"{request.verb} {request.key}")
+        if len(asked) == number + 1:
+            act()
+        return request.send()
+
+    return script
+
+
+def assert_replaced(table: LanceTable) -> None:
+    """The branch is what it was made again from, for us and for pylance, and takes commits of both."""
+    branch = table.branches()["run"]
+    numbers = [number for number in table.versions_after(0, "run") if number >= branch.first]
+    assert list(range(branch.first, branch.first + len(numbers))) == numbers
+    assert AFTER == contents(table, "run")
+    assert "main@3" == branch.parent
+    made = table.append(entries("more", 7), branch="run")
+    dataset = lance.dataset(table.uri).checkout_version(("run", None))
+    assert made.number == dataset.version
+    dataset.insert(entries("more", 8))
+    dataset = lance.dataset(table.uri).checkout_version(("run", None))
+    dataset.validate()
+    assert len(AFTER) + 2 == dataset.count_rows() == table.count_rows("run")
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_a_late_transaction_never_lands_on_the_next_branch(table: LanceTable, replace: Callable[..., None]) -> None:
+    """Whenever the branch is replaced while it is committed: at every request it makes."""
+    late = staged(table)
+    for number in range(100):
+        asked: list[str] = []
+        before = table.branches()["run"].id
+        if number:
+            table.reset("run", "main@4")
+            table.append(entries("old", 1), branch="run")
+            last = table.append(entries("old", 2), branch="run")
+            late = Transaction(read_version=last.number, uuid=str(uuid.uuid4()), operation=late.operation)
+            before = table.branches()["run"].id
+        writer = through(table, before_request(number, lambda: replace(table), asked))
+        landed = False
+        with suppress(CommitConflictError, NotFoundError):
+            writer.commit(late, branch="run")
+            landed = True
+        if len(asked) <= number:
+            break
+        assert before != table.branches()["run"].id
+        assert AFTER == contents(table, "run"), asked
+        # It succeeds only if the branch was still there at the second look.
+        looks = [place for place, request in enumerate(asked) if request.endswith("branches/run.json")]
+        put = any(request.startswith("put_if_absent") for request in asked)
+        assert landed == (put and number > looks[-1]), (number, asked)
+        with pytest.raises(CommitConflictError, match="of a branch of that name which was deleted"):
+            table.commit(late, branch="run")
+    else:
+        raise AssertionError("a commit makes fewer requests")
+    assert number > 8
+    replace(table)
+    assert_replaced(table)
+    assert [] == [problem for problem in table.verify().problems if problem.severity == "error"]
+
+
+@pytest.mark.parametrize("job", ["append", "delete", "compact", "merge"])
+def test_no_change_in_flight_lands_on_the_next_branch(table: LanceTable, job: str) -> None:
+    """Not even by beginning again: what was asked for was a change of the branch that is gone."""
+    jobs: dict[str, Callable[[LanceTable], object]] = {
+        "append": lambda writer: writer.append(entries(*LATE), branch="run"),
+        "delete": lambda writer: writer.delete("value = 1", branch="run"),
+        "compact": lambda writer: writer.compact(branch="run"),
+        "merge": lambda writer: writer.merge("main", into="run"),
+    }
+    table.append(entries("d", 4))
+    left = [True]
+
+    def script(request: Request) -> object:
+        if request.commits and "tree/run/" in request.key and left:
+            left.pop()
+            reset(table)
+        return request.send()
+
+    with pytest.raises(CommitConflictError, match=r"the branch was deleted meanwhile|a branch of that name"):
+        jobs[job](through(table, script))
+    assert_replaced(table)
+
+
+def test_a_commit_on_the_way_when_the_branch_goes_leaves_no_name_blocked(table: LanceTable) -> None:
+    """Its manifest is put after the folder was deleted, and the writer dies before it can take it away."""
+    deleted = [False]
+
+    def script(request: Request) -> object:
+        if request.commits:
+            table.delete_branch("run")
+            request.send()
+            deleted[0] = True
+            raise PlugPulledError
+        return request.send()
+
+    with pytest.raises(PlugPulledError):
+        through(table, script).append(entries(*LATE), branch="run")
+    assert deleted == [True]
+    assert {} == table.branches()
+    table.create_branch("run", "main@3")
+    assert_replaced(table)
+    warnings = [problem.what for problem in table.verify().problems]
+    assert ["branch 'run' has a version 7"] == [what for what in warnings if "version 7" in what]
+
+
+def test_numbers_of_the_next_branch_begin_above(table: LanceTable) -> None:
+    """Above what a late writer may still put; and as usual for a name that nobody had."""
+    assert 6 == table.head("run").number
+    made = table.reset("run", "main@3")
+    assert (8, "main@3", "run@8") == (made.first, made.parent, str(table.head("run")))
+    version = table.head("run")
+    assert ("Clone", ("main@3",), 2) == (version.operation, version.parents, version.rows)
+    assert "run@9" == str(table.append(entries("d", 4), branch="run"))
+    table.delete_branch("run")
+    assert 11 == table.create_branch("run").first
+    assert 4 == table.create_branch("other").first
+
+
+def test_a_branch_that_begins_above_is_merged(table: LanceTable) -> None:
+    """Both ways, again and again, and its own children too."""
+    reset(table)
+    table.append(entries("new", 1), branch="run")
+    table.create_branch("run/child", "run")
+    table.append(entries("child", 1), branch="run/child")
+    table.merge("run/child", into="run")
+    table.delete_branch("run/child")
+    assert ["run", "main"] == list(dict.fromkeys(version.branch for version in table.log("run")))
+    table.append(entries("d", 4))
+    merged = table.merge("run")
+    assert [*BEFORE[:3], ("child", 1), ("d", 4), ("new", 1)] == contents(table)
+    assert merged == table.merge("run")
+    assert merged == table.is_merged("run")
+    table.append(entries("new", 2), branch="run")
+    table.merge("run")
+    assert [*BEFORE[:3], ("child", 1), ("d", 4), ("new", 1), ("new", 2)] == contents(table)
+
+
+def test_fences_are_swept_away(table: LanceTable) -> None:
+    """By the next deletion, once they are a day old; names that nobody had for a day begin as usual."""
+    table.delete_branch("run")
+    folder = Path(table.uri) / "_refs/deleted"
+    (fence,) = folder.iterdir()
+    name, newest, seconds, own = fence.name.split("@")
+    fence.rename(folder / f"{name}@{newest}@{int(seconds) - 24 * 60 * 60 - 1}@{own}")
+    table.create_branch("other")
+    table.delete_branch("other")
+    assert ["other"] == [file.name.split("@")[0] for file in folder.iterdir()]
+    assert 4 == table.create_branch("run").first
+
+
+def test_a_branch_that_pylance_replaced_is_noticed(table: LanceTable) -> None:
+    """It knows no fences; the two looks at the branch find out all the same."""
+
+    def script(request: Request) -> object:
+        if request.commits:
+            dataset = lance.dataset(table.uri)
+            dataset.branches.delete("run")
+            dataset.create_branch("run", 3)
+        return request.send()
+
+    with pytest.raises(ConflictError, match="the branch was deleted meanwhile"):
+        through(table, script).append(entries(*LATE), branch="run")
+
+
+def write(uri: str, writer: int) -> list[int]:
+    """Append rows to the branch until it was replaced a few times; the values that were acknowledged."""
+    table = LanceTable.open(uri)
+    landed = []
+    for value in range(100 * writer, 100 * writer + 40):
+        with suppress(LanceDagsterError):
+            table.append(entries("w", value), branch="run")
+            landed.append(value)
+    return landed
+
+
+def replace_often(uri: str, _: int) -> list[int]:
+    """Replace the branch again and again."""
+    table = LanceTable.open(uri)
+    for number in range(8):
+        with suppress(LanceDagsterError):
+            table.reset("run", f"main@{2 + number % 3}")
+    return []
+
+
+def work(uri: str, job: str, argument: int) -> list[int]:
+    """One process."""
+    return {"write": write, "replace": replace_often}[job](uri, argument)
+
+
+def test_writers_and_a_replacer_in_processes(table: LanceTable) -> None:
+    """What is on the branch in the end was acknowledged, is there once, and lies on an unbroken line."""
+    jobs = [(table.uri, "write", 1), (table.uri, "write", 2), (table.uri, "replace", 0)]
+    acknowledged = {value for landed in race(work, jobs) for value in landed}
+    branch = table.branches()["run"]
+    numbers = [number for number in table.versions_after(0, "run") if number >= branch.first]
+    assert list(range(branch.first, branch.first + len(numbers))) == numbers
+    there = [value for key, value in contents(table, "run") if key == "w"]
+    assert len(there) == len(set(there)) == len(numbers) - 1
+    assert set(there) <= acknowledged
+    assert [] == [problem for problem in table.verify().problems if problem.severity == "error"]

@@ -1,0 +1,212 @@
+"""Protected branches take merges and nothing else; protected tags name what was merged."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable, Protection
+from lance_dagster.errors import CorruptFileError, InvalidInputError, ProtectedError
+from lance_dagster.store import LocalStore
+from tests.ledger import as_pylance, contents, entries, new_table, parts_on
+from tests.racing import race
+from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table whose main and releases are protected, with a run branch."""
+    made = new_table(tmp_path, entries("a", 1), entries("a", 2))
+    made.create_branch("release/1")
+    made.protect(branches=["main", "release/*"], tags=["production", "v*"])
+    made.create_branch("run/1")
+    made.append(entries("r", 1), branch="run/1")
+    return made
+
+
+def through(table: LanceTable, script: Script) -> LanceTable:
+    """The same table behind a store that follows a script."""
+    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+
+
+WRITES: dict[str, Callable[[LanceTable, str], object]] = {
+    "append": lambda table, branch: table.append(entries("x", 1), branch=branch),
+    "overwrite": lambda table, branch: table.overwrite(entries("x", 1), branch=branch),
+    "replace_where": lambda table, branch: table.replace_where("value = 1", entries("x", 1), branch=branch),
+    "delete": lambda table, branch: table.delete("value = 1", branch=branch),
+    "update": lambda table, branch: table.update({"value": "value + 1"}, branch=branch),
+    "upsert": lambda table, branch: table.upsert(entries("a", 1), on=["value"], branch=branch),
+    "add_columns": lambda table, branch: table.add_columns(pa.schema({"n": pa.int64()}), branch=branch),
+    "drop_columns": lambda table, branch: table.drop_columns(["value"], branch=branch),
+    "rename_column": lambda table, branch: table.rename_column("value", "v", branch=branch),
+    "set_config": lambda table, branch: table.set_config({"a": "b"}, branch=branch),
+    "set_table_metadata": lambda table, branch: table.set_table_metadata({"a": "b"}, branch=branch),
+    "add_base": lambda table, branch: table.add_base("other", f"{table.uri}-other", branch=branch),
+}
+
+
+@pytest.mark.parametrize("branch", ["main", "release/1"])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_protected_branch_takes_no_commit(table: LanceTable, write: str, branch: str) -> None:
+    """The branch, the pattern and the way around are in the error; no version is made."""
+    before = table.head(branch)
+    with pytest.raises(ProtectedError) as caught:
+        WRITES[write](table, branch)
+    assert ("branch", branch) == (caught.value.kind, caught.value.name)
+    assert "are protected" in str(caught.value)
+    assert before == table.head(branch)
+    assert repr(caught.value) == repr(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - our own
+
+
+def test_a_protected_branch_takes_merges_and_upkeep(table: LanceTable) -> None:
+    """What was written elsewhere comes in; rows may be laid out anew."""
+    merged = table.merge("run/1")
+    assert [("a", 1), ("a", 2), ("r", 1)] == contents(table)
+    table.merge("main", into="release/1")
+    compacted = table.compact()
+    assert compacted.number > merged.number
+    assert [("a", 1), ("a", 2), ("r", 1)] == contents(table) == contents(table, "release/1")
+
+
+def test_a_protected_branch_stays(table: LanceTable) -> None:
+    """It is neither deleted, reset nor renamed, and no other takes its name by renaming."""
+    for act in (
+        lambda: table.delete_branch("release/1"),
+        lambda: table.reset("release/1", "main"),
+        lambda: table.rename_branch("release/1", "old"),
+        lambda: table.rename_branch("run/1", "release/2"),
+    ):
+        with pytest.raises(ProtectedError, match=r"branches 'release/\*' of .* are protected; unprotect\(branches="):
+            act()
+    table.unprotect(branches=["release/*"])
+    table.delete_branch("release/1")
+    assert ["run/1"] == list(table.branches())
+
+
+def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
+    """It moves along main and protected branches, and nowhere else; it is not deleted or renamed."""
+    with pytest.raises(ProtectedError, match=r"cannot create tag 'v1': .* only what is on main .* merge 'run/1' first"):
+        table.create_tag("v1", "run/1")
+    table.create_tag("v1", "release/1", immutable=True)
+    table.move_tag("production", "main@2")
+    table.move_tag("production", "main@3")
+    with pytest.raises(ProtectedError, match=r"cannot move tag 'production': .* unlike 'run/1'; merge 'run/1' first"):
+        table.move_tag("production", "run/1")
+    assert "main@2" == table.roll_back_tag("production").ref
+    with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': tags 'v\*' of .* are protected; unprotect\("):
+        table.delete_tag("v1", force=True)
+    table.create_tag("other", "run/1")
+    for old, new in (("production", "live"), ("other", "v2")):
+        with pytest.raises(ProtectedError, match="cannot rename tag"):
+            table.rename_tag(old, new)
+    table.unprotect(tags=["v*"])
+    table.delete_tag("v1", force=True)
+    assert {"production", "other"} == set(table.tags())
+
+
+def test_other_names_are_free(table: LanceTable) -> None:
+    """A pattern protects what it matches; a protected name can be given to a new branch."""
+    table.append(entries("r", 2), branch="run/1")
+    table.reset("run/1", "main")
+    table.delete_branch("run/1")
+    table.create_branch("release/2")
+    with pytest.raises(ProtectedError):
+        table.append(entries("r", 2), branch="release/2")
+
+
+def test_protection_outlives_what_happens_to_rows(table: LanceTable) -> None:
+    """Pylance overwrites and restores main, which it can; what is protected is in no version."""
+    lance.write_dataset(entries("p", 1), table.uri, mode="overwrite")
+    dataset = lance.dataset(table.uri, version=1)
+    dataset.restore()
+    dataset.create_branch("dev").insert(entries("p", 1))
+    assert ["dev", "release/1", "run/1"] == sorted(dataset.branches.list())
+    lance.dataset(table.uri).cleanup_old_versions(retain_versions=1, delete_unverified=True)
+    with pytest.raises(ProtectedError):
+        table.append(entries("x", 1))
+    assert (
+        Protection(branches=("main", "release/*"), tags=("production", "v*")) == LanceTable.open(table.uri).protection()
+    )
+
+
+def test_patterns_are_added_and_taken_back(table: LanceTable) -> None:
+    """Once each; what is not there cannot be taken back."""
+    table.protect(branches=["main", "hot*"])
+    assert ("hot*", "main", "release/*") == table.protection().branches
+    assert ("main", "release/*") == table.unprotect(branches=["hot*"]).branches
+    with pytest.raises(InvalidInputError, match=r"nothing is protected as 'hot\*'; there is main, release/\*"):
+        table.unprotect(branches=["hot*"])
+    with pytest.raises(InvalidInputError, match="a pattern cannot be empty"):
+        table.protect(tags=[""])
+    table.unprotect(branches=["main", "release/*"], tags=["production", "v*"])
+    assert Protection() == table.protection()
+    assert "main@4" == str(table.append(entries("x", 1)))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"branches": "main", "tags": []}', b"\xff", b'{"branches":[1]}']
+)
+def test_what_cannot_be_read_protects_everything(table: LanceTable, content: bytes) -> None:
+    """Nobody knows what may be written, so nothing is; the file is in the error."""
+    (Path(table.uri) / "_refs/protection.json").write_bytes(content)
+    for act in (
+        lambda: table.append(entries("x", 1), branch="run/1"),
+        lambda: table.delete_branch("run/1"),
+        lambda: table.move_tag("other", "main"),
+        lambda: table.protect(branches=["a"]),
+    ):
+        with pytest.raises(CorruptFileError, match=r"_refs/protection\.json is damaged"):
+            act()
+
+
+@pytest.mark.parametrize("step", range(2))
+def test_a_change_that_died_is_made_or_not(table: LanceTable, step: int) -> None:
+    """It is one write."""
+    before = table.protection()
+    writer = through(table, plug_pulled_before_write(step))
+    if step:
+        writer.protect(branches=["x"])
+    else:
+        with pytest.raises(PlugPulledError):
+            writer.protect(branches=["x"])
+        assert before == table.protection()
+    assert ("main", "release/*", "x") == table.protect(branches=["x"]).branches
+
+
+def protect(uri: str, name: str) -> bool:
+    """Protect one more branch."""
+    return name in LanceTable.open(uri).protect(branches=[name]).branches
+
+
+def test_those_who_protect_at_once_all_do(table: LanceTable) -> None:
+    """No pattern is lost."""
+    names = ["one", "two", "three"]
+    assert [True] * 3 == race(protect, [(table.uri, name) for name in names])
+    assert {"main", "release/*", *names} == set(table.protection().branches)
+
+
+def test_looking_costs_a_commit_no_request(table: LanceTable) -> None:
+    """It reads the patterns once and lists the versions once less than it would have to."""
+    table.unprotect(branches=["main"])
+    asked: list[str] = []
+
+    def script(request: Request) -> object:
+        asked.append(f"{request.verb} {request.key}")
+        return request.send()
+
+    through(table, script).append(entries("x", 1))
+    assert 1 == asked.count("get _refs/protection.json")
+    assert 11 >= len([request for request in asked if not request.startswith("sync")]), asked
+
+
+def test_pylance_goes_on(table: LanceTable) -> None:
+    """It does not look, and is not in the way."""
+    as_pylance(table).insert(entries("p", 1))
+    dataset = as_pylance(table)
+    dataset.create_branch("theirs")
+    dataset.tags.create("theirs", 2)
+    dataset.branches.delete("theirs")
+    assert [("a", 1), ("a", 2), ("p", 1)] == contents(table)

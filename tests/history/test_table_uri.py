@@ -1,0 +1,100 @@
+"""One text for a table and one of its versions."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, RefSyntaxError, TableNotFoundError
+from lance_dagster.history.table_uri import parse_table_uri, table_uri
+from tests.ledger import entries, new_table
+
+PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
+
+
+@pytest.mark.parametrize(
+    "text,uri,ref",
+    [
+        ("lance+s3://bucket/orders.lance?ref=production", "s3://bucket/orders.lance", "production"),
+        ("lance+s3://bucket/orders.lance", "s3://bucket/orders.lance", "main"),
+        ("lance+/data/orders.lance?ref=main@17~2", "/data/orders.lance", "main@17~2"),
+        ("lance+/data/orders.lance?ref=main%5E2", "/data/orders.lance", "main^2"),
+        ("lance+/data/orders.lance?ref=main^2", "/data/orders.lance", "main^2"),
+        ("lance+/a%20b/100%25.lance?ref=run%2F4f2a", "/a b/100%.lance", "run/4f2a"),
+        ("lance+file:///a%2520b?ref=run/4f2a", "/a%20b", "run/4f2a"),
+        ("lance+file://localhost/a", "/a", "main"),
+        ("LANCE+S3://bucket/a", "S3://bucket/a", "main"),
+        ("lance+/x?ref=main@{2%20days%20ago}", "/x", "main@{2 days ago}"),
+        ("lance+/x?ref=main@{2026-01-31T00:00+02:00}", "/x", "main@{2026-01-31T00:00+02:00}"),
+        ("lance+/a+b@c/%C3%A9", "/a+b@c/é", "main"),
+    ],
+)
+def test_a_uri_names_a_table_and_a_version(text: str, uri: str, ref: str) -> None:
+    """Escapes are read once, and a plus is a plus."""
+    assert (uri, ref) == parse_table_uri(text)
+
+
+@given(
+    folder=st.text(PRINTABLE, min_size=1, max_size=20).filter(str.strip),
+    ref=st.sampled_from(
+        ["main", "run/4f2a", "main@17^2~3", "main@{2 days ago}", "main@{2026-01-31T00:00+02:00}", "tag:1"]
+    ),
+)
+def test_what_is_written_is_read(folder: str, ref: str) -> None:
+    """Whatever characters a path has, in plain ASCII."""
+    text = table_uri(f"/{folder}", ref)
+    assert (f"/{folder}", ref) == parse_table_uri(text)
+    assert text.isascii()
+    assert " " not in text
+
+
+@pytest.mark.parametrize(
+    "text,problem",
+    [
+        ("s3://bucket/a?ref=x", "the URI of a version begins with 'lance\\+'"),
+        ("lance+", "there is no table in 'lance\\+'"),
+        ("lance+?ref=main", "there is no table in"),
+        ("lance+s3://key:geheim@bucket/a?ref=x", "cannot carry credentials; give them as storage options"),
+        ("lance+s3://geheim@bucket/a", "cannot carry credentials"),
+        (
+            "lance+/a?ref=x&aws_secret_access_key=geheim",
+            "only ref=<expression>, not 'aws_secret_access_key'; give storage",
+        ),
+        ("lance+/a?geheim/geheim=1", "only ref=<expression>; give storage options beside it"),
+        ("lance+/a?ref", "only ref=<expression>, not 'ref'"),
+        ("lance+/a?", "only ref=<expression>; give"),
+        ("lance+/a?ref=x&ref=y", "names one ref, not 2: 'x', 'y'"),
+        ("lance+/a?ref=x#y", "has no part after '#'; in a name it is written %23"),
+        ("lance+/a%2?ref=x", "the URI of a table has a '%' that two hex digits have to follow"),
+        ("lance+/a?ref=main%", "a ref has a '%' that two hex digits have to follow"),
+        ("lance+/a%ff", "has escapes that are not UTF-8"),
+        ("lance+/a%00", "has control characters in it"),
+    ],
+)
+def test_what_does_not_belong_there_is_refused(text: str, problem: str) -> None:
+    """And no secret is repeated in the error."""
+    with pytest.raises(InvalidInputError, match=problem) as caught:
+        parse_table_uri(text)
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ref", ["", "main@", "a%20b"])
+def test_a_ref_that_cannot_be_read_is_pointed_at(ref: str) -> None:
+    """When the URI is read, not when the version is wanted."""
+    with pytest.raises(RefSyntaxError):
+        parse_table_uri(f"lance+/a?ref={ref}")
+
+
+def test_a_table_is_opened_with_its_ref(tmp_path: Path) -> None:
+    """`open_at` takes both forms; `open` says where the other one belongs."""
+    table = new_table(tmp_path / "a %41+?", entries("a", 1))
+    text = table.uri_at("main~1")
+    opened, ref = LanceTable.open_at(text)
+    assert (table.uri, "main~1", "main@1") == (opened.uri, ref, str(opened.at(ref)))
+    opened, ref = LanceTable.open_at(table.uri, {"durability": "process"})
+    assert (table.uri, "main", "process") == (opened.uri, ref, opened.storage_options["durability"])
+    with pytest.raises(InvalidInputError, match=r"names a version of a table: LanceTable\.open_at opens the table"):
+        LanceTable.open(text)
+    with pytest.raises(TableNotFoundError):
+        LanceTable.open_at(f"{text.partition('?')[0]}x?ref=main")
