@@ -8,6 +8,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lance_dagster.changes.diff_fragments import (
+        FragmentChange as FragmentChange,
+    )
+    from lance_dagster.changes.diff_maps import (
+        KeyChange as KeyChange,
+    )
+    from lance_dagster.changes.diff_schema import (
+        FieldChange as FieldChange,
+    )
     from lance_dagster.changes.problems import (
         Problem as Problem,
     )
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
         LanceDagsterError as LanceDagsterError,
         MergeConflictError as MergeConflictError,
         NotFoundError as NotFoundError,
+        ProtectedError as ProtectedError,
         PublishRefusedError as PublishRefusedError,
         RefMovedError as RefMovedError,
         RefNotFoundError as RefNotFoundError,
@@ -49,9 +59,21 @@ if TYPE_CHECKING:
     from lance_dagster.format.transaction import (
         Transaction as Transaction,
     )
+    from lance_dagster.history.garbage import (
+        GarbageReport as GarbageReport,
+    )
+    from lance_dagster.history.log import (
+        LogFilter as LogFilter,
+    )
+    from lance_dagster.history.protection import (
+        Protection as Protection,
+    )
     from lance_dagster.history.refs import (
         Branch as Branch,
         Tag as Tag,
+    )
+    from lance_dagster.history.tags import (
+        TagMove as TagMove,
     )
     from lance_dagster.history.versions import (
         Version as Version,
@@ -84,14 +106,21 @@ if TYPE_CHECKING:
         target_schema as target_schema,
     )
     from lance_dagster.table import (
+        Diff as Diff,
         LanceTable as LanceTable,
         MergePreview as MergePreview,
         Relocation as Relocation,
         Repointed as Repointed,
+        RowCounts as RowCounts,
+        Standing as Standing,
+        TableStatus as TableStatus,
         VerifyReport as VerifyReport,
     )
 
 _HOMES = {
+    "lance_dagster.changes.diff_fragments": ("FragmentChange",),
+    "lance_dagster.changes.diff_maps": ("KeyChange",),
+    "lance_dagster.changes.diff_schema": ("FieldChange",),
     "lance_dagster.changes.problems": ("Problem",),
     "lance_dagster.changes.sides": ("Conflict",),
     "lance_dagster.datafiles": (
@@ -113,6 +142,7 @@ _HOMES = {
         "LanceDagsterError",
         "MergeConflictError",
         "NotFoundError",
+        "ProtectedError",
         "PublishRefusedError",
         "RefMovedError",
         "RefNotFoundError",
@@ -125,10 +155,14 @@ _HOMES = {
     ),
     "lance_dagster.format.model": ("BasePath",),
     "lance_dagster.format.transaction": ("Transaction",),
+    "lance_dagster.history.garbage": ("GarbageReport",),
+    "lance_dagster.history.protection": ("Protection",),
+    "lance_dagster.history.log": ("LogFilter",),
     "lance_dagster.history.refs": (
         "Branch",
         "Tag",
     ),
+    "lance_dagster.history.tags": ("TagMove",),
     "lance_dagster.history.versions": ("Version",),
     "lance_dagster.plugin": (
         "InRange",
@@ -158,10 +192,14 @@ _HOMES = {
         "target_schema",
     ),
     "lance_dagster.table": (
+        "Diff",
         "LanceTable",
         "MergePreview",
         "Relocation",
         "Repointed",
+        "RowCounts",
+        "Standing",
+        "TableStatus",
         "VerifyReport",
     ),
 }

@@ -278,11 +278,7 @@ def without_dropped(manifest: Manifest, before: Sequence[Field]) -> Manifest:
 
 
 def _without_dead_files(manifest: Manifest, fragments: Iterable[int]) -> Manifest:
-    """Leave out data files, of some fragments, that hold nothing but fields the schema does not have.
-
-    Raises:
-        InvalidInputError: No file would be left of a fragment, and no reader could tell how many rows it has.
-    """
+    """Leave out data files, of some fragments, that hold nothing but fields the schema does not have."""
     live = {field.id for field in manifest.fields}
     changed: dict[int, Fragment] = {}
     for number in fragments:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
 
@@ -88,20 +89,39 @@ def about_table(command: F) -> F:
     @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
     @functools.wraps(command)
     def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **others: object) -> object:
-        opened = open_table(table, _pairs(storage_options))
+        opened, ref = open_table(table, storage_options_from(storage_options))
+        if ref is not None:
+            _put_ref(others, ref)
         return command(table=opened, answer=Answer(as_json), **others)
 
     return wrapped  # type: ignore[return-value]  # click replaces the function anyway
 
 
-def open_table(uri: str, storage_options: Mapping[str, str]) -> "LanceTable":
-    """Open a table; pylance and pyarrow are loaded only here."""
+def open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTable", str | None]:
+    """Open a table, and return it with the ref its URI names, if any; pylance and pyarrow are loaded only here."""
+    from lance_dagster.history.table_uri import is_table_uri
     from lance_dagster.table import LanceTable
 
-    return LanceTable.open(uri, storage_options)
+    return (
+        LanceTable.open_at(uri, storage_options) if is_table_uri(uri) else (LanceTable.open(uri, storage_options), None)
+    )
 
 
-def _pairs(given: Sequence[str]) -> dict[str, str]:
+def _put_ref(arguments: dict[str, object], ref: str) -> None:
+    """Let a subcommand begin at the ref its TABLE names."""
+    if "ref" not in arguments:
+        raise click.UsageError("this subcommand is about a whole table; leave out 'lance+' and '?ref='")
+    if click.get_current_context().get_parameter_source("ref") is not ParameterSource.DEFAULT:
+        raise click.UsageError(f"TABLE names the ref {ref!r} already; give one only")
+    arguments["ref"] = ref
+
+
+def storage_options_from(given: Sequence[str]) -> dict[str, str]:
+    """Read pairs of KEY=VALUE.
+
+    Raises:
+        click.UsageError: One is none.
+    """
     pairs: dict[str, str] = {}
     for option in given:
         key, found, value = option.partition("=")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from lance_dagster.cli.command import DONE, REFUSED, Answer, about_table
+from lance_dagster.cli.named import REF
+from lance_dagster.cli.progress import bar
 
 if TYPE_CHECKING:
     from lance_dagster.table import LanceTable, VerifyReport
 
-_WIDTH = 30
-
 
 @click.command()
-@click.option("--ref", help="Look at one version only: a branch, a tag or an expression such as main@17.")
+@click.option("--ref", type=REF, help="Look at one version only: a branch, a tag or an expression such as main@17.")
 @click.option("--deep", is_flag=True, help="Read every data file instead of comparing its size.")
 @about_table
 def verify(table: "LanceTable", answer: Answer, ref: str | None, *, deep: bool) -> None:
@@ -25,17 +25,10 @@ def verify(table: "LanceTable", answer: Answer, ref: str | None, *, deep: bool) 
     Says where something is wrong, what, and what would be right. Exits with 1 when there is an error; warnings do not
     count. Nothing is written.
     """
-    shown = sys.stderr.isatty()
-    report = table.verify(ref, deep=deep, progress=_show_progress if shown else None)
-    if shown:
-        click.echo("\r" + " " * (_WIDTH + 40) + "\r", nl=False, err=True)
+    with bar() as progress:
+        report = table.verify(ref, deep=deep, progress=progress)
     answer.give({"ok": report.ok, **asdict(report)}, _lines(report))
     sys.exit(DONE if report.ok else REFUSED)
-
-
-def _show_progress(done: int, total: int) -> None:
-    filled = _WIDTH * done // max(total, 1)
-    click.echo(f"\r[{'#' * filled}{' ' * (_WIDTH - filled)}] {done:,} of {total:,}", nl=False, err=True)
 
 
 def _lines(report: "VerifyReport") -> list[str]:

@@ -137,7 +137,7 @@ def check_mergeable(publications: Iterable[Publication]) -> None:
         MergeConflictError: With the conflicts of all tables; nothing was written.
     """
     found = [
-        f"{publication.name} ({source}): {conflict}"
+        replace(conflict, unit=f"{publication.name} ({source}): {conflict.unit}")
         for publication in publications
         for source in publication.sources
         for conflict in publication.table.preview_merge(str(source)).conflicts

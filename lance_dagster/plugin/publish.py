@@ -18,6 +18,7 @@ from lance_dagster.errors import (
     ConflictError,
     InvalidInputError,
     NotFoundError,
+    ProtectedError,
     PublishRefusedError,
     RefNotFoundError,
     TableNotFoundError,
@@ -123,7 +124,7 @@ def build_publisher(
         step = _Publisher(context, config, tag, blocking_checks(context, keys, named))
         try:
             yield from step.publish(selected, with_backfill=partitions_def is None)
-        except (PublishRefusedError, ConflictError, InvalidInputError, NotFoundError) as error:
+        except (PublishRefusedError, ProtectedError, ConflictError, InvalidInputError, NotFoundError) as error:
             # Trying the same again ends the same.
             raise dg.Failure(description=str(error), allow_retries=False) from error
 

@@ -20,9 +20,10 @@ from lance_dagster.store.options import (
     survives_power_cuts,
 )
 from lance_dagster.store.s3 import S3Store
-from lance_dagster.store.verbs import Store
+from lance_dagster.store.verbs import Entry, Store
 
 __all__ = [
+    "Entry",
     "LocalStore",
     "S3Store",
     "Store",

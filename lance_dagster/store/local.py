@@ -12,13 +12,14 @@ import io
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 from lance_dagster.errors import StoreError
 from lance_dagster.store.options import survives_power_cuts
+from lance_dagster.store.verbs import Entry
 
 
 class LocalStore:
@@ -111,6 +112,44 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
 
+    def walk(self, folder: str) -> Iterator[Entry]:
+        """List every file below a folder; what is deleted meanwhile may be missing, links are not followed."""
+        waiting = [folder]
+        while waiting:
+            below = waiting.pop()
+            try:
+                with os.scandir(self._root / below) as entries:
+                    found = list(entries)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise StoreError(f"cannot list {self._root / below}: {error}") from error
+            for entry in found:
+                key = f"{below}/{entry.name}" if below else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(key)
+                    continue
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise StoreError(f"cannot look at {self._root / key}: {error}") from error
+                yield Entry(key, status.st_size, status.st_mtime)
+
+    def now(self) -> float:
+        """Return the time by the clock of the file system, which may be another host's."""
+        path = self._root / f".tmp{uuid.uuid4().hex}"
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            try:
+                return path.stat().st_mtime
+            finally:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot ask {self._root} for its time: {error}") from error
+
     def download(self, key: str, path: Path) -> bool:
         """Copy a file to another place; False when there is none."""
         try:
@@ -152,6 +191,20 @@ class LocalStore:
             (self._root / key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"cannot delete {self._root / key}: {error}") from error
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete files, one after the other."""
+        for key in keys:
+            self.delete(key)
+
+    def prune(self, folder: str) -> None:
+        """Remove the empty folders at and below a folder."""
+        for path, _, _ in os.walk(self._root / folder, topdown=False):
+            try:
+                Path(path).rmdir()
+            except OSError:
+                # Something is in there, or another process was faster.
+                continue
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder and everything below it, and the folders above it that are left empty."""

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import fsspec
 
 from lance_dagster.errors import ConditionalPutUnsupportedError, StoreError
 from lance_dagster.store.options import s3fs_options
+from lance_dagster.store.verbs import Entry
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _CONFLICT_RETRIES = 5
+_MOST_AT_ONCE = 1000
+_SHOWN = 3
 
 
 class S3Store:
@@ -85,7 +89,7 @@ class S3Store:
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
-        return [name for name, _ in self._entries(folder, limit)]
+        return [entry.key for entry in islice(self._listed(folder, "/", limit), limit)]
 
     def some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of the first `limit` objects directly in a folder."""
@@ -93,7 +97,22 @@ class S3Store:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the objects directly in a folder with their sizes in bytes."""
-        return dict(self._entries(folder))
+        return {entry.key: entry.size for entry in self._listed(folder, "/")}
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        """List every object below a prefix: one request for each thousand."""
+        for entry in self._listed(folder, ""):
+            yield Entry(f"{folder}/{entry.key}" if folder else entry.key, entry.size, entry.modified)
+
+    def now(self) -> float:
+        """Return the time the server puts on an object that is written at this moment."""
+        key = f"_refs/.probe-{uuid.uuid4().hex}"
+        with _translated(f"ask {self._uri} for its time"):
+            self._call("put_object", Key=self._key(key), Body=b"")
+            try:
+                return float(self._call("head_object", Key=self._key(key))["LastModified"].timestamp())
+            finally:
+                self._call("delete_object", Key=self._key(key))
 
     def download(self, key: str, path: Path) -> bool:
         """Write an object's bytes to a local file; False when there is none."""
@@ -124,6 +143,21 @@ class S3Store:
         with _translated(f"delete {self._uri}/{key}"):
             self._call("delete_object", Key=self._key(key))
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects, up to a thousand with one request."""
+        for start in range(0, len(keys), _MOST_AT_ONCE):
+            some = [{"Key": self._key(key)} for key in keys[start : start + _MOST_AT_ONCE]]
+            with _translated(f"delete {len(some)} objects below {self._uri}"):
+                answer = self._call("delete_objects", Delete={"Objects": some, "Quiet": True})
+            # The request as a whole succeeds whatever became of each object.
+            failed = [f"{error.get('Key')} ({error.get('Code')})" for error in answer.get("Errors", ())]
+            if failed:
+                shown = ", ".join(failed[:_SHOWN]) + (", ..." if len(failed) > _SHOWN else "")
+                raise StoreError(f"cannot delete {len(failed)} objects of s3://{self._bucket}: {shown}")
+
+    def prune(self, folder: str) -> None:
+        """Do nothing: there are no folders."""
+
     def delete_folder(self, folder: str) -> None:
         """Delete everything below a prefix."""
         with _translated(f"delete {self._uri}/{folder}"):
@@ -142,20 +176,22 @@ class S3Store:
             self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
         return self._filesystem[1]
 
-    def _entries(self, folder: str, limit: int | None = None) -> Sequence[tuple[str, int]]:
+    def _listed(self, folder: str, delimiter: str, limit: int | None = None) -> Iterator[Entry]:
+        """List what is directly in a folder, or, without a delimiter, below it; keys are below the folder."""
         prefix = self._key(f"{folder}/" if folder else "")
-        found: list[tuple[str, int]] = []
         extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
-        with _translated(f"list {self._uri}/{folder}"):
-            while True:
-                answer = self._call("list_objects_v2", Prefix=prefix, Delimiter="/", **extra)
-                found += [
-                    (entry["Key"].removeprefix(prefix), int(entry["Size"])) for entry in answer.get("Contents", ())
-                ]
-                enough = limit is not None and len(found) >= limit
-                if enough or not answer.get("IsTruncated"):
-                    return [entry for entry in found if entry[0]][:limit]
-                extra["ContinuationToken"] = answer["NextContinuationToken"]
+        if delimiter:
+            extra["Delimiter"] = delimiter
+        while True:
+            with _translated(f"list {self._uri}/{folder}"):
+                answer = self._call("list_objects_v2", Prefix=prefix, **extra)
+            for entry in answer.get("Contents", ()):
+                name = entry["Key"].removeprefix(prefix)
+                if name:
+                    yield Entry(name, int(entry["Size"]), entry["LastModified"].timestamp())
+            if not answer.get("IsTruncated"):
+                return
+            extra["ContinuationToken"] = answer["NextContinuationToken"]
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

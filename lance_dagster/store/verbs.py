@@ -1,8 +1,18 @@
 """What a store can do, said once for every provider."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object: its key, its size in bytes, and when it was last written, in seconds by the store's clock."""
+
+    key: str
+    size: int
+    modified: float
 
 
 class Store(Protocol):
@@ -55,6 +65,14 @@ class Store(Protocol):
         """Return the names of the objects directly in a folder with their sizes in bytes."""
         ...
 
+    def walk(self, folder: str) -> Iterator[Entry]:
+        """List every object below a folder, temporary ones included, in no order; keys are below the store's folder."""
+        ...
+
+    def now(self) -> float:
+        """Return the time by the clock that stamps objects, in seconds since 1970. Writes an object and removes it."""
+        ...
+
     def download(self, key: str, path: Path) -> bool:
         """Write an object's bytes to a local file; False when there is none."""
         ...
@@ -73,6 +91,14 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Delete an object; nothing happens when there is none."""
+        ...
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects, many with one request where the provider can. After an error some of them may be gone."""
+        ...
+
+    def prune(self, folder: str) -> None:
+        """Remove the empty folders at and below a folder, where folders exist by themselves."""
         ...
 
     def delete_folder(self, folder: str) -> None:

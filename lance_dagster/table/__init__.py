@@ -1,8 +1,20 @@
 """One table and everything that can be done with it."""
 
+from lance_dagster.table.difference import Diff, RowCounts
 from lance_dagster.table.join import MergePreview
 from lance_dagster.table.relocating import Relocation, Repointed
+from lance_dagster.table.standing import Standing, TableStatus
 from lance_dagster.table.table import LanceTable
 from lance_dagster.table.verify import VerifyReport
 
-__all__ = ["LanceTable", "MergePreview", "Relocation", "Repointed", "VerifyReport"]
+__all__ = [
+    "Diff",
+    "LanceTable",
+    "MergePreview",
+    "Relocation",
+    "Repointed",
+    "RowCounts",
+    "Standing",
+    "TableStatus",
+    "VerifyReport",
+]

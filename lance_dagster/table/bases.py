@@ -21,6 +21,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.format.transaction import MESSAGE, Transaction, UpdateBases
 from lance_dagster.history.commit import Proposal, commit, next_manifest
+from lance_dagster.history.protection import refuse_to
 from lance_dagster.history.refs import DELETING
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options, canonical_uri, open_store
@@ -48,6 +49,7 @@ def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
         InvalidInputError: The name or the place cannot be one.
     """
     base = _checked(parts, wanted)
+    refuse_to("add a base path to", branch, parts.store)
     number = _free_id(parts, branch, base)
     transaction_id = str(uuid.uuid4())
     properties = dict(wanted.properties) | ({} if wanted.message is None else {MESSAGE: wanted.message})

@@ -18,7 +18,7 @@ from lance_dagster.table.parts import Parts
 
 
 def carried_out(
-    parts: Parts, plan: MergePlan, source: State, head: State, changes: Iterable[Change]
+    parts: Parts, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
 ) -> tuple[Operation, Manifest]:
     """Store what the plan needs; returns the operation to record, and the state that follows the head.
 
@@ -35,7 +35,10 @@ def carried_out(
     carrier = _Carrier(parts, source, head)
     changed = {number: carrier.finished(brought) for number, brought in plan.changed.items()}
     added = [carrier.finished(brought) for brought in plan.added]
-    fragments = plan.manifest.fragments.changed(plan.removed, changed).added(added)
+    fragments = plan.manifest.fragments
+    if plan.removed or changed:
+        fragments = fragments.changed(plan.removed, changed)
+    fragments = fragments.added(added)
     last = max((fragment.id for fragment in added), default=head.manifest.max_fragment_id)
     manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
     manifest = without_dropped(manifest, head.manifest.fields)

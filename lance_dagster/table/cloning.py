@@ -1,14 +1,17 @@
 """Make a table of its own out of a version of another one.
 
 A shallow clone is one manifest that names the files of the source through a base path. It lives as long as those
-files do: the source does not know of it, so tag the version that was cloned. A deep clone has copies of the files of
-that one version and needs nothing of the source any more. Either way the clone is there whole when its manifest is,
-and a clone that was interrupted is made by the same call again.
+files do, and a clean-up of the source does not see it: so a tag is left on the version that was cloned, called
+`clone-` and a digest, with the clone's place in its metadata. Delete it when the clone is gone. A deep clone has
+copies of the files of that one version and needs nothing of the source any more. Either way the clone is there whole
+when its manifest is, and a clone that was interrupted is made by the same call again.
 
 The first version of a clone has the number of the version cloned, so that the versions its rows came with stay
 smaller. Branches, tags and older versions stay with the source.
 """
 
+import hashlib
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,23 +20,36 @@ from dataclasses import replace
 
 from lance_dagster.changes.apply import with_flags
 from lance_dagster.changes.places import Named, deep_clone, named_files, shallow_clone
-from lance_dagster.errors import AlreadyExistsError, CorruptFileError
+from lance_dagster.errors import AlreadyExistsError, CorruptFileError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
+from lance_dagster.history.gc import Progress
+from lance_dagster.history.refs import Tag
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, canonical_uri, copy_file, copy_folder, own_options
 from lance_dagster.table.bases import base_store
 from lance_dagster.table.parts import Parts, open_parts
 
+CLONE = "lance_dagster.clone"
+"""The metadata key of a tag that keeps a version for a shallow clone: where the clone lies."""
+_log = logging.getLogger(__name__)
 _WORKERS = 8
 _CLAIM = ".clone"
 _BLOB = "lance.blob"
 _LEGACY_BLOB = "lance-encoding:blob"
 
 
-def clone(parts: Parts, source: State, uri: str, *, shallow: bool, storage_options: Mapping[str, str] | None) -> Parts:
+def clone(
+    parts: Parts,
+    source: State,
+    uri: str,
+    *,
+    shallow: bool,
+    storage_options: Mapping[str, str] | None,
+    progress: Progress | None = None,
+) -> Parts:
     """Clone a version to a new table and return its parts.
 
     Args:
@@ -42,6 +58,7 @@ def clone(parts: Parts, source: State, uri: str, *, shallow: bool, storage_optio
         uri: Where the clone shall lie.
         shallow: Whether it names the source's files, or has copies of them.
         storage_options: For the clone; None for those of the source, where they fit.
+        progress: Told how many files were copied.
 
     Raises:
         AlreadyExistsError: There is a table already; nothing was written.
@@ -53,11 +70,13 @@ def clone(parts: Parts, source: State, uri: str, *, shallow: bool, storage_optio
     else:
         manifest = deep_clone(source.manifest)
     made = open_parts(uri, _options(parts, manifest, uri, storage_options))
-    write_clone(parts, source, made, manifest)
+    write_clone(parts, source, made, manifest, progress=progress)
     return made
 
 
-def write_clone(parts: Parts, source: State, made: Parts, manifest: Manifest) -> None:
+def write_clone(
+    parts: Parts, source: State, made: Parts, manifest: Manifest, *, progress: Progress | None = None
+) -> None:
     """Make a manifest the first version of a table, once the files it has of its own are there.
 
     Raises:
@@ -68,9 +87,32 @@ def write_clone(parts: Parts, source: State, made: Parts, manifest: Manifest) ->
     with _claimed(made, f"{parts.uri} {source} {'shallow' if shallow else 'deep'}"):
         if made.versions.newest(layout.MAIN) is not None:
             raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
-        if not shallow:
-            _copy_files(parts, source, made.store)
+        if shallow:
+            _pin(parts, source, made.uri)
+        else:
+            _copy_files(parts, source, made.store, progress)
         _commit_first(parts, source, made, manifest)
+
+
+def _pin(parts: Parts, source: State, uri: str) -> None:
+    """Leave a tag on a version whose files a clone names, before the clone is there."""
+    digest = hashlib.sha256(f"{source} {source.id} {uri}".encode()).hexdigest()[:16]
+    size = parts.versions.manifest_size(source)
+    tag = Tag(
+        name=f"clone-{digest}",
+        branch=source.branch,
+        version=source.number,
+        metadata={CLONE: uri},
+        manifest_size=size,
+    )
+    try:
+        parts.refs.add_tag(tag)
+    except AlreadyExistsError:
+        # The same clone was begun before.
+        return
+    except StoreError as error:
+        # A table may be cloned by somebody who can only read it.
+        _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, error)
 
 
 @contextmanager
@@ -131,7 +173,7 @@ def _options(parts: Parts, manifest: Manifest, uri: str, given: Mapping[str, str
     return result
 
 
-def _copy_files(parts: Parts, source: State, dest: Store) -> None:
+def _copy_files(parts: Parts, source: State, dest: Store, progress: Progress | None) -> None:
     """Copy every file a version names to a table's own folder, those that are there by now excepted."""
     there = dest.sizes(layout.DATA)
     blobs = _has_blobs(source.manifest)
@@ -142,8 +184,10 @@ def _copy_files(parts: Parts, source: State, dest: Store) -> None:
         jobs += _other_jobs(place, store, dest)
     with ThreadPoolExecutor(_WORKERS) as pool:
         # The first failure is raised here; what was copied stays, and is not copied again.
-        for result in [pool.submit(job) for job in jobs]:
+        for done, result in enumerate([pool.submit(job) for job in jobs], 1):
             result.result()
+            if progress is not None:
+                progress(done, len(jobs))
     dest.sync_folder(layout.DATA)
 
 

@@ -24,6 +24,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
 from lance_dagster.format.transaction import MESSAGE, Operation, ReserveFragments, Rewrite, RewriteGroup, Transaction
 from lance_dagster.history.commit import commit_transaction
+from lance_dagster.history.gc import Progress
 from lance_dagster.history.vectors import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.table.bases import placed
@@ -49,7 +50,7 @@ class Goal:
             raise InvalidInputError(f"a share of {self.deleted_share} deleted rows is not one between 0 and 1")
 
 
-def compact(parts: Parts, goal: Goal, note: Note) -> State:
+def compact(parts: Parts, goal: Goal, note: Note, progress: Progress | None = None) -> State:
     """Rewrite what is worth it, as one version; the head as it is when nothing is.
 
     Raises:
@@ -64,7 +65,7 @@ def compact(parts: Parts, goal: Goal, note: Note) -> State:
         if not groups:
             return head
         try:
-            return _rewrite(parts, head, groups, goal=goal, note=note)
+            return _rewrite(parts, head, groups, goal=goal, note=note, progress=progress)
         except CommitConflictError as error:
             if not error.retryable or attempt == _ATTEMPTS - 1:
                 raise
@@ -99,8 +100,14 @@ def _by_pylance(parts: Parts, head: State, goal: Goal) -> State:
     return parts.head(head.branch)
 
 
-def _rewrite(parts: Parts, head: State, groups: Sequence[Group], *, goal: Goal, note: Note) -> State:
-    written = [_written(parts, head, group, goal) for group in groups]
+def _rewrite(
+    parts: Parts, head: State, groups: Sequence[Group], *, goal: Goal, note: Note, progress: Progress | None
+) -> State:
+    written = []
+    for group in groups:
+        written.append(_written(parts, head, group, goal))
+        if progress is not None:
+            progress(len(written), len(groups))
     # As other writers do: ids of rewritten fragments are reserved first, so that no append is given the same.
     count = sum(len(new) for new in written)
     reserved = _commit(parts, head, ReserveFragments(count=count), {})

@@ -103,7 +103,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
         plan = _refusal(how, ours, theirs) or plan_merge(question)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
-        operation, changed = carried_out(parts, plan, source, head, question.source.changes)
+        operation, changed = carried_out(parts, plan, source, head, changes=question.source.changes)
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
@@ -118,7 +118,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
 
 
 def preview(
-    parts: Parts, source: State, into: str, strategy: Strategy = None, mode: str = MERGE_COMMIT
+    parts: Parts, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
 ) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     head = parts.head(into)

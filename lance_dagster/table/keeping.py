@@ -104,7 +104,13 @@ class Keeping(Facade):
         return write.stage(self._parts, data, branch, base)
 
     def move_base(
-        self, name: str, uri: str | os.PathLike[str], *, check: bool = True, dry_run: bool = False
+        self,
+        name: str,
+        uri: str | os.PathLike[str],
+        *,
+        check: bool = True,
+        dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> Relocation:
         """Say that the files under a base path were moved or copied elsewhere; commits to every branch that has it.
 
@@ -116,16 +122,22 @@ class Keeping(Facade):
             uri: Where its files are.
             check: Look for every file before a commit names it there.
             dry_run: Only say what would be done.
+            progress: Called with how many branches and tags were looked at, and how many there are.
 
         Raises:
             InvalidInputError: No branch has such a base path.
             CorruptFileError: Files are missing at the new place.
         """
-        how = How(check=check, dry_run=dry_run)
+        how = How(check=check, dry_run=dry_run, progress=progress)
         return relocating.move_base(self._parts, name, os.fspath(uri), how)
 
     def relocate(
-        self, old_uri: str | os.PathLike[str] | None = None, *, check: bool = True, dry_run: bool = False
+        self,
+        old_uri: str | os.PathLike[str] | None = None,
+        *,
+        check: bool = True,
+        dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> Relocation:
         """Make the branches of a table that was moved or copied here work here, by one metadata commit each.
 
@@ -138,12 +150,13 @@ class Keeping(Facade):
             old_uri: Where the table was; None to find out from its branches.
             check: Look for every file before a commit names it here.
             dry_run: Only say what would be done.
+            progress: Called with how many branches and tags were looked at, and how many there are.
 
         Raises:
             InvalidInputError: Where the table was cannot be told.
             CorruptFileError: Files are missing here.
         """
-        how = How(check=check, dry_run=dry_run)
+        how = How(check=check, dry_run=dry_run, progress=progress)
         return relocating.relocate(self._parts, None if old_uri is None else os.fspath(old_uri), how)
 
     def clone(
@@ -153,25 +166,33 @@ class Keeping(Facade):
         *,
         shallow: bool = True,
         storage_options: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
     ) -> Self:
         """Make a table of its own out of one version, and return it.
 
-        A shallow clone is one manifest; it names the files here and lives as long as they do, so tag the version
-        that is cloned. A deep clone copies the version's files, on the server's side where both are on one; a call
-        that was interrupted is made again and copies the rest. History, branches and tags stay here.
+        A shallow clone is one manifest; it names the files here and lives as long as they do. It leaves a tag here on
+        the version that is cloned, `clone-<digest>`: delete that when the clone is gone. A deep clone copies the
+        version's files, on the server's side where both are on one; a call that was interrupted is made again and
+        copies the rest. History, branches and tags stay here.
 
         Args:
             uri: Where the clone shall lie.
             at: The version to clone.
             shallow: Whether files are named or copied.
             storage_options: For the clone; None for those of this table.
+            progress: Called with how many files were copied, and how many there are.
 
         Raises:
             AlreadyExistsError: There is a table already.
             CorruptFileError: A file of the version is missing; the clone is not there.
         """
         made = cloning.clone(
-            self._parts, self._parts.at(at), os.fspath(uri), shallow=shallow, storage_options=storage_options
+            self._parts,
+            self._parts.at(at),
+            os.fspath(uri),
+            shallow=shallow,
+            storage_options=storage_options,
+            progress=progress,
         )
         return type(self)(made)
 
@@ -196,6 +217,7 @@ class Keeping(Facade):
         deleted_share: float = 0.1,
         message: str | None = None,
         properties: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
     ) -> Version:
         """Write neighbouring small fragments, and those with many deleted rows, anew as one; rows stay as they are.
 
@@ -210,6 +232,7 @@ class Keeping(Facade):
             deleted_share: From 0 to 1: the share of deleted rows above which a fragment is rewritten even alone.
             message: What to say in the log.
             properties: Kept with the transaction.
+            progress: Called with how many groups of fragments were rewritten, and how many there are; not by pylance.
 
         Raises:
             InvalidInputError: The branch has blobs, or an index of its own, beside an index it inherited.
@@ -217,7 +240,7 @@ class Keeping(Facade):
         """
         note = Note(branch=branch, message=message, properties=properties or {})
         goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
-        return self._described(compacting.compact(self._parts, goal, note))
+        return self._described(compacting.compact(self._parts, goal, note, progress))
 
     def migrate_manifest_names(self) -> int:
         """Give the versions of an old table their present file names, which list the newest first; returns how many.

@@ -58,7 +58,7 @@ class Merging(Facade):
         self, source: str, into: str = MAIN, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
     ) -> MergePreview:
         """Say what a merge would do now, every conflict included; nothing is written."""
-        return joining.preview(self._parts, self._parts.at(source), into, strategy, mode)
+        return joining.preview(self._parts, self._parts.at(source), into, strategy=strategy, mode=mode)
 
     def sync(self, branch: str, *, strategy: Strategy = None, message: str | None = None) -> Version:
         """Merge what happened on the branch that a branch was forked from into it.
@@ -92,7 +92,7 @@ class Merging(Facade):
         """
         state, head = self._parts.at(source), self._parts.head(into)
         # Asked first: a branch made for nothing would have to be deleted again, which a crash may prevent.
-        conflicts = joining.preview(self._parts, state, into, strategy).conflicts
+        conflicts = joining.preview(self._parts, state, into, strategy=strategy).conflicts
         if conflicts:
             raise MergeConflictError(f"cannot merge {state} into {head} of {self.uri}; nothing was written:", conflicts)
         made = branching.create_branch(

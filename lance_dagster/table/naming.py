@@ -1,25 +1,36 @@
-"""Branches and tags: the methods of a table that name versions."""
+"""Branches and what is protected: the methods of a table that name lines of versions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lance_dagster.errors import AlreadyExistsError, RefNotFoundError
-from lance_dagster.format.layout import MAIN, check_tag_name
-from lance_dagster.history import branches as branching
-from lance_dagster.history.refs import READY, Branch, Tag
-from lance_dagster.history.versions import Version
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history import branches as branching, protection as protecting, renaming
+from lance_dagster.history.protection import Protection
+from lance_dagster.history.refs import READY, Branch
 from lance_dagster.table.facade import Facade
 
 
 class Naming(Facade):
-    """Names move by compare-and-swap; a name that is there is never taken from somebody else."""
+    """A name that is there is never taken from somebody else; what was begun and died is finished by doing it again."""
 
-    def branches(self) -> dict[str, Branch]:
-        """Return the branches by name, without `main` and without those being created or deleted."""
-        return {name: found for name, found in self._parts.refs.branches().items() if found.state == READY}
+    def branches(self, pattern: str | None = None) -> dict[str, Branch]:
+        """Return the branches by name, without `main` and without those being created or deleted.
 
-    def tags(self) -> dict[str, Tag]:
-        """Return the tags by name."""
-        return self._parts.refs.tags()
+        Args:
+            pattern: A glob pattern such as `"run/*"`; the files of other branches are not read.
+        """
+        return {name: found for name, found in self._parts.refs.branches(pattern).items() if found.state == READY}
+
+    def branch(self, name: str) -> Branch:
+        """Return one branch; reads one file.
+
+        Raises:
+            RefNotFoundError: There is no such branch; `main` is not one of these.
+        """
+        found = self._parts.refs.branch(name)
+        if found is None or found.state != READY:
+            raise RefNotFoundError(name, self._parts.refs.known(), self.uri)
+        return found
 
     def create_branch(
         self,
@@ -31,6 +42,9 @@ class Naming(Facade):
     ) -> Branch:
         """Fork a branch from a version; no data is copied.
 
+        Its numbers go on from the version's. Where a branch of that name was deleted within the last day, they begin
+        above those of that one: `first` of the result says where.
+
         Args:
             name: The new branch.
             at: The version to fork from.
@@ -39,9 +53,11 @@ class Naming(Facade):
 
         Raises:
             InvalidRefNameError: The name breaks a rule of the specification.
+            InvalidInputError: A key of the metadata starts with `lance_dagster.`.
             AlreadyExistsError: The name is taken.
         """
-        if name in self._parts.refs.tags():
+        branching.refuse_our_keys(metadata or {})
+        if self._parts.refs.tag(name) is not None:
             raise AlreadyExistsError(f"{name!r} is a tag of {self.uri}; a branch of that name would be ambiguous")
         return branching.create_branch(
             name,
@@ -57,68 +73,76 @@ class Naming(Facade):
 
         Raises:
             RefNotFoundError: There is no such branch.
+            ProtectedError: The branch is protected.
             ConflictError: A tag or another branch refers to it.
         """
-        branching.delete_branch(name, self._parts.refs)
+        branching.delete_branch(name, self._parts.refs, self._parts.versions)
 
-    def create_tag(self, name: str, at: str, *, metadata: Mapping[str, str] | None = None) -> Tag:
-        """Name a version.
+    def rename_branch(self, name: str, new_name: str) -> Branch:
+        """Give a branch another name; versions keep their numbers, and what was merged stays merged.
+
+        Every manifest is written again, and files that lie in the branch's own folder are copied. Commits to it fail
+        from the start on, or do not know whether they were taken along.
 
         Raises:
-            InvalidRefNameError: The name breaks a rule of the specification.
-            AlreadyExistsError: The name is taken.
+            InvalidRefNameError: The new name breaks a rule of the specification.
+            RefNotFoundError: There is no such branch.
+            AlreadyExistsError: The new name is taken, or another branch had it until less than a day ago.
+            ProtectedError: One of the names is protected.
+            ConflictError: A tag or another branch refers to it.
         """
-        return self._parts.refs.add_tag(self._tag(name, at, metadata))
+        return renaming.rename_branch(name, new_name, self._parts.refs, self._parts.versions)
 
-    def move_tag(
-        self,
-        name: str,
-        at: str,
-        *,
-        expected: Version | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Tag:
-        """Point a tag to another version by compare-and-swap; create it when there is none and none is expected.
+    def reset(self, branch: str, at: str = MAIN) -> Branch:
+        """Make a branch start anew from a version, as if it was deleted and created again; what it had is gone.
+
+        Who is in the middle of a commit to it gets a `CommitConflictError`. Its metadata stays. To go back on a branch
+        without losing what came after, restore the older version as the next one.
 
         Args:
-            name: The tag.
-            at: The version to point to. A tag that points there already is left as it is.
-            expected: Where the tag has to point now.
-            metadata: Kept with the tag, in place of what was there.
+            branch: The branch; not `main`.
+            at: The version to start from, on another branch.
 
         Raises:
-            RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
+            RefNotFoundError: There is no such branch.
+            InvalidInputError: The branch is `main`, or the version is its own.
+            ProtectedError: The branch is protected.
+            ConflictError: A tag or another branch refers to it.
         """
-        wanted = self._tag(name, at, metadata)
-        current = self._parts.refs.tag(name)
-        if current is None and expected is None:
-            try:
-                return self._parts.refs.add_tag(wanted)
-            except AlreadyExistsError:
-                current = self._parts.refs.tag(name)
-        if current is not None and current.ref == wanted.ref and expected is None:
-            return current
-        return self._parts.refs.swap_tag(wanted, None if expected is None else str(expected))
+        return branching.reset_branch(branch, self._parts.at(at), self._parts.refs, self._parts.versions)
 
-    def delete_tag(self, name: str) -> None:
-        """Delete a tag.
+    def set_branch_metadata(self, name: str, updates: Mapping[str, str | None]) -> Branch:
+        """Change what is kept with a branch, by compare-and-swap; a value of None takes a key out.
 
         Raises:
-            RefNotFoundError: There is no such tag.
+            RefNotFoundError: There is no such branch.
+            InvalidInputError: A key starts with `lance_dagster.`.
         """
-        if self._parts.refs.tag(name) is None:
-            raise RefNotFoundError(name, list(self._parts.refs.tags()), self.uri)
-        self._parts.refs.remove_tag(name)
+        return branching.set_metadata(name, updates, self._parts.refs)
 
-    def _tag(self, name: str, at: str, metadata: Mapping[str, str] | None) -> Tag:
-        check_tag_name(name)
-        if self._parts.refs.branch(name) is not None or name == MAIN:
-            raise AlreadyExistsError(f"{name!r} is a branch of {self.uri}; a tag of that name would be ambiguous")
-        state = self._parts.at(at)
-        return Tag(
-            name=name,
-            branch=state.branch,
-            version=state.number,
-            metadata=metadata or {},
-            manifest_size=self._parts.versions.manifest_size(state),
-        )
+    def protection(self) -> Protection:
+        """Return which names are protected."""
+        return protecting.protection(self._parts.store)
+
+    def protect(self, *, branches: Sequence[str] = (), tags: Sequence[str] = ()) -> Protection:
+        """Protect branches and tags by glob patterns, beside those that are protected already.
+
+        A protected branch takes merges and upkeep (compaction, indices), and no other commit; it cannot be reset,
+        deleted or renamed. A protected tag can only name versions of `main` or of protected branches; it cannot be
+        deleted or renamed. Commits in flight may still land. Programs that write past this package do not look.
+
+        Args:
+            branches: Such as `"main"` or `"release/*"`; `*` stands for any characters, "/" included.
+            tags: Such as `"production"` or `"v*"`.
+        """
+        add = Protection(branches=tuple(branches), tags=tuple(tags))
+        return protecting.change_protection(self._parts.store, add, Protection())
+
+    def unprotect(self, *, branches: Sequence[str] = (), tags: Sequence[str] = ()) -> Protection:
+        """Take patterns back; the arguments are those of `protect`.
+
+        Raises:
+            InvalidInputError: Nothing is protected by such a pattern.
+        """
+        remove = Protection(branches=tuple(branches), tags=tuple(tags))
+        return protecting.change_protection(self._parts.store, Protection(), remove)

@@ -31,8 +31,8 @@ class Parts:
         """The table's canonical URI."""
         return self.store.uri
 
-    def at(self, ref: str) -> State:
-        """Read the version a ref expression names."""
+    def at(self, ref: str | None) -> State:
+        """Read the version a ref expression names; None stands for `main`."""
         return self.versions.load(*resolve(ref, self.refs, self.versions))
 
     def head(self, branch: str) -> State:

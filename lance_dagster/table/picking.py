@@ -8,10 +8,15 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from pyroaring import BitMap
+
 from lance_dagster.changes.apply import as_next
 from lance_dagster.changes.merge import MergePlan, Question, Strategy, plan_merge
+from lance_dagster.changes.row_spaces import Alias
 from lance_dagster.changes.sides import Change, Side
 from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.transaction import MESSAGE, Clone, Restore, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.lineage import alias_records, lineage_of, row_space
@@ -45,7 +50,7 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
     parent = _parent(parts, commit_, how.parent)
     change = _change(parent, commit_)
     since = [change] if parent.branch == commit_.branch else []
-    return _carried_over(parts, _Way(parent, commit_, change, since), onto, how, PICKED)
+    return _carried_over(parts, _Way(PICKED, parent, commit_, change, since), onto, how)
 
 
 def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
@@ -57,7 +62,7 @@ def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
     """
     parent = _parent(parts, commit_, how.parent)
     change = _change(parent, commit_, undone=True)
-    return _carried_over(parts, _Way(commit_, parent, change, []), branch, how, REVERTED)
+    return _carried_over(parts, _Way(REVERTED, commit_, parent, change, []), branch, how)
 
 
 def restore(parts: Parts, to: State, branch: str, properties: Mapping[str, str]) -> State:
@@ -77,15 +82,20 @@ def restore(parts: Parts, to: State, branch: str, properties: Mapping[str, str])
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """From one version to another, as a merge sees it: the base, the source, and what happened in between."""
+    """From one version to another, as a merge sees it: the base, the source, and what happened in between.
 
+    `kind` is the property that says what it is for.
+    """
+
+    kind: str
     base: State
     source: State
     change: Change
     since: list[Change]
 
 
-def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking, kind: str) -> State:
+def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking) -> State:
+    kind = way.kind
     base, source = lineage_of(way.base, parts.refs), lineage_of(way.source, parts.refs)
     same_line = way.base.branch == way.source.branch
     of = way.source if kind == PICKED else way.base
@@ -114,8 +124,8 @@ def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking, kind: str)
         verb = "take over" if kind == PICKED else "take back"
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot {verb} {of} on {head} of {parts.uri}; nothing was written:", plan)
-        operation, changed = carried_out(parts, plan, way.source, head, [way.change])
-        known = alias_records(head.manifest, plan.aliases)
+        operation, changed = carried_out(parts, plan, way.source, head, changes=[way.change])
+        known = alias_records(head.manifest, _aliases_of_brought(plan))
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             raise InvalidInputError(f"there is nothing to {verb}: the change of {of} makes no difference to {head}")
@@ -127,6 +137,26 @@ def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking, kind: str)
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
     return commit(parts.versions, branch, propose)
+
+
+def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
+    """Return the ids of the rows that came, and of no others: a later merge of the branch has to bring these."""
+    sequences = [np.empty(0, np.uint64)]
+    for brought in plan.added if plan.aliases else ():
+        rows = brought.fragment.physical_rows
+        alive = BitMap(range(rows)) - (brought.deleted or BitMap())
+        ids = decode_row_ids(brought.fragment.row_ids, rows, f"fragment {brought.fragment.id}")
+        sequences.append(ids[np.array(alive, np.int64)])
+    here = np.unique(np.concatenate(sequences)).astype(np.int64)
+    found: dict[str, list[Alias]] = {}
+    for branch_id, aliases in plan.aliases.items():
+        for alias in aliases:
+            came = here[(here >= alias.here) & (here < alias.here + alias.end - alias.first)]
+            for run in np.split(came, np.flatnonzero(np.diff(came) > 1) + 1) if len(came) else ():
+                start, end = int(run[0]), int(run[-1]) + 1
+                first = alias.first + start - alias.here
+                found.setdefault(branch_id, []).append(Alias(first=first, end=first + end - start, here=start))
+    return found
 
 
 def _message(of: State, kind: str) -> str:

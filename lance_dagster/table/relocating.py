@@ -24,6 +24,7 @@ from lance_dagster.format.model import BasePath
 from lance_dagster.format.transaction import MESSAGE, Clone, Transaction, UpdateBases
 from lance_dagster.history.branches import create_branch
 from lance_dagster.history.commit import Proposal, commit, next_manifest
+from lance_dagster.history.gc import Progress
 from lance_dagster.history.refs import Tag
 from lance_dagster.history.versions import State
 from lance_dagster.store import canonical_uri
@@ -60,10 +61,16 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """Whether files are looked for before a commit names them, and whether anything is committed."""
+    """Whether files are looked for before a commit names them, whether anything is committed, who is told how far."""
 
     check: bool = True
     dry_run: bool = False
+    progress: Progress | None = None
+
+    def tell(self, done: int, total: int) -> None:
+        """Say how many branches and tags were looked at."""
+        if self.progress is not None:
+            self.progress(done, total)
 
 
 def relocate(parts: Parts, old_uri: str | None, how: How) -> Relocation:
@@ -115,8 +122,15 @@ def move_base(parts: Parts, name: str, uri: str, how: How) -> Relocation:
 
 
 def _repoint_all(parts: Parts, moves: Moves, how: How) -> Relocation:
-    branches = [_repoint(parts, head.branch, moves, how) for head in heads(parts)]
-    tags = [_carry(parts, tag, moves, how) for tag in parts.refs.tags().values()]
+    newest, branches = heads(parts), []
+    for head in newest:
+        branches.append(_repoint(parts, head.branch, moves, how))
+        how.tell(len(branches), len(newest))
+    # Read only now: somebody who moves the same table may have carried them meanwhile.
+    named, tags = parts.refs.tags().values(), []
+    for tag in named:
+        tags.append(_carry(parts, tag, moves, how))
+        how.tell(len(newest) + len(tags), len(newest) + len(named))
     return Relocation(
         branches=tuple(done for done in branches if done is not None),
         tags=tuple(done for done in tags if done is not None),

@@ -11,21 +11,28 @@ from contextlib import suppress
 import pyarrow as pa
 
 from lance_dagster import datafiles
-from lance_dagster.errors import AlreadyExistsError, TableNotFoundError, UnsupportedFeatureError
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError, TableNotFoundError, UnsupportedFeatureError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.log import first_parents
-from lance_dagster.history.versions import Version
+from lance_dagster.history.table_uri import is_table_uri, parse_table_uri, table_uri
 from lance_dagster.table import write
+from lance_dagster.table.collecting import Collecting
+from lance_dagster.table.diffing import Diffing
 from lance_dagster.table.editing import Editing
 from lance_dagster.table.evolving import Evolving
+from lance_dagster.table.history import History
 from lance_dagster.table.keeping import Keeping
 from lance_dagster.table.merging import Merging
 from lance_dagster.table.naming import Naming
 from lance_dagster.table.parts import open_parts, schema_of
+from lance_dagster.table.standing import Surveying
+from lance_dagster.table.tagging import Tagging
+from lance_dagster.table.undoing import Undoing
 from lance_dagster.table.write import create_empty
 
 
-class LanceTable(Editing, Evolving, Naming, Merging, Keeping):
+class LanceTable(
+    History, Editing, Evolving, Naming, Tagging, Merging, Undoing, Diffing, Surveying, Keeping, Collecting
+):
     """A Lance table with branches, tags and merges.
 
     Holds no open file and no lock, and is cheap to make. Use one per process.
@@ -41,14 +48,45 @@ class LanceTable(Editing, Evolving, Naming, Merging, Keeping):
 
         Raises:
             TableNotFoundError: There is no Lance table at `uri`.
-            InvalidInputError: The URI's scheme or a storage option is not known.
+            InvalidInputError: The URI's scheme or a storage option is not known, or it names a version, for `open_at`.
         """
+        if is_table_uri(uri):
+            raise InvalidInputError(
+                "this URI names a version of a table: LanceTable.open_at opens the table and returns the ref too"
+            )
         table = cls(open_parts(uri, storage_options))
         if not table._parts.versions.exist(MAIN):
             raise TableNotFoundError(
                 f"no Lance table at {table.uri}; create one with LanceTable.create, or check the path"
             )
         return table
+
+    @classmethod
+    def open_at(
+        cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> tuple["LanceTable", str]:
+        """Open a table by a URI that may name one of its versions, and return it with the ref expression.
+
+        The ref is `main` where none is named. It is not looked up: `table.at(ref)` does that, once, when it is needed.
+
+        Args:
+            uri: `lance+<uri>?ref=<expression>`, such as `lance+s3://bucket/orders.lance?ref=production`; or what
+                `open` takes. `%`, `?`, `#`, `&` and blanks are written `%25`, `%3F`, `%23`, `%26` and `%20` in the
+                first form.
+            storage_options: Credentials and endpoint, in pylance's vocabulary; never part of the URI.
+
+        Raises:
+            TableNotFoundError: There is no Lance table.
+            InvalidInputError: The URI cannot be read, or carries something other than a ref.
+        """
+        if not is_table_uri(uri):
+            return cls.open(uri, storage_options), MAIN
+        place, ref = parse_table_uri(os.fspath(uri))
+        return cls.open(place, storage_options), ref
+
+    def uri_at(self, ref: str = MAIN) -> str:
+        """Return one URI for this table and a ref expression, which `open_at` takes; it holds no credentials."""
+        return table_uri(self.uri, ref)
 
     @classmethod
     def create(
@@ -89,25 +127,6 @@ class LanceTable(Editing, Evolving, Naming, Merging, Keeping):
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, str]]]:
         """Pickle as URI and options, for processes of the same job."""
         return _reopen, (self.uri, dict(self.storage_options))
-
-    def at(self, ref: str) -> Version:
-        """Return the version a ref expression names."""
-        return self._described(self._parts.at(ref))
-
-    def head(self, branch: str = MAIN) -> Version:
-        """Return the newest version of a branch."""
-        return self._described(self._parts.head(branch))
-
-    def versions_after(self, number: int, branch: str = MAIN) -> list[int]:
-        """List the numbers of a branch's versions after `number`, ascending, from file names alone."""
-        return [found for found in self._parts.versions.numbers(branch) if found > number]
-
-    def log(self, ref: str = MAIN, limit: int | None = None) -> list[Version]:
-        """Return a version and those it was made from, newest first, along first parents and across forks.
-
-        Versions that a clean-up removed are left out.
-        """
-        return first_parents(self._parts.versions, self._parts.at(ref), limit)
 
     def schema(self, ref: str = MAIN) -> pa.Schema:
         """Return the Arrow schema of a version."""

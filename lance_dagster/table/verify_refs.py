@@ -129,10 +129,10 @@ def _check_branch(branch: Branch, names: Names) -> Iterator[Problem]:
     own = names.numbers.get(branch.name)
     if own == []:
         yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has its fork at least", path=path)
-    elif own and own[0] < branch.parent_version:
+    elif own and own[0] < branch.first:
         yield Problem(
             what=f"branch {branch.name!r} has a version {own[0]}",
-            right=f"it was forked from {branch.parent}, so its versions count from there",
+            right=f"it was forked from {branch.parent} as version {branch.first}, so its versions count from there",
             path=path,
         )
     yield from _check_lineage(branch, names, path)

@@ -52,9 +52,10 @@ class Party:
 
 
 def columns_lost(
-    base: Manifest, schema: MergedSchema, source: Party, dest: Party, lookups: Lookups
+    base: Manifest, schema: MergedSchema, parties: tuple[Party, Party], lookups: Lookups
 ) -> Iterator[Conflict]:
     """Find columns whose type or nullability one side changed while the other wrote rows of the old kind."""
+    source, dest = parties
     for one, other in ((source, dest), (dest, source)):
         added = schema.added_by_source if one is source else schema.added_by_dest
         for path, did in (*_casts(base, one, other), *_required(schema, added, other)):

@@ -9,6 +9,8 @@ What was not touched since the merge base is found by comparing encoded fragment
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress, count
+from operator import ne
 
 from lance_dagster.changes.sides import Side
 from lance_dagster.format.model import Fragment, Manifest
@@ -46,24 +48,24 @@ def match(base: Manifest, side: Side) -> Matched:
     """Find the fragments of a side that are in the place of those of the merge base."""
     manifest = side.manifest
     if side.anchor is not None and side.same_ids:
-        there = set(manifest.fragments.ids)
-        anchored = {number: number for number in side.anchor.fragments.ids}
-        ids = {number: number for number in anchored if number in there}
+        anchored = dict(zip(side.anchor.fragments.ids, side.anchor.fragments.ids, strict=True))
+        ids = _still(anchored, manifest)
         differing = _differing(side.anchor, manifest)
     else:
         through = side.anchor or manifest
         anchored, differing = _by_names(base, through)
         ids = anchored
         if side.anchor is not None:
-            there, later = set(manifest.fragments.ids), _differing(side.anchor, manifest)
+            later = _differing(side.anchor, manifest)
             differing |= {number for number, own in anchored.items() if own in later}
-            ids = {number: own for number, own in anchored.items() if own in there}
-    back = {own: number for number, own in ids.items()}
+            ids = _still(anchored, manifest)
+    # Whole sets and mappings at once: most fragments of a large table are the same on both sides.
+    back, before = dict(zip(ids.values(), ids, strict=True)), frozenset(base.fragments.ids)
     return Matched(
         base=base,
         side=manifest,
         ids=ids,
-        changed=frozenset(number for number in base.fragments.ids if number not in ids or number in differing),
+        changed=(before - ids.keys()) | (before & differing),
         others=tuple(number for number in manifest.fragments.ids if number not in back),
         anchored=anchored,
         back=back,
@@ -78,11 +80,21 @@ def same_deletions(one: Fragment, other: Fragment) -> bool:
     return (left.id, left.deleted_rows) == (right.id, right.deleted_rows)
 
 
+def _still(anchored: dict[int, int], manifest: Manifest) -> dict[int, int]:
+    """Return those of the fragments of an anchor that are there."""
+    there = set(manifest.fragments.ids)
+    return anchored if there.issuperset(anchored.values()) else {n: own for n, own in anchored.items() if own in there}
+
+
 def _differing(one: Manifest, other: Manifest) -> set[int]:
     """Return the ids of fragments of a version that are not in a later one as they were."""
-    later = dict(zip(other.fragments.ids, other.fragments.items, strict=True))
-    items = zip(one.fragments.ids, one.fragments.items, strict=True)
-    return {number for number, item in items if later.get(number) != item}
+    old, new = one.fragments, other.fragments
+    # Bytes that are equal in the same place are the same fragment; only the others have to be found by their ids.
+    unequal = list(compress(count(), map(ne, old.items, new.items)))
+    shared = min(len(old), len(new))
+    later = {new.ids[place]: new.items[place] for place in (*unequal, *range(shared, len(new)))}
+    places = (*unequal, *range(shared, len(old)))
+    return {old.ids[place] for place in places if later.get(old.ids[place]) != old.items[place]}
 
 
 def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]]:

@@ -113,7 +113,7 @@ class _Planner:
         arbiter = self._arbiter
         maps = merge_maps(self._base, self._source, self._dest, arbiter)
         self._losses = self._settled_claims()
-        for conflict in columns_lost(self._base, self._schema, *self._parties(), self._lookups):
+        for conflict in columns_lost(self._base, self._schema, self._parties(), self._lookups):
             arbiter.refuse(conflict)
         for party, loss in zip(self._parties(), self._losses, strict=True):
             for conflict in (

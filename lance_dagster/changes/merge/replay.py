@@ -6,7 +6,7 @@ same rows is noticed. The same holds for a merge, which may have brought updates
 they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,41 +80,13 @@ def _replayed(side: Side, matched: Matched, deleted: Deleted) -> _Rows:
     if anchor is None:
         return _Rows()
     # By the ids of the side's own line, which the anchor has and the base may not.
-    origin = {own: number for number, own in matched.anchored.items()}
+    replay = _Replay({own: number for number, own in matched.anchored.items()}, deleted)
     rows, states = _Rows(), {anchor.version: _Rows()}
     for change in side.since:
-        rows = _after(rows, change, origin, states, deleted)
+        rows = replay.after(rows, change, states)
         if change.after is not None:
             states[change.after.version] = rows
     return rows
-
-
-def _after(rows: _Rows, change: Change, origin: dict[int, int], states: dict[int, _Rows], deleted: Deleted) -> _Rows:
-    operation, before, after = change.operation, change.before, change.after
-    if before is None or after is None:
-        raise UntraceableError(f"{change.version} is gone, and the table has no stable row ids")
-    match operation:
-        case _ if change.is_merge or _updates(change):
-            return _without(rows, before, after, origin, deleted)
-        case Rewrite():
-            addresses = dict(rows.addresses)
-            for group in operation.groups:
-                addresses.update(_compacted(rows, group, before, origin, deleted))
-            return _Rows(addresses, rows.rewritten)
-        case Restore() if operation.version in states:
-            return states[operation.version]
-        case Restore():
-            raise UntraceableError(f"{change.version} went back to before the merge base, without stable row ids")
-        case Overwrite():
-            return _Rows({}, rows.rewritten)
-        case _:
-            return rows
-
-
-def _without(rows: _Rows, before: Manifest, after: Manifest, origin: dict[int, int], deleted: Deleted) -> _Rows:
-    """Note the rows that a version took out as written anew."""
-    gone = [_gone(rows, number, before, after, origin, deleted) for number in before.fragments.ids]
-    return _Rows(rows.addresses, rows.rewritten.union(*gone))
 
 
 def _updates(change: Change) -> bool:
@@ -124,44 +96,67 @@ def _updates(change: Change) -> bool:
     return isinstance(operation, Update) and operation.mode == REWRITE_ROWS and not replaces
 
 
-def _compacted(
-    rows: _Rows, group: RewriteGroup, before: Manifest, origin: dict[int, int], deleted: Deleted
-) -> dict[int, Addresses]:
-    parts: list[Addresses] = []
-    for old in group.old:
-        fragment = before.fragments.find(old.id)
-        if fragment is None:
-            raise UntraceableError(f"a compaction names a fragment {old.id} that is not there")
-        live = np.ones(fragment.physical_rows, np.bool_)
-        live[np.array(deleted(before, fragment), np.int64)] = False
-        parts.append(_addresses(rows, fragment, origin)[live])
-    together = np.concatenate([np.empty(0, np.int64), *parts])
-    new: Sequence[Fragment] = group.new
-    if len(together) != sum(fragment.physical_rows for fragment in new):
-        raise UntraceableError("a compaction wrote another number of rows than it read")
-    found, start = {}, 0
-    for fragment in new:
-        found[fragment.id] = together[start : start + fragment.physical_rows]
-        start += fragment.physical_rows
-    return found
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """Follows rows through versions, by the fragments of the merge base that fragments are in the place of."""
 
+    origin: Mapping[int, int]
+    deleted: Deleted
 
-def _gone(
-    rows: _Rows, number: int, before: Manifest, after: Manifest, origin: dict[int, int], deleted: Deleted
-) -> set[int]:
-    """Return the addresses of rows of a fragment that an update took out."""
-    old, new = present(before, number), after.fragments.find(number)
-    if new is not None and new.deletion == old.deletion:
-        return set()
-    left = BitMap(range(new.physical_rows)) - deleted(after, new) if new is not None else BitMap()
-    taken = BitMap(range(old.physical_rows)) - deleted(before, old) - left
-    addresses = _addresses(rows, old, origin)[np.array(taken, np.int64)]
-    return set(addresses[addresses != INSERTED].tolist())
+    def after(self, rows: _Rows, change: Change, states: Mapping[int, _Rows]) -> _Rows:
+        """Return where rows are after one more version, given where they were after each before it."""
+        operation, before, after = change.operation, change.before, change.after
+        if before is None or after is None:
+            raise UntraceableError(f"{change.version} is gone, and the table has no stable row ids")
+        match operation:
+            case _ if change.is_merge or _updates(change):
+                gone = [self._gone(rows, number, before, after) for number in before.fragments.ids]
+                return _Rows(rows.addresses, rows.rewritten.union(*gone))
+            case Rewrite():
+                addresses = dict(rows.addresses)
+                for group in operation.groups:
+                    addresses.update(self._compacted(rows, group, before))
+                return _Rows(addresses, rows.rewritten)
+            case Restore() if operation.version in states:
+                return states[operation.version]
+            case Restore():
+                raise UntraceableError(f"{change.version} went back to before the merge base, without stable row ids")
+            case Overwrite():
+                return _Rows({}, rows.rewritten)
+            case _:
+                return rows
 
+    def _compacted(self, rows: _Rows, group: RewriteGroup, before: Manifest) -> dict[int, Addresses]:
+        parts: list[Addresses] = []
+        for old in group.old:
+            fragment = before.fragments.find(old.id)
+            if fragment is None:
+                raise UntraceableError(f"a compaction names a fragment {old.id} that is not there")
+            live = np.ones(fragment.physical_rows, np.bool_)
+            live[np.array(self.deleted(before, fragment), np.int64)] = False
+            parts.append(self._addresses(rows, fragment)[live])
+        together = np.concatenate([np.empty(0, np.int64), *parts])
+        if len(together) != sum(fragment.physical_rows for fragment in group.new):
+            raise UntraceableError("a compaction wrote another number of rows than it read")
+        found, start = {}, 0
+        for fragment in group.new:
+            found[fragment.id] = together[start : start + fragment.physical_rows]
+            start += fragment.physical_rows
+        return found
 
-def _addresses(rows: _Rows, fragment: Fragment, origin: dict[int, int]) -> Addresses:
-    if fragment.id in rows.addresses:
-        return rows.addresses[fragment.id]
-    if fragment.id in origin:
-        return addresses_of(fragment, origin[fragment.id])
-    return np.full(fragment.physical_rows, INSERTED, np.int64)
+    def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> set[int]:
+        """Return the addresses of rows of a fragment that a version took out."""
+        old, new = present(before, number), after.fragments.find(number)
+        if new is not None and new.deletion == old.deletion:
+            return set()
+        left = BitMap(range(new.physical_rows)) - self.deleted(after, new) if new is not None else BitMap()
+        taken = BitMap(range(old.physical_rows)) - self.deleted(before, old) - left
+        addresses = self._addresses(rows, old)[np.array(taken, np.int64)]
+        return set(addresses[addresses != INSERTED].tolist())
+
+    def _addresses(self, rows: _Rows, fragment: Fragment) -> Addresses:
+        if fragment.id in rows.addresses:
+            return rows.addresses[fragment.id]
+        if fragment.id in self.origin:
+            return addresses_of(fragment, self.origin[fragment.id])
+        return np.full(fragment.physical_rows, INSERTED, np.int64)

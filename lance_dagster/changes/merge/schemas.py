@@ -12,6 +12,7 @@ from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Ar
 from lance_dagster.changes.merge.columns import Columns, paths_of
 from lance_dagster.changes.merge.maps import merged
 from lance_dagster.changes.sides import Conflict, Side, makers
+from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Append, Delete, Merge, Overwrite, Rewrite
 
@@ -98,7 +99,7 @@ class _Merger:
             if theirs is not None:
                 self._keep_or_change(field, mine, theirs)
             elif mine is not None:
-                self._dropped_by_dest(field, mine)
+                self._dropped_by_dest(field)
             elif self._paths[field.id] in self._cast_apart:
                 self._dropped_and_cast(field)
         by_dest = self._added(self._dest, dest_ids)
@@ -121,23 +122,39 @@ class _Merger:
         if mine is not None:
             self._fields[theirs] = self._facets(base, self._source[mine], dest)
             self._from_source[mine] = theirs
-        elif not self._changed(base, dest, theirs in self._all.dest_columns.filled):
-            return
-        elif self._settle(base, f"{self._who(self._all.source)} dropped it", f"{self._who(self._all.dest)} changed it"):
-            # Dropped here and kept there, where the dest has won.
+        elif dest.parent_id in self._kept:
             self._fields[theirs] = dest
             self._kept.add(theirs)
+        elif not _around_is_gone(base, self._all.source_columns):
+            self._dropped_by_source(base, theirs)
 
-    def _settle(self, base: Field, source: str, dest: str) -> bool:
-        conflict = Conflict(kind="column", unit=f"column {self._paths[base.id]}", source=source, dest=dest)
-        return self._arbiter.settle(conflict) == DEST_WINS
+    def _dropped_by_source(self, base: Field, theirs: int) -> None:
+        if not self._changed_within(base, self._dest, self._all.dest_columns):
+            return
+        did = f"{self._who(self._all.source)} dropped it", f"{self._who(self._all.dest)} changed it"
+        unit = f"column {self._paths[base.id]}"
+        if self._arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1])) == DEST_WINS:
+            self._fields[theirs] = self._dest[theirs]
+            self._kept.add(theirs)
 
-    def _dropped_by_dest(self, base: Field, mine: int) -> None:
-        if self._changed(base, self._source[mine], mine in self._all.source_columns.filled):
+    def _dropped_by_dest(self, base: Field) -> None:
+        if _around_is_gone(base, self._all.dest_columns):
+            return
+        if self._changed_within(base, self._source, self._all.source_columns):
             did = f"{self._who(self._all.source)} changed it", f"{self._who(self._all.dest)} dropped it"
             unit = f"column {self._paths[base.id]}"
             # Its values are gone from the dest's files, or may be at the next compaction.
             self._arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), (DEST_WINS,))
+
+    def _changed_within(self, base: Field, fields: Mapping[int, Field], columns: Columns) -> bool:
+        """Tell whether a side changed a field, or one inside of it."""
+        inner = subtree(self._all.base.fields, base)
+        own = {columns.ids[field.id] for field in inner if field.id in columns.ids}
+        added = any(field.parent_id in own and field.id not in own for field in fields.values())
+        return added or any(
+            (now := columns.ids.get(field.id)) is None or self._changed(field, fields[now], now in columns.filled)
+            for field in inner
+        )
 
     def _dropped_and_cast(self, base: Field) -> None:
         path = self._paths[base.id]
@@ -270,6 +287,11 @@ class _Merger:
         return who if side.changes else side.name
 
 
+def _around_is_gone(base: Field, columns: Columns) -> bool:
+    """Tell whether a side dropped the column around a field."""
+    return base.parent_id >= 0 and base.parent_id not in columns.ids
+
+
 def _files_of(manifest: Manifest, number: int) -> dict[str, int]:
     """Return the files that hold values of a field, and in which of their columns."""
     return {
@@ -304,18 +326,19 @@ def casts(columns: Columns, base: Manifest, side: Side) -> list[str]:
     images, paths = set(columns.ids.values()), paths_of(base.fields)
     added = {path for number, path in paths_of(side.manifest.fields).items() if number not in images}
     found = {path for number, path in paths.items() if number not in columns.ids and path in added}
-    images_of_anchor = set(columns.anchored)
-    back = {field.id: field.id for field in base.fields if field.id not in images_of_anchor}
-    back |= {own: number for number, own in columns.anchored.items()}
-    live = {field.id for field in side.manifest.fields}
+    origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
+    origin |= {own: number for number, own in columns.anchored.items()}
+    cast: dict[int, int] = {}
     for change in (*side.changes, *side.since):
         if change.before is None or change.after is None or not isinstance(change.operation, Merge | Overwrite):
             continue
         before, after = paths_of(change.before.fields), paths_of(change.after.fields)
         new = {path: number for number, path in after.items() if number not in before}
         for number, path in before.items():
-            if number not in after and path in new and number in back:
+            was = cast.get(number, origin.get(number))
+            if number not in after and path in new and was is not None:
                 # Cast again, it is still the same column.
-                back[new[path]] = back[number]
-    found |= {paths[number] for own, number in back.items() if own in live and own not in images and number in paths}
+                cast[new[path]] = was
+    live = {field.id for field in side.manifest.fields} - images
+    found |= {paths[number] for own, number in cast.items() if own in live and number in paths}
     return sorted(found)

@@ -60,7 +60,7 @@ def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted
         deleted: Reads deletion vectors.
     """
     index = _Index(matched.base, matched.changed, deleted)
-    updated = _Updated.of(side)
+    updated = _Updated.of(side, deleted)
     known_below = max(identities.base.end, identities.shared.end)
     found: dict[int, Elsewhere] = {}
     for number, live in unplaced(matched, deleted):
@@ -148,7 +148,7 @@ class _Updated:
     by_stamps: bool
 
     @classmethod
-    def of(cls, side: Side) -> "_Updated":
+    def of(cls, side: Side, deleted: Deleted) -> "_Updated":
         ids = np.empty(0, np.uint64)
         known: dict[int, U64Array] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
         by_stamps = side.anchor is None
@@ -161,7 +161,7 @@ class _Updated:
                 by_stamps |= before is None
                 ids = ids if before is None else before
             elif isinstance(change.operation, Update | Merge) or change.is_merge:
-                ids = np.union1d(ids, _rewritten(change.before, change.after))
+                ids = np.union1d(ids, _rewritten(change.before, change.after, deleted))
             known[change.after.version] = ids
         return cls(ids, by_stamps)
 
@@ -169,7 +169,7 @@ class _Updated:
         return np.isin(ids, self.ids)
 
 
-def _rewritten(before: Manifest, after: Manifest) -> U64Array:
+def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> U64Array:
     """Return the ids of rows that a version wrote anew into other fragments."""
     had = set(before.fragments.ids)
     found: list[U64Array] = [np.empty(0, np.uint64)]
@@ -182,7 +182,11 @@ def _rewritten(before: Manifest, after: Manifest) -> U64Array:
             continue
         ids = _ids(fragment, f"version {after.version}")
         stamps = _stamps(fragment, f"version {after.version}")
-        found.append(ids[(ids < np.uint64(before.next_row_id)) & (stamps == np.uint64(after.version))])
+        fresh = (ids < np.uint64(before.next_row_id)) & (stamps == np.uint64(after.version))
+        if fragment.deletion is not None and fresh.any():
+            # A merge brings a fragment for some of its rows; the others are alive elsewhere, as they were.
+            fresh[np.array(deleted(after, fragment), np.int64)] = False
+        found.append(ids[fresh])
     return np.concatenate(found)
 
 

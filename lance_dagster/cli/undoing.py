@@ -1,0 +1,76 @@
+"""`lance-dagster cherry-pick`, `revert`, `restore` and `reset`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from lance_dagster.cli.command import Answer, about_table
+from lance_dagster.cli.named import BRANCH, REF
+from lance_dagster.cli.outcome import conflicts_told, give_version, strategy_from, with_message, with_strategy
+
+if TYPE_CHECKING:
+    from lance_dagster.table import LanceTable
+
+_with_parent = click.option(
+    "--parent", type=click.IntRange(min=1), help="For a merge: the parent its change is seen from, counted from 1."
+)
+
+
+@click.command("cherry-pick")
+@about_table
+@click.argument("version", type=REF)
+@click.option("--onto", type=BRANCH, default="main", show_default=True, help="The branch that gets the change.")
+@_with_parent
+@with_strategy
+def cherry_pick(
+    table: "LanceTable", answer: Answer, version: str, onto: str, parent: int | None, strategies: Sequence[str]
+) -> None:
+    """Make the change of one VERSION on another branch too."""
+    before = table.head(onto)
+    with conflicts_told(answer):
+        made = table.cherry_pick(version, onto, parent=parent, strategy=strategy_from(strategies))
+    give_version(answer, before, made, f"nothing to do: {made} has the change already")
+
+
+@click.command()
+@about_table
+@click.argument("version", type=REF)
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch it is taken back on.")
+@_with_parent
+@with_strategy
+def revert(
+    table: "LanceTable", answer: Answer, version: str, branch: str, parent: int | None, strategies: Sequence[str]
+) -> None:
+    """Take the change of one VERSION back, and keep what was done since."""
+    before = table.head(branch)
+    with conflicts_told(answer):
+        made = table.revert(version, branch, parent=parent, strategy=strategy_from(strategies))
+    give_version(answer, before, made, f"nothing to do: {made} does not have the change")
+
+
+@click.command()
+@about_table
+@click.argument("version", type=REF)
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch to take back.")
+@with_message
+def restore(table: "LanceTable", answer: Answer, version: str, branch: str, message: str | None) -> None:
+    """Make an older VERSION of a branch its newest one; what came after stays in the log."""
+    before = table.head(branch)
+    made = table.restore(version, branch, message=message)
+    give_version(answer, before, made, f"nothing to do: {made} is the newest version")
+
+
+@click.command()
+@about_table
+@click.argument("branch", type=BRANCH)
+@click.option("--at", type=REF, default="main", show_default=True, help="The version to start from.")
+def reset(table: "LanceTable", answer: Answer, branch: str, at: str) -> None:
+    """Make BRANCH start anew from a version of another branch; what it had is gone."""
+    before = table.head(branch)
+    made = table.reset(branch, at)
+    head = table.head(branch)
+    answer.give(
+        {"branch": made.name, "before": str(before), "head": str(head), "forked_from": made.parent},
+        [f"{made.name}: {before} -> {head}, from {made.parent}"],
+    )

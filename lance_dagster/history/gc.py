@@ -1,0 +1,225 @@
+"""Collect garbage: let old versions expire, and delete the files that no version names. Nothing else deletes.
+
+What has to hold is that no file goes that somebody needs, and others go on committing, branching, tagging, merging
+and restoring while this runs, through this package or through others, which know nothing of it. There is no lock. It
+holds because a file goes only after it has been out of everybody's reach for long enough.
+
+**A file without a version.** A writer puts data files first and commits them later. So a file younger than the grace
+period stays, whoever names it. An older one that no version named when the versions were listed is named by none that
+comes later: a new version names files of versions that were there when it was begun, and new files. Versions are
+listed first, then read; one that is committed meanwhile is made of what the listed ones name.
+
+**A version that expires.** Whoever restores, tags, forks or picks an old version has read it a moment ago and lands
+in a moment. So an expired version is not gone: its manifest is first copied to `_expired/`, then deleted where it
+was. From then on nobody new can reach it, and while its copy is younger than the settling time all files it names
+stay, so what lands in the meantime lands on files that are there, and by the next collection is a version, a tag or
+a branch that keeps them. Names are read again after the manifests were deleted, and at the beginning of every
+collection: a tag or a fork that names an expired version gets it back from its copy, byte by byte. Copies are listed
+after the versions: a version that another collector takes away meanwhile is seen in one place or the other.
+
+**What is needed.** The newest version of each branch; what a retention rule keeps; what tags name or say they named
+before; what branches were forked from and their first versions; what the next merge of each branch starts from. The
+rules are in `changes.retention`, the rest in `history.reach`.
+
+**Clocks.** Ages are measured by the storage's clock alone, which stamps the objects, or by this computer's where that
+is behind: a clock that is ahead must not make things look old. The time of a version is the later one of what it says
+and of when it was stored, and never before its predecessor's. What lies in the future counts as new, and is reported.
+
+**What cannot be read.** A manifest, branch or tag that cannot be read may name anything: then nothing is deleted.
+
+**Crashes.** Every step can be done twice. After a crash a version is in its place, or in `_expired/`, or both; files
+are deleted last, and each was garbage by itself. Objects that have no name of a table's, and other folders, base
+paths and tables, are not touched. Shallow clones elsewhere cannot be seen: a tag on the version cloned keeps their
+files (`clone` leaves one).
+
+With a settling time of zero everything happens in one run, and whoever asks for that has to know that nobody else is
+at work.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import pendulum
+
+from lance_dagster.changes.problems import WARNING, Problem
+from lance_dagster.changes.retention import Retention
+from lance_dagster.errors import FormatError, InvalidInputError, StoreError
+from lance_dagster.format import layout
+from lance_dagster.history.garbage import GarbageReport, by_branch, counted
+from lance_dagster.history.inventory import EXPIRED, Inventory, take_inventory, waiting_versions
+from lance_dagster.history.judging import Judged, judge
+from lance_dagster.history.marking import Found, Mark, Marking, Terms
+from lance_dagster.history.reach import Merges, NamedFiles, Needs, add_needed_by_merges, needed_by_names, owners
+from lance_dagster.history.refs import Branch, Refs, Tag
+from lance_dagster.history.sweeping import Sweep
+from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import Store
+
+Progress = Callable[[int, int], None]
+"""Called with how many steps are done and how many there are."""
+SETTLING = timedelta(days=1)
+_TOLERANCE = 300.0
+_NANO = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be collected: the rules, all of which have to let a version go, and the ages of files."""
+
+    rules: tuple[Retention, ...]
+    grace: timedelta
+    settling: timedelta = SETTLING
+    dry_run: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse ages below zero.
+
+        Raises:
+            InvalidInputError: There is one.
+        """
+        if self.grace < timedelta(0):
+            raise InvalidInputError(f"grace is {self.grace}; it cannot be negative")
+
+
+def collect(store: Store, wish: Wish, progress: Progress | None = None) -> GarbageReport:
+    """Find the garbage of a table, and delete it unless this is a dry run."""
+    return _Collection(store, wish, progress).run()
+
+
+class _Collection:
+    """One collection, step by step."""
+
+    def __init__(self, store: Store, wish: Wish, progress: Progress | None) -> None:
+        self._store = store
+        self._refs = Refs(store)
+        self._wish = wish
+        self._progress = progress
+        self._done = self._total = 0
+        self._problems: list[Problem] = []
+
+    def run(self) -> GarbageReport:
+        """Look, then delete."""
+        terms = self._terms()
+        try:
+            branches, tags = self._refs.branches(), self._refs.tags()
+            needs = needed_by_names(branches, tags)
+            inventory = take_inventory(self._store.walk(""), branches)
+            add_needed_by_merges(needs, branches, self._merges(inventory, terms))
+        except FormatError as error:
+            mark = Mark(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
+            mark.failed(None, error)
+            return self._report(terms, Inventory(), mark, Judged())
+        self._total = sum(len(line.manifests) + len(line.detached) for line in inventory.lines.values())
+        marking = Marking(self._store, branches, needs, terms)
+        mark = marking.versions(inventory, self._step)
+        # After the versions: what another collector takes away meanwhile is there by then.
+        waiting, wanted = self._waiting(branches, needs, inventory)
+        marking.kept(wanted, self._step)
+        settled = [found for found in waiting if found.entry.modified <= terms.now - terms.settling]
+        marking.waiting([found for found in waiting if found not in settled], self._step)
+        judged = judge(inventory, mark, terms, settled)
+        self._problems += [*needs.problems, *_dangling(tags, mark)]
+        report = replace(self._report(terms, inventory, mark, judged), put_back=tuple(map(str, wanted)))
+        if self._wish.dry_run or not report.ok:
+            return report
+        self._total += len(mark.expired) + report.files
+        sweep = Sweep(self._store, branches, self._step)
+        sweep.put_back(wanted)
+        return self._swept(report, sweep, mark, judged)
+
+    def _swept(self, report: GarbageReport, sweep: Sweep, mark: Mark, judged: Judged) -> GarbageReport:
+        expired, back = sweep.expire(mark.expired)
+        report = replace(
+            report,
+            expired=by_branch((found.branch, found.number) for found in expired),
+            put_back=(*report.put_back, *map(str, back)),
+        )
+        if back and not self._wish.settling:
+            # Their files count as garbage here; the next collection sees them as what they are.
+            return report
+        sweep.delete_files(judged)
+        if not self._wish.settling:
+            sweep.forget(expired)
+        return replace(report, done=True, branches=tuple(sweep.free(mark.dead, mark.by_kept.keys)))
+
+    def _merges(self, inventory: Inventory, terms: Terms) -> Merges:
+        def active(head: State) -> bool:
+            age = max(rules.rule(head.branch).older_than for rules in terms.rules)
+            return head.manifest.timestamp / _NANO > terms.now - age.total_seconds()
+
+        numbers = {line.branch: line.manifests for line in inventory.lines.values()}
+        return Merges(self._refs, Versions(self._store), numbers, active)
+
+    def _terms(self) -> Terms:
+        here = time.time()
+        try:
+            there = self._store.now()
+        except StoreError as error:
+            if not self._wish.dry_run:
+                raise
+            there = here
+            what = f"the storage's clock cannot be asked: {error}"
+            right = "nothing can be deleted without; ages are measured by this computer's clock"
+            self._problems.append(Problem(what=what, right=right, severity=WARNING))
+        if abs(here - there) > _TOLERANCE:
+            what = f"this computer's clock is {there - here:,.0f} seconds behind the storage's"
+            right = "the earlier of the two is what ages are measured by"
+            self._problems.append(Problem(what=what, right=right, severity=WARNING))
+        return Terms(
+            rules=self._wish.rules,
+            grace=self._wish.grace.total_seconds(),
+            settling=self._wish.settling.total_seconds(),
+            now=min(here, there),
+        )
+
+    def _waiting(
+        self, branches: Mapping[str, Branch], needs: Needs, inventory: Inventory
+    ) -> tuple[list[Found], list[Found]]:
+        """Return the versions that expired earlier: those that go on waiting, and those that are needed again."""
+        waiting: list[Found] = []
+        wanted: dict[tuple[str, int], Found] = {}
+        found = waiting_versions(self._store.walk(EXPIRED), owners(branches))
+        for branch, number, entry, same in sorted(found, key=lambda version: version[2].modified):
+            place, version = (branch, number), Found(branch, number, entry)
+            line = inventory.line(branch)
+            gone = number not in line.manifests and number not in line.detached
+            if same and gone and place in needs.reasons:
+                wanted[place] = version
+            else:
+                waiting.append(version)
+        return waiting, list(wanted.values())
+
+    def _report(self, terms: Terms, inventory: Inventory, mark: Mark, judged: Judged) -> GarbageReport:
+        return GarbageReport(
+            dry_run=self._wish.dry_run,
+            now=pendulum.from_timestamp(terms.now),
+            expired=by_branch((found.branch, found.number) for found in mark.expired),
+            garbage=counted(judged.garbage),
+            waiting=counted(judged.waiting),
+            young=counted(judged.young),
+            kept={f"{branch}@{number}": why for (branch, number), why in sorted(mark.kept.items())},
+            branches=tuple(sorted(mark.dead)),
+            others=inventory.unknown,
+            paths=tuple(sorted(entry.key for entry in judged.files)),
+            problems=(*self._problems, *mark.problems),
+        )
+
+    def _step(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, max(self._total, self._done))
+
+
+def _dangling(tags: Mapping[str, Tag], mark: Mark) -> list[Problem]:
+    return [
+        Problem(
+            what=f"tag {tag.name!r} names {tag.ref}, which does not exist",
+            right="move the tag to a version that exists, or delete it",
+            severity=WARNING,
+            path=layout.tag_file(tag.name),
+        )
+        for tag in tags.values()
+        if (tag.branch, tag.version) not in mark.kept
+    ]

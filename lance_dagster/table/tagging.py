@@ -1,0 +1,157 @@
+"""Tags: the methods of a table that name versions."""
+
+from collections.abc import Mapping
+
+from lance_dagster.errors import AlreadyExistsError, RefNotFoundError
+from lance_dagster.history import renaming, tags as tagged
+from lance_dagster.history.refs import Tag
+from lance_dagster.history.tags import TagMove, Target
+from lance_dagster.history.versions import Version
+from lance_dagster.table.facade import Facade
+
+
+class Tagging(Facade):
+    """Tags move by compare-and-swap, and remember where they were."""
+
+    def tags(self, pattern: str | None = None) -> dict[str, Tag]:
+        """Return the tags by name.
+
+        Args:
+            pattern: A glob pattern such as `"v1.*"`; the files of other tags are not read.
+        """
+        return self._parts.refs.tags(pattern)
+
+    def tag(self, name: str) -> Tag:
+        """Return one tag; reads one file.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+        """
+        found = self._parts.refs.tag(name)
+        if found is None:
+            raise RefNotFoundError(name, list(self._parts.refs.tags()), self.uri)
+        return found
+
+    def create_tag(
+        self, name: str, at: str, *, metadata: Mapping[str, str] | None = None, immutable: bool = False
+    ) -> Tag:
+        """Name a version.
+
+        Args:
+            name: The new tag.
+            at: The version.
+            metadata: Kept with the tag.
+            immutable: Whether it stays where it is, as the tag of a release does: it cannot be moved or renamed.
+
+        Raises:
+            InvalidRefNameError: The name breaks a rule of the specification.
+            AlreadyExistsError: The name is taken.
+            ProtectedError: The name is protected, and the version on a branch that is not.
+        """
+        target = Target(state=self._parts.at(at), metadata=metadata or {})
+        return tagged.create_tag(name, target, self._parts.refs, self._parts.versions, immutable=immutable)
+
+    def move_tag(
+        self,
+        name: str,
+        at: str,
+        *,
+        expected: Version | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Tag:
+        """Point a tag to another version by compare-and-swap; create it when there is none and none is expected.
+
+        Args:
+            name: The tag.
+            at: The version to point to. A tag that points there already is left as it is.
+            expected: Where the tag has to point now.
+            metadata: Kept with the tag, in place of what was there, and with the move in its history.
+
+        Raises:
+            RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
+            ProtectedError: It is immutable; or protected, and the version on a branch that is not.
+        """
+        refs, versions = self._parts.refs, self._parts.versions
+        target = Target(state=self._parts.at(at), metadata=metadata or {})
+        if expected is None and refs.tag(name) is None:
+            try:
+                return tagged.create_tag(name, target, refs, versions, immutable=False)
+            except AlreadyExistsError:
+                # Somebody created it meanwhile; where a branch has the name, there is no tag.
+                if refs.tag(name) is None:
+                    raise
+        return tagged.move_tag(name, target, refs, versions, expected=None if expected is None else str(expected))
+
+    def roll_back_tag(
+        self,
+        name: str,
+        steps: int = 1,
+        *,
+        expected: Version | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Tag:
+        """Point a tag to where it was some moves ago, by compare-and-swap: one more move, of its own kind.
+
+        Moves that were rolled back do not count, so rolling back twice by one goes as far as once by two.
+
+        Args:
+            name: The tag.
+            steps: How many moves to go back.
+            expected: Where the tag has to point now; None for where it is when this begins.
+            metadata: Kept with the tag, in place of what was there, and with the move in its history.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+            InvalidInputError: So many earlier places are not known.
+            VersionNotFoundError: The earlier version is gone.
+            RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
+            ProtectedError: It is immutable; or protected, and the version on a branch that is not.
+        """
+        current = self.tag(name)
+        state = self._parts.at(tagged.earlier_target(current, steps))
+        target = Target(state=state, metadata=metadata or {}, steps_back=steps)
+        where = current.ref if expected is None else str(expected)
+        return tagged.move_tag(name, target, self._parts.refs, self._parts.versions, expected=where)
+
+    def tag_history(self, name: str) -> tuple[TagMove, ...]:
+        """Return the last moves of a tag, newest first, its creation included while it is among them.
+
+        A move by another program is found out when the next one is made, or when it is asked for here.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+        """
+        return tagged.history_of(self.tag(name))
+
+    def rename_tag(self, name: str, new_name: str) -> Tag:
+        """Give a tag another name; its history goes along. For a moment both are there.
+
+        Raises:
+            InvalidRefNameError: The new name breaks a rule of the specification.
+            RefNotFoundError: There is no such tag.
+            AlreadyExistsError: The new name is taken.
+            ProtectedError: It is immutable, or one of the names is protected.
+        """
+        return renaming.rename_tag(name, new_name, self._parts.refs)
+
+    def set_tag_metadata(self, name: str, updates: Mapping[str, str | None]) -> Tag:
+        """Change what is kept with a tag, by compare-and-swap; a value of None takes a key out.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+            InvalidInputError: A key starts with `lance_dagster.`.
+        """
+        return tagged.set_metadata(name, updates, self._parts.refs)
+
+    def delete_tag(self, name: str, *, force: bool = False) -> None:
+        """Delete a tag.
+
+        Args:
+            name: The tag.
+            force: Delete it although it is immutable.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+            ProtectedError: It is protected; or immutable, and `force` is False.
+        """
+        tagged.delete_tag(name, self._parts.refs, force=force)
