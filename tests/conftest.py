@@ -84,9 +84,13 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def s3_storage(s3_server: str) -> S3Storage:
     """A bucket of the test's own on the object-store server."""
+    return bucket_on(s3_server)
+
+
+def bucket_on(endpoint: str) -> S3Storage:
+    """A fresh bucket on a server."""
     bucket = f"test-{uuid.uuid4().hex}"
-    address = s3_server.removeprefix("http://")
-    status = request(address, "PUT", f"/{bucket}")
+    status = request(endpoint.removeprefix("http://"), "PUT", f"/{bucket}")
     if status != http.client.OK:
         pytest.fail(f"the S3 server answered {status} to the creation of a bucket")
     return S3Storage(
@@ -94,7 +98,7 @@ def s3_storage(s3_server: str) -> S3Storage:
         storage_options={
             "aws_access_key_id": "test-key",
             "aws_secret_access_key": "test-secret",
-            "aws_endpoint": s3_server,
+            "aws_endpoint": endpoint,
             "aws_region": "us-east-1",
             "allow_http": "true",
         },

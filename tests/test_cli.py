@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -16,10 +17,10 @@ from lance_dagster import LanceTable
 from lance_dagster.cli.main import main
 from tests.conftest import S3Storage
 from tests.damage import removed
-from tests.ledger import SCHEMA, entries, new_table
+from tests.ledger import SCHEMA, as_pylance, entries, new_table
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["log", "show", "branches", "tags", "verify"]
+COMMANDS = ["log", "show", "branches", "tags", "verify", "gc"]
 
 
 def run(*arguments: str) -> Result:
@@ -97,6 +98,107 @@ def test_a_version_is_shown(table: LanceTable) -> None:
     assert ("main@2", 3, "append") == (document["version"], document["rows"], document["operation"].lower())
     assert {"name": "key", "type": "string", "nullable": True} == document["columns"][0]
     assert "main@3" in run("show", table.uri).stdout
+
+
+def test_a_version_shows_its_ids(table: LanceTable) -> None:
+    """The commit id always, the content id when it is asked for."""
+    facts = dict(line.split(maxsplit=1) for line in run("show", table.uri, "run/1~1").stdout.splitlines()[:6])
+    assert ("main@2", table.at("main@2").id) == (facts["version"], facts["id"])
+    assert "content" not in facts
+    document = json.loads(run("show", table.uri, "--content", "--json").stdout)
+    assert (table.content_id(), table.head().id) == (document["content_id"], document["id"])
+    assert table.content_id() in run("show", table.uri, "--content").stdout
+    assert "main@3" in run("show", table.uri, table.head().id[:8]).stdout
+
+
+def test_the_log_is_drawn(table: LanceTable) -> None:
+    """With a lane for what was merged, without colours where output is no terminal, and as edges for programs."""
+    table.merge("run/1")
+    lines = run("log", table.uri, "--graph").stdout.splitlines()
+    lanes = [re.match(r"[*|\\/ ]*", line)[0].strip() for line in lines]  # type: ignore[index]  # it always matches
+    assert (["*", "|\\"], ["|/", "*", "*"]) == (lanes[:2], lanes[-3:])
+    assert ["* |", "| *", "| *"] == sorted(lanes[2:-3])
+    assert "main@4" in lines[0]
+    documents = json.loads(run("log", table.uri, "--graph", "--json").stdout)
+    assert ["main@3", "run/1@3"] == documents[0]["below"]
+    assert "\x1b[" not in "".join(lines)
+    coloured = CliRunner().invoke(main, ["log", table.uri, "--graph"], color=True).stdout
+    assert "\x1b[31m|" in coloured
+    assert lines == [click.unstyle(line) for line in coloured.splitlines()]
+    line = run("log", table.uri, "--graph", "--first-parent").stdout.splitlines()
+    assert ["*  main@4", "*  main@3", "*  main@2", "*  main@1"] == [text[:9] for text in line]
+    assert 6 == len(run("log", table.uri, "--all-parents").stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "options,shown",
+    [
+        (["--after", "main@2"], ["main@4", "main@3"]),
+        (["--after", "main@2", "--all-parents"], ["main@4", "main@3", "run/1@3"]),
+        (["--committer", "ann"], ["main@3"]),
+        (["--message", "MORE", "--all-parents"], ["run/1@3"]),
+        (["--property", "ticket"], ["main@3"]),
+        (["--property", "ticket=4=2"], ["main@3"]),
+        (["--property", "ticket", "--property", "other"], []),
+        (["--property", "ticket="], []),
+        (["--since", "1 hour ago", "-n", "1"], ["main@4"]),
+        (["--until", "1 hour ago"], []),
+        (["--since", "2100-01-01"], []),
+        (["--ref", "main~1^", "-n", "1"], ["main@2"]),
+    ],
+)
+def test_the_log_is_filtered(tmp_path: Path, options: list[str], shown: list[str]) -> None:
+    """By what another version contains, who, what and when; in lines and as JSON."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.create_branch("run/1")
+    table.append(entries("r", 1), branch="run/1", message="one more")
+    table.append(entries("b", 1), properties={"lance_dagster.committer": "ann", "ticket": "4=2"})
+    table.merge("run/1")
+    result = run("log", table.uri, *options)
+    # Versions made in the same millisecond may come in either order.
+    assert (0, sorted(shown)) == (result.exit_code, sorted(line.split()[0] for line in result.stdout.splitlines()))
+    documents = json.loads(run("log", table.uri, *options, "--json").stdout)
+    assert sorted(shown) == sorted(document["version"] for document in documents)
+
+
+def test_a_time_that_is_none_is_a_wrong_call(table: LanceTable) -> None:
+    """With an example of one."""
+    result = run("log", table.uri, "--since", "tomorrow")
+    assert 2 == result.exit_code
+    assert "'tomorrow' is no time such as 2026-01-31, 2026-01-31T18:00+01:00 or '2 days ago'" in result.stderr
+
+
+def test_a_log_says_where_it_was_cut(table: LanceTable) -> None:
+    """In the line, in what is shown of the version, and for programs."""
+    as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
+    lines = run("log", table.uri).stdout.splitlines()
+    assert ["main@3", "main@2"] == [line.split()[0] for line in lines]
+    assert [False, True] == [line.endswith("(cut: what it was made from was cleaned up)") for line in lines]
+    assert [False, True] == [found["cut"] for found in json.loads(run("log", table.uri, "--json").stdout)]
+    assert "main@1 (cut: what it was made from was cleaned up)" in run("show", table.uri, "production").stdout
+
+
+def test_what_is_shown_leaves_the_terminal_alone(table: LanceTable) -> None:
+    """Whatever somebody wrote into a message."""
+    table.append(entries("x", 1), message="\x1b[2Jgone\nsecond line", properties={"key": "\x07"})
+    for arguments in (["log", table.uri, "-n", "1"], ["show", table.uri], ["log", table.uri, "--graph"]):
+        assert not {"\x1b", "\x07"} & set(run(*arguments).stdout)
+    assert "second line" not in run("log", table.uri, "-n", "1").stdout
+
+
+def test_a_table_is_named_with_a_version(table: LanceTable) -> None:
+    """As one URI; its ref stands in for the option or the argument."""
+    text = table.uri_at("run/1@3")
+    assert run("log", table.uri, "--ref", "run/1@3").stdout == run("log", text).stdout
+    assert run("show", table.uri, "run/1@3").stdout == run("show", text).stdout
+    assert "looked at 1 version" in run("verify", text).stdout
+    for wrong, problem in (
+        (("log", text, "--ref", "main"), "TABLE names the ref 'run/1@3' already; give one only"),
+        (("tags", text), "this subcommand is about a whole table; leave out 'lance+' and '?ref='"),
+        (("log", f"{text}&key=hunter2"), "after '?' the URI of a version has only ref=<expression>, not 'key'"),
+    ):
+        result = run(*wrong)
+        assert (2, True, False) == (result.exit_code, problem in result.stderr, "hunter2" in result.output)
 
 
 def test_names_are_listed(table: LanceTable) -> None:

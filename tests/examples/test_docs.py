@@ -1,5 +1,6 @@
-"""Every block of Python in the pages runs, from top to bottom of its page."""
+"""Every block of Python or of a shell in the pages runs, from top to bottom of its page."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(?P<kind>python|console)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+RUN_BLOCK = "__import__('tests.examples.console', fromlist=['run_block']).run_block"
 
 
 def page_code(page: Path) -> str:
@@ -17,8 +19,11 @@ def page_code(page: Path) -> str:
     text = page.read_text()
     lines = [""] * (text.count("\n") + 1)
     for match in BLOCK.finditer(text):
-        first = text.count("\n", 0, match.start(1))
-        for offset, line in enumerate(match[1].splitlines()):
+        first = text.count("\n", 0, match.start("text"))
+        if match["kind"] == "console":
+            lines[first] = f"{RUN_BLOCK}({match['text']!r})"
+            continue
+        for offset, line in enumerate(match["text"].splitlines()):
             lines[first + offset] = line
     return "\n".join(lines)
 
@@ -33,7 +38,13 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     # As a program of its own: Dagster looks at the source of the functions it is given.
     program.write_text(code.replace("\n", f"from pathlib import Path; ROOT = Path({str(tmp_path)!r})\n", 1))
     done = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (0, "") == (done.returncode, done.stderr if done.returncode else "")
 

@@ -9,6 +9,7 @@ from lance_dagster import Version
 def version(number: int, *parents: str, **properties: str) -> Version:
     """A version of main; a message of its number."""
     return Version(
+        id=f"{number:064x}",
         branch="main",
         number=number,
         committed_at=pendulum.datetime(2026, 1, 1),

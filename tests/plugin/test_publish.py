@@ -4,7 +4,14 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, build_publisher, build_table_checks
+from lance_dagster import (
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    ProtectedError,
+    build_publisher,
+    build_table_checks,
+)
 from lance_dagster.plugin import RowCount
 from lance_dagster.plugin.publication import (
     Publication,
@@ -58,6 +65,23 @@ def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance
     assert shop.table().tags()["production"].metadata["lance/reason"] == "too few orders"
     assert shop.publish(instance, ref="main").success
     assert shop.tag() == second
+
+
+def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Merging and promoting is how a protected main and a protected tag move; what is not audited does not."""
+    shop.run(instance)
+    first = shop.tag()
+    for candidate in (ORDERS, CUSTOMERS):
+        shop.table(candidate).protect(branches=["main"], tags=["production"])
+    shop.play(orders=[7])
+    assert shop.run(instance).success
+    second = shop.tag()
+    assert first != second
+    assert [7] == shop.ids("production")
+    assert shop.publish(instance, ref=first, reason="worse").success
+    assert [first, second] == [move.after for move in shop.table().tag_history("production")[:2]]
+    with pytest.raises(ProtectedError):
+        shop.table().append(pa.table({"id": [99]}))
 
 
 def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterInstance) -> None:

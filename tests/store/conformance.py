@@ -144,3 +144,46 @@ class StoreConformance:
         store.sync_folder("a")
         store.put("a/b", b"1")
         store.sync_folder("a")
+
+    def test_a_walk_finds_everything_below_a_folder(self, store: Store) -> None:
+        """With sizes, and times of the moment; a neighbour whose name only starts the same is not below."""
+        before = store.now()
+        for key, data in (("a/b", b"1"), ("a/c/d/e", b"123"), ("ab/x", b""), ("f", b"12")):
+            store.put(key, data)
+        found = {entry.key: entry for entry in store.walk("")}
+        assert {"a/b": 1, "a/c/d/e": 3, "ab/x": 0, "f": 2} == {key: entry.size for key, entry in found.items()}
+        assert all(before - 1 <= entry.modified <= store.now() + 1 for entry in found.values())
+        assert ["a/b", "a/c/d/e"] == sorted(entry.key for entry in store.walk("a"))
+        assert [] == list(store.walk("x"))
+
+    def test_a_walk_finds_what_listings_hide(self, store: Store) -> None:
+        """Temporary files are there for whoever cleans up."""
+        store.put("a/.tmp1", b"1")
+        assert ["a/.tmp1"] == [entry.key for entry in store.walk("")]
+
+    def test_the_clock_is_the_one_that_stamps(self, store: Store) -> None:
+        """And asking it leaves nothing behind."""
+        store.put("a", b"")
+        (entry,) = store.walk("")
+        assert abs(store.now() - entry.modified) < 60
+        assert ["a"] == [found.key for found in store.walk("")]
+
+    def test_many_are_deleted_and_their_neighbours_stay(self, store: Store) -> None:
+        """More than one request can take; what is not there does not matter."""
+        for number in range(1003):
+            store.put(f"a/{number}", b"", lasting=False)
+        store.delete_many([f"a/{number}" for number in range(1, 1003)] + ["a/x", "b/c"])
+        assert ["0"] == store.list("a")
+        store.delete_many([])
+
+    def test_empty_folders_are_removed_and_others_stay(self, store: Store) -> None:
+        """Where there are folders at all, what is in them is what they are for."""
+        for key in ("a/b/c/d", "a/b/e", "a/f"):
+            store.put(key, b"1")
+        store.delete("a/b/c/d")
+        store.prune("a/b")
+        assert ["e"] == store.list("a/b")
+        store.delete("a/b/e")
+        store.prune("a/b")
+        store.prune("x")
+        assert ["a/f"] == [entry.key for entry in store.walk("")]

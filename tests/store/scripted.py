@@ -1,14 +1,16 @@
 """A store that asks a script before every request: how a test lets somebody in, loses an answer or pulls the plug."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lance_dagster.errors import StoreError
-from lance_dagster.store import Store
+from lance_dagster.store import Entry, Store
 
-WRITES = frozenset({"put", "put_if_absent", "compare_and_swap", "copy_in", "upload", "delete", "delete_folder"})
+WRITES = frozenset(
+    {"put", "put_if_absent", "compare_and_swap", "copy_in", "upload", "delete", "delete_folder", "delete_many"}
+)
 
 
 class PlugPulledError(Exception):
@@ -88,6 +90,14 @@ class ScriptedStore:
         """Ask the script, then list."""
         return self._ask("sizes", folder, lambda: self._below.sizes(folder))  # type: ignore[no-any-return]
 
+    def walk(self, folder: str) -> Iterator[Entry]:
+        """Ask the script, then list everything."""
+        yield from self._ask("walk", folder, lambda: list(self._below.walk(folder)))
+
+    def now(self) -> float:
+        """Ask the script, then the clock."""
+        return float(self._ask("now", "", self._below.now))
+
     def download(self, key: str, path: Path) -> bool:
         """Ask the script, then read."""
         return bool(self._ask("download", key, lambda: self._below.download(key, path)))
@@ -107,6 +117,14 @@ class ScriptedStore:
     def delete(self, key: str) -> None:
         """Ask the script, then delete."""
         self._ask("delete", key, lambda: self._below.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Ask the script, then delete."""
+        self._ask("delete_many", " ".join(keys), lambda: self._below.delete_many(keys))
+
+    def prune(self, folder: str) -> None:
+        """Ask the script, then remove empty folders."""
+        self._ask("prune", folder, lambda: self._below.prune(folder))
 
     def delete_folder(self, folder: str) -> None:
         """Ask the script, then delete."""

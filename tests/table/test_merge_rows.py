@@ -42,7 +42,7 @@ def stable(tmp_path: Path) -> LanceTable:
 
 
 def sound(table: LanceTable) -> None:
-    """pylance finds nothing wrong, and neither do we."""
+    """Pylance finds nothing wrong, and neither do we."""
     as_pylance(table).validate()
     report = table.verify(deep=True)
     assert not [problem for problem in report.problems if problem.severity == "error"]
@@ -226,7 +226,7 @@ OTHERS: list[tuple[str, Callable[[LanceTable], Any]]] = [
 
 @pytest.mark.parametrize("name,change", OTHERS, ids=[name for name, _ in OTHERS])
 def test_life_goes_on_after_a_merge(table: LanceTable, name: str, change: Callable[[LanceTable], Any]) -> None:
-    """pylance changes what a merge made as any other version."""
+    """Pylance changes what a merge made as any other version."""
     update(table, 10, "value = 1", "run")
     table.delete("value = 5", branch="run")
     table.append(entries("n", 7), branch="run")

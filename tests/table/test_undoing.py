@@ -21,7 +21,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def sound(table: LanceTable, branch: str = "main") -> None:
-    """pylance finds nothing wrong, and neither do we."""
+    """Pylance finds nothing wrong, and neither do we."""
     as_pylance(table, branch).validate()
     assert not [problem for problem in table.verify(deep=True).problems if problem.severity == "error"]
 
@@ -124,7 +124,7 @@ def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> No
     table.update({"value": "10"}, where="value = 1", branch="run")
     table.append(entries("m", 6))
     merged = table.merge("run")
-    with pytest.raises(InvalidInputError, match="is a merge; say which parent .*1 for main@4, 2 for run@5"):
+    with pytest.raises(InvalidInputError, match=r"is a merge; say which parent .*1 for main@4, 2 for run@5"):
         table.revert(str(merged))
     with pytest.raises(InvalidInputError, match="has 2 parents, so no parent 3"):
         table.revert(str(merged), parent=3)
@@ -142,7 +142,7 @@ def test_nothing_to_revert_is_said(table: LanceTable) -> None:
     table.revert(str(added))
     with pytest.raises(InvalidInputError, match="there is nothing to take back: the change of main@4"):
         table.revert(str(added))
-    with pytest.raises(InvalidInputError, match="main@1 .* changed nothing"):
+    with pytest.raises(InvalidInputError, match=r"main@1 .* changed nothing"):
         table.revert("main@1")
 
 
@@ -258,3 +258,19 @@ def test_a_merge_is_tried_on_a_branch(table: LanceTable) -> None:
     with pytest.raises(MergeConflictError):
         table.preview_branch("other")
     assert "preview/other" not in table.branches()
+
+
+@pytest.mark.parametrize("picked", [["run@5"], ["run@5", "run@3"], ["run@4", "run@5"], ["run@3", "run@4", "run@5"]])
+def test_a_merge_brings_what_was_not_picked(tmp_path: Path, picked: list[str]) -> None:
+    """Each row once, whatever was picked before in whatever order."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.create_branch("run")
+    for value in (10, 20, 30):
+        table.append(entries("b", value, value + 1), branch="run")
+    for commit in picked:
+        table.cherry_pick(commit)
+    table.delete("value = 31")
+    table.merge("run")
+    expected = [("a", 1), *(("b", value) for value in (10, 11, 20, 21, 30))]
+    assert expected == contents(table)
+    assert table.verify(deep=True).ok

@@ -1,0 +1,48 @@
+"""Let time pass for a table: what lies in its folder becomes older, by what it says and by when it was stored."""
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from lance_dagster import LanceTable
+from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file
+
+DAY = timedelta(days=1)
+
+
+def age(table: LanceTable, by: timedelta, below: str = "") -> None:
+    """Make everything in a table's folder, or below a folder in it, older."""
+    for path in sorted(Path(table.uri, below).rglob("*")):
+        if path.is_file():
+            stored = path.stat().st_mtime - by.total_seconds()
+            if path.suffix == ".manifest":
+                say(path, by)
+            os.utime(path, (stored, stored))
+
+
+def say(manifest: Path, ago: timedelta) -> None:
+    """Make a manifest say that it was made earlier than it says."""
+    version, transaction = decode_manifest_file(manifest.read_bytes(), manifest.name)
+    assert transaction is not None
+    older = replace(version, timestamp=version.timestamp - int(ago.total_seconds() * 1e9))
+    manifest.write_bytes(encode_manifest_file(older, transaction))
+
+
+def stored(path: Path, ago: timedelta) -> None:
+    """Make a file look as if it was stored earlier, or later, than it was."""
+    then = path.stat().st_mtime - ago.total_seconds()
+    os.utime(path, (then, then))
+
+
+def manifest(table: LanceTable, number: int, branch: str = "main") -> Path:
+    """The manifest of a version."""
+    line = Path(table.uri) if branch == "main" else Path(table.uri, "tree", branch)
+    return line / "_versions" / f"{2**64 - 1 - number:020d}.manifest"
+
+
+def files(table: LanceTable, below: str = "") -> set[str]:
+    """The files of a table, by their paths below it, locks left out."""
+    root = Path(table.uri)
+    found = (path for path in (root / below).rglob("*") if path.is_file() and path.name != ".lock")
+    return {path.relative_to(root).as_posix() for path in found}

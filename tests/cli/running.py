@@ -1,0 +1,42 @@
+"""Call the command in this process, and read its answers."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from lance_dagster.cli.main import main
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*arguments: str, color: bool = False) -> Result:
+    """Call the command; what it raises that is no error of ours is a fault of it."""
+    result = CliRunner().invoke(main, arguments, color=color)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def lines_of(*arguments: str) -> list[str]:
+    """The lines of a call that has to be done."""
+    result = run(*arguments)
+    assert (0, "") == (result.exit_code, result.stderr), result.output
+    return result.stdout.splitlines()
+
+
+def document_of(*arguments: str, code: int = 0) -> Any:  # noqa: ANN401  # whatever the document is
+    """The document a call answers with."""
+    result = run(*arguments, "--json")
+    assert code == result.exit_code, result.output
+    return json.loads(result.stdout)
+
+
+def process(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Call the command as a process of its own."""
+    command = [sys.executable, "-m", "lance_dagster.cli", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)

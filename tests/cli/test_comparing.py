@@ -1,0 +1,112 @@
+"""`lance-dagster diff`: what it prints of two versions, and what it exits with."""
+
+import json
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from lance_dagster import LanceTable
+from lance_dagster.cli.main import main
+
+
+def run(*arguments: str, color: bool = False) -> Result:
+    """Call the command in this process."""
+    return CliRunner().invoke(main, ("diff", *arguments), color=color)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table and a branch that appended, changed and deleted a row."""
+    rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
+    made = LanceTable.create(tmp_path / "t", rows.schema)
+    made.append(rows)
+    made.create_branch("run/1")
+    made.append(pa.table({"id": [9], "name": ["main"]}))
+    made.append(pa.table({"id": [4], "name": ["new\nline " + "x" * 60]}), branch="run/1")
+    made.update({"name": "'B'"}, where="id = 2", branch="run/1")
+    made.delete("id = 1", branch="run/1")
+    return made
+
+
+def test_three_dots_show_what_the_branch_did(table: LanceTable) -> None:
+    """Fragments by default, counts and rows when asked for."""
+    result = run(table.uri, "main...run/1", "--stat", "--rows")
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert [
+        "main@2 -> run/1@5 (since the merge base with main@3)",
+        "fragments: 2 added, 1 changed",
+        "  ~ fragment 0: 0 -> 2 deleted rows",
+        "  + fragment 1: 1 row",
+        "  + fragment 2: 1 row",
+        "rows: 3 -> 3",
+        "1 row added, 1 removed, 1 changed",
+        "",
+        "   id  name",
+        "-  1   a",
+        "-  2   b",
+        "+  2   B",
+        "+  4   new line xxxxxxxxxxxxxxxxxxxxxxxxxxxx...",
+    ] == result.stdout.splitlines()
+
+
+def test_two_dots_and_two_refs_are_the_same(table: LanceTable) -> None:
+    """What turns the one into the other."""
+    dots = run(table.uri, "main..run/1", "--stat")
+    assert "1 row added, 2 removed, 1 changed" == dots.stdout.splitlines()[-1]
+    assert dots.stdout == run(table.uri, "main", "run/1", "--stat").stdout
+    assert "nothing differs" in run(table.uri, "main", "main").stdout
+
+
+def test_rows_are_limited_and_told_by_a_key(table: LanceTable) -> None:
+    """More than the limit is said; a key and a column can be chosen."""
+    result = run(table.uri, "main..run/1", "--rows", "--limit", "1", "--key", "id")
+    assert ["   id  name", "-  1   a"] == result.stdout.splitlines()[-3:-1]
+    assert "there are more; --limit shows them" == result.stdout.splitlines()[-1]
+    named = run(table.uri, "main..run/1", "--stat", "--column", "id")
+    assert "1 row added, 2 removed, 0 changed" == named.stdout.splitlines()[-1]
+
+
+def test_a_terminal_shows_colours(table: LanceTable) -> None:
+    """Green for what came, red for what went."""
+    shown = run(table.uri, "main..run/1", "--rows", color=True).stdout
+    assert "\x1b[32m+  4" in shown
+    assert "\x1b[31m-  1" in shown
+    assert "\x1b[32m  + fragment" in shown
+
+
+def test_json_has_it_all(table: LanceTable) -> None:
+    """One document, with numbers that JSON has no word for as text."""
+    table.add_columns(pa.field("x", pa.float64()), branch="run/1")
+    table.append(pa.table({"id": [7], "name": ["n"], "x": [math.nan]}), branch="run/1")
+    found = json.loads(run(table.uri, "main..run/1", "--json", "--stat", "--rows").stdout)
+    assert ("main@3", "run/1@7", None, 4, 4) == (
+        found["before"],
+        found["after"],
+        found["base_of"],
+        found["rows_before"],
+        found["rows_after"],
+    )
+    assert {"added": 2, "removed": 2, "changed": 1} == found["stat"]
+    assert [{"kind": "added", "path": "x", "before": None, "after": "double"}] == found["schema"]
+    assert {"_change_type": "insert", "_change_id": 4, "id": 7, "name": "n", "x": "nan"} == found["rows"][-1]
+    assert ["added", "added", "added", "changed", "removed"] == sorted(change["kind"] for change in found["fragments"])
+
+
+@pytest.mark.parametrize(
+    "versions,said",
+    [
+        (["main"], "'..' or '...' between two refs"),
+        (["main..nobody"], "no branch or tag 'nobody'"),
+        (["main", "run/1", "main"], "give two versions"),
+        ([], "Missing argument"),
+        (["main..run/1", "--stat", "--column", "nothing"], "no column 'nothing'"),
+        (["main..run/1", "--key", "nothing"], "column 'nothing' cannot be a key"),
+    ],
+)
+def test_a_wrong_call_is_told(table: LanceTable, versions: list[str], said: str) -> None:
+    """What is wrong, and exit code 2."""
+    result = run(table.uri, *versions)
+    assert (2, "", True) == (result.exit_code, result.stdout, said in result.stderr)

@@ -1,0 +1,156 @@
+"""Histories drawn as lanes."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lance_dagster.cli.lanes import Cells, draw, width_of
+
+History = list[tuple[str, tuple[str, ...]]]
+
+
+def text(cells: Cells) -> str:
+    """A line as it is read."""
+    return "".join(cells.get(place, (" ", 0))[0] for place in range(width_of(cells)))
+
+
+def drawn(history: History) -> list[str]:
+    """All lines, those of versions with their names."""
+    lines = []
+    for (name, _), each in zip(history, draw(history), strict=True):
+        lines += [*map(text, each.above), f"{text(each.line)} {name}", *map(text, each.below)]
+    return lines
+
+
+@pytest.mark.parametrize(
+    "history,lines",
+    [
+        ([], []),
+        ([("c", ("b",)), ("b", ("a",)), ("a", ())], ["* c", "* b", "* a"]),
+        ([("c", ("b",))], ["* c"]),
+        ([("b", ()), ("a", ())], ["* b", "", "* a"]),
+        (
+            [("m", ("a", "b")), ("b", ("a",)), ("a", ())],
+            ["* m", "|\\", "| * b", "|/", "* a"],
+        ),
+        (
+            [("m", ("b", "c")), ("b", ("a",)), ("c", ("a",)), ("a", ())],
+            ["* m", "|\\", "* | b", "| * c", "|/", "* a"],
+        ),
+        (
+            [("m", ("b", "x")), ("b", ("a",)), ("x", ()), ("a", ())],
+            ["* m", "|\\", "* | b", "| * x", "* a"],
+        ),
+        (
+            [("m", ("b", "x")), ("b", ()), ("x", ())],
+            ["* m", "|\\", "* | b", " /", "* x"],
+        ),
+        (
+            [("n", ("m", "y")), ("m", ("b", "x")), ("y", ("b",)), ("x", ("b",)), ("b", ())],
+            ["* n", "|\\", "* | m", "|\\ \\", "| | * y", "| * | x", "|/ /", "|/", "* b"],
+        ),
+        (
+            [("n", ("m", "y")), ("m", ("b", "x")), ("y", ("b",)), ("b", ("a",)), ("x", ("a",)), ("a", ())],
+            ["* n", "|\\", "* | m", "|\\ \\", "| | * y", "| |/", "|/|", "* | b", "| * x", "|/", "* a"],
+        ),
+        (
+            [
+                ("p", ("n", "z")),
+                ("n", ("m", "y")),
+                ("m", ("b", "x")),
+                ("z", ("b",)),
+                ("b", ("a",)),
+                ("y", ("a",)),
+                ("x", ("a",)),
+                ("a", ()),
+            ],
+            [
+                "* p",
+                "|\\",
+                "* | n",
+                "|\\ \\",
+                "* | | m",
+                "|\\ \\ \\",
+                "| | | * z",
+                "| |_|/",
+                "|/| |",
+                "* | | b",
+                "| | * y",
+                "| * | x",
+                "|/ /",
+                "|/",
+                "* a",
+            ],
+        ),
+        (
+            [("o", ("a", "b", "c")), ("c", ("a",)), ("b", ("a",)), ("a", ())],
+            ["* o", "|\\", "|\\ \\", "| * | c", "| | * b", "|/ /", "|/", "* a"],
+        ),
+    ],
+)
+def test_lanes_begin_cross_and_join(history: History, lines: list[str]) -> None:
+    """As `git log --graph` draws them: a merge begins a lane, lanes that wait for the same version become one."""
+    assert lines == drawn(history)
+
+
+@st.composite
+def histories(draw_: st.DrawFn) -> History:
+    """Up to 15 versions, each before its parents, of which there are up to three."""
+    size = draw_(st.integers(0, 15))
+    parents = [
+        draw_(st.lists(st.integers(0, node - 1), max_size=3, unique=True)) if node else [] for node in range(size)
+    ]
+    return [(str(node), tuple(map(str, parents[node]))) for node in reversed(range(size))]
+
+
+def ends(cells: dict[int, str]) -> tuple[int, int]:
+    """Where the characters of one lane in one line come from above and lead to below."""
+    left, right = min(cells), max(cells)
+    if cells[right] == "/":
+        return right + 1, left - 1
+    return (left - 1, left + 1) if cells[left] == "\\" else (left, left)
+
+
+def rows(history: History) -> Iterator[tuple[Cells, str, dict[int, dict[int, str]]]]:
+    """Every line with the version it is of, if any, and the characters of each lane in it."""
+    for (name, _), each in zip(history, draw(history), strict=True):
+        lines = [*((cells, "") for cells in each.above), (each.line, name), *((cells, "") for cells in each.below)]
+        for cells, version in lines:
+            lanes: dict[int, dict[int, str]] = {}
+            for place, (character, lane) in cells.items():
+                lanes.setdefault(lane, {})[place] = character
+            yield cells, version, lanes
+
+
+def traced(history: History) -> set[tuple[str, str]]:
+    """Who is connected with whom, found out by following each lane from line to line."""
+    edges: set[tuple[str, str]] = set()
+    # Of each lane: where it leads to below, and the version it comes from.
+    under_way: dict[int, tuple[int, str]] = {}
+    before = (0, "")
+    for cells, name, lanes in rows(history):
+        node = next((place for place, (character, _) in cells.items() if character == "*"), None)
+        arrived = {lane: at for lane, at in under_way.items() if lane not in lanes}
+        assert all(at == node for at, _ in arrived.values() if name), "a lane ends beside the version"
+        now: dict[int, tuple[int, str]] = {}
+        for lane, own in lanes.items():
+            above, below = ends(own)
+            at, origin = under_way.get(lane, (above, "") if own == {node: "*"} else before)
+            assert at == above, "a lane is torn, or begins beside a merge"
+            if below == node and own == {node: "*"}:
+                edges |= {(origin, name)} if origin else set()
+                edges |= {(start, name) for _, start in arrived.values()}
+                origin = name
+                before = (node, name)
+            now[lane] = below, origin
+            if name and not dict(history)[name] and lane in now and own == {node: "*"}:
+                del now[lane]
+        under_way = now if name else {**now, **{lane: at for lane, at in arrived.items() if at[1]}}
+    return edges
+
+
+@given(histories())
+def test_every_line_leads_to_a_parent(history: History) -> None:
+    """Lanes are whole, and connect a version with its parents and with nothing else."""
+    assert {(name, parent) for name, parents in history for parent in parents} == traced(history)

@@ -1,0 +1,164 @@
+"""The command as a whole: what processes exit with and print, help, completion, colours."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.cli.main import TOPICS, main
+from tests.cli.running import ROOT, document_of, lines_of, process, run
+from tests.ledger import contents, entries, new_table
+
+COMMANDS = [command for commands in TOPICS.values() for command in commands]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with a branch that can be merged, and one that cannot."""
+    made = new_table(tmp_path, entries("a", 1, 2))
+    for name, value in (("run/1", 10), ("run/2", 20)):
+        made.create_branch(name)
+        made.update({"value": str(value)}, where="value = 2", branch=name)
+    made.merge("run/1")
+    return made
+
+
+def test_processes_exit_as_told(table: LanceTable) -> None:
+    """0 done, 1 refused, 2 wrongly called; answers on standard output, one line of error on the other."""
+    done = process("status", table.uri)
+    assert (0, "") == (done.returncode, done.stderr)
+    refused = process("merge", table.uri, "run/2")
+    assert (1, 1, 1) == (refused.returncode, refused.stdout.count("\n"), refused.stderr.count("\n"))
+    assert refused.stdout.startswith("rows conflict: ")
+    assert refused.stderr.startswith("lance-dagster: cannot merge run/2@3 into main@3 of ")
+    wrong = process("merge", table.uri, "run/3")
+    assert (2, "", 1) == (wrong.returncode, wrong.stdout, wrong.stderr.count("\n"))
+    settled = process("merge", table.uri, "run/2", "-s", "source-wins", "--json")
+    assert (0, "") == (settled.returncode, settled.stderr)
+    assert [("a", 1), ("a", 20)] == contents(table)
+
+
+def test_a_reader_that_goes_away_is_no_fault(table: LanceTable) -> None:
+    """As when the log is piped into a pager that is left."""
+    command = [sys.executable, "-m", "lance_dagster.cli", "log", table.uri]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as log:
+        assert log.stdout is not None
+        assert log.stderr is not None
+        log.stdout.close()
+        assert b"Traceback" not in log.stderr.read()
+
+
+def test_help_lists_commands_by_topic() -> None:
+    """Every one once, under its topic."""
+    lines = run("--help").stdout.splitlines()
+    for topic, commands in TOPICS.items():
+        place = lines.index(f"{topic}:")
+        section = lines[place + 1 : (lines.index("", place) if "" in lines[place:] else len(lines))]
+        listed = [line.split()[0] for line in section if line.startswith("  ") and line[2] != " "]
+        assert [command.name for command in commands] == listed
+    assert sorted(main.commands) == sorted(command.name or "" for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
+def test_each_command_has_the_same_options(command: click.Command, tmp_path: Path) -> None:
+    """TABLE, --json, storage options, -h; and says in one line when there is no table."""
+    page = run(command.name or "", "-h")
+    assert 0 == page.exit_code
+    assert all(part in page.stdout for part in ("TABLE", "--json", "--storage-option", "Usage: main"))
+    arguments = [
+        "x" for each in command.params if isinstance(each, click.Argument) and each.required and each.name != "table"
+    ]
+    missing = run(command.name or "", str(tmp_path / "nothing"), *arguments)
+    assert (2, "", 1) == (missing.exit_code, missing.stdout, missing.stderr.count("\n"))
+    assert missing.stderr.startswith("lance-dagster: no Lance table at ")
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell offers for the last word."""
+    line = " ".join(("lance-dagster", *words))
+    environment = {
+        **os.environ,
+        "_LANCE_DAGSTER_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words)),
+    }
+    done = process(environment=environment)
+    assert "" == done.stderr
+    return [part.partition(",")[2] for part in done.stdout.splitlines() if part]
+
+
+def test_a_shell_completes_what_is_typed(table: LanceTable) -> None:
+    """Commands, options, and the branches and tags of the table; nothing of a table that is not there."""
+    table.create_tag("production", "main@1")
+    assert ["merge", "merge-base"] == completed("mer")
+    assert ["--into"] == completed("merge", table.uri, "run/1", "--in")
+    assert ["run/1", "run/2"] == completed("merge", table.uri, "run/")
+    assert ["main", "run/1", "run/2"] == completed("merge", table.uri, "run/1", "--into", "")
+    assert ["production"] == completed("show", table.uri, "p")
+    assert ["production"] == completed("rollback", table.uri, "--tag", "")
+    assert [] == completed("merge", f"{table.uri}x", "run/")
+
+
+def test_a_shell_can_be_told() -> None:
+    """The script for it is printed."""
+    for shell in ("bash", "zsh", "fish"):
+        done = process(environment={**os.environ, "_LANCE_DAGSTER_COMPLETE": f"{shell}_source"})
+        if shell != "bash" or done.returncode == 0:
+            assert "_LANCE_DAGSTER_COMPLETE" in done.stdout
+
+
+def on_terminal(*arguments: str, **environment: str) -> str:
+    """What the command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lance_dagster.cli", *arguments]
+    kept = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    done = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env={**kept, **environment})
+    os.close(theirs)
+    found = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:
+            # How a terminal ends on Linux.
+            break
+        if not part:
+            break
+        found += part
+    done.wait(timeout=60)
+    os.close(ours)
+    return found.decode()
+
+
+def test_colours_are_for_terminals(table: LanceTable) -> None:
+    """Unless NO_COLOR is set."""
+    assert "\x1b[31mrows conflict" in on_terminal("merge", table.uri, "run/2")
+    plain = on_terminal("merge", table.uri, "run/2", NO_COLOR="1")
+    assert "rows conflict" in plain
+    assert "\x1b[" not in plain
+    assert "\x1b[" not in run("merge", table.uri, "run/2").output
+
+
+def test_progress_is_for_terminals(table: LanceTable) -> None:
+    """A bar where something takes long, gone at the end; nothing in files and pipes."""
+    table.append(entries("b", 1))
+    shown = on_terminal("compact", table.uri)
+    assert "] 1 of 1" in shown
+    assert shown.rstrip().rpartition("\r")[2].startswith("main@4 -> main@6")
+    assert "" == process("compact", table.uri).stderr
+
+
+def test_what_is_listed_as_json_is_json(table: LanceTable) -> None:
+    """For the commands that other modules test in lines."""
+    assert ["main@3", "main@2", "main@1"] == [version["version"] for version in document_of("log", table.uri)]
+    assert "main@3" == document_of("show", table.uri)["version"]
+    assert ["main", "run/1", "run/2"] == [branch["name"] for branch in document_of("branches", table.uri)]
+    assert [] == document_of("tags", table.uri)
+    assert document_of("verify", table.uri)["ok"]
+    assert document_of("gc", table.uri)["ok"]
+    assert {"before", "after"} <= set(document_of("diff", table.uri, "main~1..main"))
+    assert lines_of("diff", table.uri, "main~1..main") == lines_of("diff", table.uri, "main~1", "main")

@@ -1,0 +1,230 @@
+"""`merge`, `preview-branch`, `sync` and `merge-base`."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from tests.cli.running import document_of, lines_of, run
+from tests.ledger import contents, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with a branch that added a row, updated one and removed one."""
+    made = new_table(tmp_path, entries("a", 1, 2, 3))
+    made.create_branch("run/1")
+    made.append(entries("r", 1), branch="run/1")
+    made.update({"value": "value + 10"}, where="value = 2", branch="run/1")
+    made.delete("value = 3", branch="run/1")
+    return made
+
+
+@pytest.fixture
+def torn(table: LanceTable) -> LanceTable:
+    """The same, and main contradicts it twice."""
+    table.set_config({"owner": "ann"}, branch="run/1")
+    table.set_config({"owner": "bob"})
+    table.update({"value": "value + 20"}, where="value = 2")
+    return table
+
+
+def test_a_branch_is_merged(table: LanceTable) -> None:
+    """The version it makes is told; the second time there is nothing to do."""
+    (line,) = lines_of("merge", table.uri, "run/1", "-m", "all of it")
+    assert "main@2 -> main@3  3 rows  all of it" == line
+    assert [("a", 1), ("a", 12), ("r", 1)] == contents(table)
+    assert ["nothing to do: main@3 has everything of run/1"] == lines_of("merge", table.uri, "run/1")
+
+
+def test_a_merge_is_told_to_programs(table: LanceTable) -> None:
+    """Whether a version was made, and which."""
+    first, second = (document_of("merge", table.uri, "run/1") for _ in range(2))
+    assert (True, "main@2", "main@3", []) == (
+        first["made"],
+        first["before"],
+        first["version"]["version"],
+        first["conflicts"],
+    )
+    assert ["main@2", "run/1@5"] == first["version"]["parents"]
+    assert (False, "main@3", "main@3") == (second["made"], second["before"], second["version"]["version"])
+
+
+def test_a_merge_goes_into_any_branch(table: LanceTable) -> None:
+    """And says so."""
+    table.create_branch("next")
+    (line,) = lines_of("merge", table.uri, "run/1", "--into", "next")
+    assert line.startswith("next@2 -> next@3  3 rows  merge run/1@5 into next")
+    assert "main@2" == str(table.head())
+
+
+def test_every_conflict_has_a_line(torn: LanceTable) -> None:
+    """Unit, what the source did, what the dest did; one line of error, exit code 1, and nothing is written."""
+    result = run("merge", torn.uri, "run/1")
+    assert [
+        "config conflict: config key 'owner': run/1@6 set it; main@4 set it differently",
+        "rows conflict: 1 row in fragment 0 of the merge base: ",
+    ] == [line[: 80 if line.startswith("config") else 54] for line in result.stdout.splitlines()]
+    assert "(run/1@4)" in result.stdout
+    assert "(main@4)" in result.stdout
+    error = f"lance-dagster: cannot merge run/1@6 into main@4 of {torn.uri}; nothing was written\n"
+    assert (1, error) == (result.exit_code, result.stderr)
+    assert "main@4" == str(torn.head())
+
+
+def test_conflicts_are_told_to_programs(torn: LanceTable) -> None:
+    """As a list of what each is about."""
+    answer = document_of("merge", torn.uri, "run/1", code=1)
+    assert (False, None) == (answer["made"], answer["version"])
+    assert ["config", "rows"] == [conflict["kind"] for conflict in answer["conflicts"]]
+    assert {"kind", "unit", "source", "dest"} == set(answer["conflicts"][0])
+
+
+@pytest.mark.parametrize(
+    "strategies,value,owner",
+    [
+        (["source-wins"], 12, "ann"),
+        (["dest-wins"], 22, "bob"),
+        (["rows=source-wins", "config=dest-wins"], 12, "bob"),
+        (["rows=dest-wins", "config key 'owner'=source-wins"], 22, "ann"),
+        (["dest-wins", "rows=source-wins"], 12, "bob"),
+        (["config=source-wins", "dest-wins"], 22, "ann"),
+    ],
+)
+def test_conflicts_are_settled(torn: LanceTable, strategies: list[str], value: int, owner: str) -> None:
+    """All alike, or by unit or kind, with one for all others."""
+    given = [part for strategy in strategies for part in ("--strategy", strategy)]
+    lines_of("merge", torn.uri, "run/1", *given)
+    assert [("a", 1), ("a", value), ("r", 1)] == contents(torn)
+    assert owner == torn.to_lance().config()["owner"]
+
+
+def test_a_strategy_for_some_leaves_the_others(torn: LanceTable) -> None:
+    """They are the ones that are printed."""
+    result = run("merge", torn.uri, "run/1", "-s", "rows=dest-wins")
+    assert (1, 1) == (result.exit_code, len(result.stdout.splitlines()))
+    assert result.stdout.startswith("config conflict")
+
+
+@pytest.mark.parametrize("wrong", ["ours", "rows=ours", "rows", "source-wins=rows", ""])
+def test_a_wrong_strategy_is_a_wrong_call(table: LanceTable, wrong: str) -> None:
+    """With those there are."""
+    result = run("merge", table.uri, "run/1", "-s", wrong)
+    assert (2, True) == (result.exit_code, "source-wins or dest-wins" in result.stderr)
+    assert 2 == run("merge", table.uri, "run/1", "-s", "rows=dest-wins", "-s", "rows=source-wins").exit_code
+
+
+def test_a_unit_may_hold_an_equals_sign(tmp_path: Path) -> None:
+    """As the condition of a replacement does."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.create_branch("run/1")
+    table.replace_where("key = 'a'", entries("a", 2), branch="run/1")
+    table.append(entries("a", 3))
+    (conflict,) = document_of("merge", table.uri, "run/1", code=1)["conflicts"]
+    lines_of("merge", table.uri, "run/1", "-s", f"{conflict['unit']}=source-wins")
+    assert [("a", 2)] == contents(table)
+
+
+def test_a_merge_is_previewed(table: LanceTable) -> None:
+    """What would come, what would be missing; nothing is written."""
+    table.add_columns(pa.schema({"note": pa.string()}), branch="run/1")
+    lines = lines_of("merge", table.uri, "run/1", "--preview")
+    assert "run/1@6 into main@2; merge base main@2" == lines[0]
+    facts = {line[4:18].strip(): line[18:].strip() for line in lines[1:]}
+    assert {
+        "rows": "1 added, 1 updated, 1 removed",
+        "columns": "changed",
+        "fast-forward": "yes",
+    } == facts
+    answer = document_of("merge", table.uri, "run/1", "--preview")
+    assert (True, 1, 1, 1) == (answer["ok"], answer["rows_added"], answer["rows_updated"], answer["rows_removed"])
+    assert "main@2" == str(table.head())
+    table.merge("run/1")
+    assert "nothing to do: it was merged before" == lines_of("merge", table.uri, "run/1", "--preview")[1]
+
+
+def test_a_preview_says_what_is_left_to_do(table: LanceTable) -> None:
+    """Values that only one side has for a new column, and that main has changes of its own."""
+    table.add_columns({"double": "value * 2"}, branch="run/1")
+    table.append(entries("b", 5, 6))
+    lines = lines_of("merge", table.uri, "run/1", "--preview")
+    assert "needs backfill  double, null in 2 rows" in "\n".join(lines)
+    assert "fast-forward    no: main@3 has changes of its own" in "\n".join(lines)
+    assert {"double": 2} == document_of("merge", table.uri, "run/1", "--preview")["needs_backfill"]
+
+
+def test_a_preview_of_conflicts_exits_with_one(torn: LanceTable) -> None:
+    """With the lines the merge would have, and no error."""
+    result = run("merge", torn.uri, "run/1", "--preview")
+    assert (1, "") == (result.exit_code, result.stderr)
+    assert "2 conflicts; nothing would be written" == result.stdout.splitlines()[-1]
+    assert run("merge", torn.uri, "run/1").stdout.splitlines() == result.stdout.splitlines()[1:-1]
+    answer = document_of("merge", torn.uri, "run/1", "--preview", code=1)
+    assert (False, 2) == (answer["ok"], len(answer["conflicts"]))
+    assert 0 == run("merge", torn.uri, "run/1", "--preview", "-s", "source-wins").exit_code
+
+
+def test_only_a_fast_forward_may_be_asked_for(table: LanceTable) -> None:
+    """Refused once main moved, by the preview too."""
+    assert 0 == run("merge", table.uri, "run/1", "--ff-only", "--preview").exit_code
+    table.append(entries("b", 1))
+    for options in ([], ["--preview"]):
+        result = run("merge", table.uri, "run/1", "--ff-only", *options)
+        assert (1, True) == (result.exit_code, "history conflict: " in result.stdout)
+    table.sync("run/1")
+    assert 0 == run("merge", table.uri, "run/1", "--ff-only").exit_code
+
+
+def test_a_squash_is_no_merge(table: LanceTable) -> None:
+    """Its version has one parent, and the branch cannot be merged again."""
+    answer = document_of("merge", table.uri, "run/1", "--squash")
+    assert ["main@2"] == answer["version"]["parents"]
+    table.append(entries("r", 2), branch="run/1")
+    assert 1 == run("merge", table.uri, "run/1").exit_code
+    assert 2 == run("merge", table.uri, "run/1", "--squash", "--ff-only").exit_code
+
+
+def test_a_merge_is_made_as_a_branch(table: LanceTable) -> None:
+    """For checks; main stays as it is."""
+    (line,) = lines_of("preview-branch", table.uri, "run/1")
+    assert "preview/run/1 from main@2: preview/run/1@3, 3 rows" == line
+    assert contents(table, "run/1") == contents(table, "preview/run/1")
+    answer = document_of("preview-branch", table.uri, "run/1", "--name", "check")
+    assert ("check", "main@2", "check@3") == (answer["branch"], answer["forked_from"], answer["version"]["version"])
+    assert 1 == run("preview-branch", table.uri, "run/1", "--name", "check").exit_code
+    assert "main@2" == str(table.head())
+
+
+def test_no_branch_is_made_of_a_conflict(torn: LanceTable) -> None:
+    """The conflicts are told as those of a merge."""
+    result = run("preview-branch", torn.uri, "run/1")
+    assert (1, 2) == (result.exit_code, len(result.stdout.splitlines()))
+    assert ["run/1"] == list(torn.branches())
+    assert 2 == len(document_of("preview-branch", torn.uri, "run/1", code=1)["conflicts"])
+
+
+def test_a_branch_is_synced(table: LanceTable) -> None:
+    """It gets what its parent did meanwhile."""
+    assert lines_of("sync", table.uri, "run/1")[0].startswith("nothing to do: run/1@5 has everything")
+    table.append(entries("b", 1))
+    (line,) = lines_of("sync", table.uri, "run/1")
+    assert line.startswith("run/1@5 -> run/1@6  4 rows (+1)  merge main@3 into run/1")
+    assert not document_of("sync", table.uri, "run/1")["made"]
+    assert 2 == run("sync", table.uri, "main").exit_code
+
+
+def test_a_sync_has_conflicts_too(torn: LanceTable) -> None:
+    """Told and settled as those of a merge, with main as the source."""
+    assert 2 == len(document_of("sync", torn.uri, "run/1", code=1)["conflicts"])
+    assert 0 == run("sync", torn.uri, "run/1", "-s", "source-wins").exit_code
+    assert ("a", 22) in contents(torn, "run/1")
+
+
+def test_a_merge_base_is_shown(table: LanceTable) -> None:
+    """The newest version both contain."""
+    table.append(entries("b", 1))
+    (line,) = lines_of("merge-base", table.uri, "main", "run/1")
+    assert ["main@2", table.at("main@2").id[:10]] == line.split()[:2]
+    table.merge("run/1")
+    assert "run/1@5" == document_of("merge-base", table.uri, "main", "run/1")["version"]

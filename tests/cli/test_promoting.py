@@ -1,0 +1,87 @@
+"""`promote` and `rollback`."""
+
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from tests.cli.running import document_of, lines_of, run
+from tests.ledger import entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table of five versions."""
+    return new_table(tmp_path, *(entries("a", value) for value in range(4)))
+
+
+def test_a_tag_is_made_and_moved(table: LanceTable) -> None:
+    """From where, to where; twice is once."""
+    assert ["production: new -> main@2"] == lines_of("promote", table.uri, "--at", "main@2")
+    assert ["production: main@2 -> main@5"] == lines_of("promote", table.uri)
+    assert ["production: main@5 already"] == lines_of("promote", table.uri)
+    assert {"tag": "stage", "moved": True, "from": None, "to": "main@4"} == document_of(
+        "promote", table.uri, "--tag", "stage", "--at", "main~1"
+    )
+    assert "main@5" == table.tag("production").ref
+
+
+def test_a_tag_is_where_it_was_expected(table: LanceTable) -> None:
+    """Or nothing is moved, and the exit code is 1."""
+    table.create_tag("production", "main@3")
+    result = run("promote", table.uri, "--expect", "main@2")
+    assert (1, "") == (result.exit_code, result.stdout)
+    assert "lance-dagster: 'production' points to main@3, not to main@2: someone moved it meanwhile\n" == result.stderr
+    assert "main@3" == table.tag("production").ref
+    assert ["production: main@3 -> main@5"] == lines_of("promote", table.uri, "--expect", "main@3")
+    assert 2 == run("promote", table.uri, "--expect", "nothing").exit_code
+
+
+def test_nothing_can_be_expected_of_a_tag_that_is_not_there(table: LanceTable) -> None:
+    """It is not made then."""
+    assert 2 == run("promote", table.uri, "--expect", "main@3").exit_code
+    assert {} == table.tags()
+
+
+def test_a_tag_goes_back(table: LanceTable) -> None:
+    """Step by step, by many, or to a version it was at."""
+    for number in (2, 3, 4, 5):
+        table.move_tag("production", f"main@{number}")
+    assert ["production: main@5 -> main@4"] == lines_of("rollback", table.uri)
+    assert ["production: main@4 -> main@3"] == lines_of("rollback", table.uri, "--steps", "1")
+    assert {"tag": "production", "moved": True, "from": "main@3", "to": "main@2"} == document_of(
+        "rollback", table.uri, "--to", "main@2"
+    )
+    assert ["production: main@2 already"] == lines_of("rollback", table.uri, "--to", "main@2")
+    result = run("rollback", table.uri)
+    assert (2, True) == (result.exit_code, "nothing is known from before main@2" in result.stderr)
+    assert [1, 1, 1, 0] == [move.steps_back for move in table.tag_history("production")][:4]
+
+
+def test_a_tag_goes_back_by_many(table: LanceTable) -> None:
+    """Over what was moved between."""
+    for number in (2, 3, 4, 5):
+        table.move_tag("production", f"main@{number}")
+    assert ["production: main@5 -> main@3"] == lines_of("rollback", table.uri, "--steps", "2")
+    table.move_tag("production", "main@5")
+    assert ["production: main@5 -> main@2"] == lines_of("rollback", table.uri, "--to", "main@2")
+
+
+def test_a_tag_goes_back_to_where_it_was_only(table: LanceTable) -> None:
+    """Else promote is what is meant; what it was at is told."""
+    for number in (2, 4):
+        table.move_tag("production", f"main@{number}")
+    result = run("rollback", table.uri, "--to", "main@3")
+    assert (2, True) == (result.exit_code, "before main@4 it was at main@2" in result.stderr)
+    assert 2 == run("rollback", table.uri, "--to", "main@2", "--steps", "1").exit_code
+    assert 2 == run("rollback", table.uri, "--tag", "stage").exit_code
+    assert 1 == run("rollback", table.uri, "--expect", "main@3").exit_code
+    assert "main@4" == table.tag("production").ref
+
+
+def test_protection_is_told(table: LanceTable) -> None:
+    """With exit code 1."""
+    table.create_branch("work")
+    table.protect(tags=["production"])
+    result = run("promote", table.uri, "--at", "work")
+    assert (1, 1) == (result.exit_code, result.stderr.count("\n"))

@@ -1,0 +1,58 @@
+"""docs/cli.md says of every command what its help says, and what its documents hold."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from tests.cli.reference import PAGE, TOPICS, with_reference
+from tests.cli.running import document_of
+from tests.ledger import entries, new_table
+
+VERSION = re.search(r"A version is an object with (.*?)\.\n", PAGE.read_text(), re.DOTALL)
+ROWS = re.findall(r"^\| `([^`]+)` \| (an object|a list) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+
+
+def names(text: str) -> set[str]:
+    """The keys a text names."""
+    return set(re.findall(r"`([a-z_]+)`", text))
+
+
+def test_the_page_says_what_the_help_says() -> None:
+    """Else `python -m tests.cli.reference` writes it anew."""
+    page = PAGE.read_text()
+    assert with_reference(page) == page
+
+
+def test_every_document_is_described() -> None:
+    """At least once for each command."""
+    commands = {command.name for commands in TOPICS.values() for command in commands}
+    assert commands == {call.split()[0] for call, _, _ in ROWS}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
+    """A table for all calls of the page, in their order."""
+    folder = tmp_path_factory.mktemp("reference")
+    (folder / "cold").mkdir()
+    made = new_table(folder, entries("a", 1), entries("a", 2))
+    made.add_base("archive", folder / "cool", message="a place for more")
+    for name in ("run/1", "work"):
+        made.create_branch(name)
+        made.append(entries(name, 1), branch=name)
+    return made
+
+
+@pytest.mark.parametrize("call,kind,keys", ROWS, ids=[call for call, _, _ in ROWS])
+def test_a_document_is_as_described(table: LanceTable, call: str, kind: str, keys: str) -> None:
+    """Its keys, whole."""
+    assert VERSION is not None
+    name, *arguments = shlex.split(call)
+    here = [str(Path(table.uri).parent / part[3:]) if part.startswith("../") else part for part in arguments]
+    document = document_of(name, table.uri, *here)
+    assert kind == ("a list" if isinstance(document, list) else "an object")
+    expected = names(keys) | (names(VERSION[1]) if re.match("a version|of versions", keys) else set())
+    for each in document if isinstance(document, list) else [document]:
+        assert expected == set(each)

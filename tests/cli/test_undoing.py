@@ -1,0 +1,88 @@
+"""`cherry-pick`, `revert`, `restore` and `reset`."""
+
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from tests.cli.running import document_of, lines_of, run
+from tests.ledger import contents, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with a branch of two commits."""
+    made = new_table(tmp_path, entries("a", 1, 2))
+    made.create_branch("fix")
+    made.append(entries("f", 1), branch="fix", message="the first")
+    made.append(entries("f", 2), branch="fix", message="the second")
+    return made
+
+
+def test_one_change_is_taken_over(table: LanceTable) -> None:
+    """Not those before it."""
+    (line,) = lines_of("cherry-pick", table.uri, "fix")
+    assert "main@2 -> main@3  3 rows (+1)  cherry-pick fix@4: the second" == line
+    assert [("a", 1), ("a", 2), ("f", 2)] == contents(table)
+    answer = document_of("cherry-pick", table.uri, "fix@3", "--onto", "main")
+    assert (True, "main@3", "main@4") == (answer["made"], answer["before"], answer["version"]["version"])
+
+
+def test_a_change_is_taken_back(table: LanceTable) -> None:
+    """And later ones are kept."""
+    table.append(entries("b", 1))
+    table.delete("value = 2")
+    (line,) = lines_of("revert", table.uri, "main@4")
+    assert line.startswith("main@4 -> main@5  3 rows (+1)  revert main@4")
+    answer = document_of("revert", table.uri, "main@3")
+    assert (True, "main@6") == (answer["made"], answer["version"]["version"])
+    assert [("a", 1), ("a", 2)] == contents(table)
+
+
+def test_a_merge_is_taken_back_to_a_parent(table: LanceTable) -> None:
+    """Which one has to be said."""
+    table.append(entries("b", 1))
+    table.merge("fix")
+    result = run("revert", table.uri, "main")
+    assert (2, True) == (result.exit_code, "is a merge; say which parent" in result.stderr)
+    lines_of("revert", table.uri, "main", "--parent", "1")
+    assert [("a", 1), ("a", 2), ("b", 1)] == contents(table)
+
+
+@pytest.mark.parametrize("command", ["cherry-pick", "revert"])
+def test_conflicts_are_told(table: LanceTable, command: str) -> None:
+    """As those of a merge, and settled as those."""
+    branch = "fix" if command == "cherry-pick" else "main"
+    table.update({"value": "value + 10"}, where="value = 2 AND key = 'a'", branch=branch)
+    commit = str(table.head(branch))
+    table.update({"value": "value + 20"}, where="value IN (2, 12) AND key = 'a'")
+    answer = document_of(command, table.uri, commit, code=1)
+    assert (False, ["rows"]) == (answer["made"], [conflict["kind"] for conflict in answer["conflicts"]])
+    result = run(command, table.uri, commit)
+    assert (1, 1, 1) == (result.exit_code, result.stdout.count("\n"), result.stderr.count("\n"))
+    assert 0 == run(command, table.uri, commit, "--strategy", "source-wins").exit_code
+
+
+def test_a_branch_is_restored(table: LanceTable) -> None:
+    """As its next version."""
+    table.append(entries("b", 1))
+    (line,) = lines_of("restore", table.uri, "main@2", "-m", "back")
+    assert "main@3 -> main@4  2 rows (-1)  back" == line
+    assert ["nothing to do: main@4 is the newest version"] == lines_of("restore", table.uri, "main")
+    answer = document_of("restore", table.uri, "fix@3", "--branch", "fix")
+    assert (True, "fix@5") == (answer["made"], answer["version"]["version"])
+    result = run("restore", table.uri, "fix@3")
+    assert (2, True) == (result.exit_code, "fix@3 is no version of branch 'main'" in result.stderr)
+
+
+def test_a_branch_starts_anew(table: LanceTable) -> None:
+    """From where it is told; main cannot."""
+    table.append(entries("b", 1))
+    (line,) = lines_of("reset", table.uri, "fix")
+    head = table.head("fix")
+    assert f"fix: fix@4 -> {head}, from main@3" == line
+    assert contents(table) == contents(table, "fix")
+    answer = document_of("reset", table.uri, "fix", "--at", "main@2")
+    assert (str(head), "main@2") == (answer["before"], answer["forked_from"])
+    assert str(table.head("fix")) == answer["head"]
+    assert 2 == run("reset", table.uri, "main", "--at", "fix").exit_code

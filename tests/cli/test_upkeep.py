@@ -1,0 +1,98 @@
+"""`compact`, `clone`, `relocate` and `move-base`."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from tests.cli.running import document_of, lines_of, run
+from tests.conftest import S3Storage
+from tests.ledger import contents, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table of small fragments with a branch."""
+    made = new_table(tmp_path, entries("a", 1), entries("a", 2), entries("a", 3))
+    made.create_branch("work")
+    return made
+
+
+def test_fragments_are_joined(table: LanceTable) -> None:
+    """In a version of their own; when nothing is worth it, that is told."""
+    (line,) = lines_of("compact", table.uri, "-m", "tidy")
+    assert "main@4 -> main@6  3 rows  tidy" == line
+    assert 1 == len(table.to_lance().get_fragments())
+    assert ["nothing to do: no fragment of main@6 is worth rewriting"] == lines_of("compact", table.uri)
+    answer = document_of("compact", table.uri, "--branch", "work", "--target-rows", "2")
+    assert (True, "work@6") == (answer["made"], answer["version"]["version"])
+    assert 2 == run("compact", table.uri, "--deleted-share", "2").exit_code
+
+
+def test_a_clone_is_made(table: LanceTable, tmp_path: Path) -> None:
+    """That names the files, or has its own."""
+    (line,) = lines_of("clone", table.uri, str(tmp_path / "near"), "--at", "main@3")
+    assert f"{tmp_path}/near: main@3, 2 rows, naming the files of main@3" == line
+    answer = document_of("clone", table.uri, str(tmp_path / "far"), "--deep")
+    assert ("main@4", False, 3) == (answer["cloned_from"], answer["shallow"], answer["version"]["rows"])
+    shutil.rmtree(table.uri)
+    assert 3 == len(contents(LanceTable.open(tmp_path / "far")))
+    assert 2 == run("clone", table.uri, str(tmp_path / "other")).exit_code
+
+
+def test_a_clone_does_not_take_a_place(table: LanceTable, tmp_path: Path) -> None:
+    """Where a table is already."""
+    lines_of("clone", table.uri, str(tmp_path / "near"))
+    assert 1 == run("clone", table.uri, str(tmp_path / "near")).exit_code
+
+
+def test_a_clone_has_options_of_its_own(table: LanceTable, s3_storage: S3Storage) -> None:
+    """From here to object storage."""
+    options = [f"--to-storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
+    answer = document_of("clone", table.uri, f"{s3_storage.uri}/copy", "--deep", *options)
+    assert 3 == len(contents(LanceTable.open(answer["uri"], s3_storage.storage_options)))
+    wrong = run("clone", table.uri, f"{s3_storage.uri}/other", "--to-storage-option", "hunter2")
+    assert (2, False) == (wrong.exit_code, "hunter2" in wrong.output)
+
+
+def test_a_table_that_was_moved_works_again(table: LanceTable, tmp_path: Path) -> None:
+    """After a dry run that says what would be done."""
+    new = tmp_path / "moved"
+    shutil.move(table.uri, new)
+    (line,) = lines_of("relocate", str(new), "--dry-run")
+    assert ["branch", "work", "work@4", "->", "a", "new", "version"] == line.split()[:7]
+    assert f"{table.uri} is {new}" in line
+    answer = document_of("relocate", str(new))
+    assert (False, "work@5") == (answer["dry_run"], answer["branches"][0]["after"])
+    assert 3 == len(contents(LanceTable.open(new), "work"))
+    assert ["nothing to do: everything is named where it is"] == lines_of("relocate", str(new), "--from", table.uri)
+    assert [] == document_of("relocate", str(new), "--dry-run")["branches"]
+
+
+def test_files_that_are_missing_are_told(table: LanceTable, tmp_path: Path) -> None:
+    """With exit code 1, unless nobody looks."""
+    new = tmp_path / "moved"
+    shutil.move(table.uri, new)
+    next((new / "data").glob("*.lance")).unlink()
+    result = run("relocate", str(new))
+    assert (1, 1) == (result.exit_code, result.stderr.count("\n"))
+    assert 0 == run("relocate", str(new), "--no-check").exit_code
+
+
+def test_a_base_path_is_moved(table: LanceTable, tmp_path: Path) -> None:
+    """On every branch that has it."""
+    for place in ("cold", "colder"):
+        (tmp_path / place).mkdir()
+    table.add_base("archive", tmp_path / "cold")
+    table.append(table.stage(entries("c", 1), base="archive"))
+    for file in (tmp_path / "cold").iterdir():
+        shutil.move(file, tmp_path / "colder")
+    assert [True] == [
+        "a new version" in line
+        for line in lines_of("move-base", table.uri, "archive", str(tmp_path / "colder"), "--dry-run")
+    ]
+    answer = document_of("move-base", table.uri, "archive", str(tmp_path / "colder"))
+    assert ["main@7"] == [branch["after"] for branch in answer["branches"]]
+    assert 4 == len(contents(table))
+    assert 2 == run("move-base", table.uri, "attic", str(tmp_path / "colder")).exit_code

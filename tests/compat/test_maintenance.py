@@ -1,0 +1,197 @@
+"""All of pylance's own maintenance over a table with everything in it: branches live, merged and gone, tags, indices.
+
+Each does what it says, and what can be read afterwards reads as before, through pylance and through us.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from tests.aging import DAY, age
+from tests.ledger import Rows, as_pylance, contents, entries, new_table, sorted_rows
+
+AT_ONCE = timedelta(microseconds=1)
+WAYS: dict[str, dict[str, Any]] = {
+    "verified": {"older_than": AT_ONCE},
+    "unverified": {"older_than": AT_ONCE, "delete_unverified": True},
+    "verified, a month later": {"older_than": DAY},
+    "the newest": {"retain_versions": 1, "delete_unverified": True},
+}
+LINES = ("main", "live", "merged", "inner", "theirs")
+Work = Callable[[LanceTable], object]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Rows inserted, replaced, updated, deleted and indexed on every line."""
+    made = new_table(tmp_path, entries("a", *range(20)), entries("b", *range(20)))
+    as_pylance(made).create_scalar_index("value", "BTREE")
+    for name in ("merged", "gone", "live"):
+        made.create_branch(name)
+        made.append(entries(name, *range(5)), branch=name)
+        made.replace_where(f"key = '{name}' and value = 1", entries(name, 100), branch=name)
+    made.delete("key = 'a' and value = 3", branch="live")
+    as_pylance(made, "live").update({"value": "200"}, where="key = 'a' and value = 4")
+    made.create_tag("candidate", "live")
+    made.append(entries("live", 50), branch="live")
+    made.create_branch("inner", "live")
+    made.delete("key = 'live' and value = 2", branch="inner")
+    as_pylance(made).create_branch("theirs").insert(entries("theirs", 1, 2))
+    made.merge("merged")
+    made.merge("gone")
+    made.delete_branch("gone")
+    made.create_tag("production", "main")
+    as_pylance(made).update({"value": "300"}, where="key = 'b' and value = 4")
+    made.delete("key = 'b' and value = 5")
+    made.append(entries("m", 1))
+    return made
+
+
+def state(table: LanceTable) -> Mapping[str, Rows]:
+    """The rows of every branch and tag, the same through pylance and through us, by scan and by index."""
+    fresh = LanceTable.open(table.uri)
+    found: dict[str, Rows] = {}
+    for name in ("main", *fresh.branches(), *fresh.tags()):
+        dataset = lance.dataset(fresh.uri)
+        tagged = name in fresh.tags()
+        dataset = dataset if name == "main" else dataset.checkout_version(name if tagged else (name, None))
+        dataset.validate()
+        found[name] = contents(fresh, name)
+        assert sorted_rows(dataset.to_table()) == found[name]
+        assert sum(1 for _, value in found[name] if value == 7) == dataset.count_rows("value = 7")
+        assert sum(1 for _, value in found[name] if value < 3) == len(fresh.read(name, filter="value < 3"))
+    return found
+
+
+def held(before: Mapping[str, Rows], table: LanceTable, *gone: str) -> None:
+    """Everything but what is gone reads as before, and works on."""
+    expected = {name: rows for name, rows in before.items() if name not in gone}
+    assert expected == state(table)
+    errors = [str(problem) for problem in table.verify().problems if problem.severity == "error"]
+    assert [] == errors
+    fresh = LanceTable.open(table.uri)
+    for name in ("main", *fresh.branches()):
+        fresh.append(entries("later", 1), branch=name)
+        as_pylance(fresh, name).delete("key = 'later'")
+    assert expected == state(fresh)
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_clean_up_of_any_line(table: LanceTable, way: str, line: str) -> None:
+    """On main, on ours, on a branch of a branch, on pylance's."""
+    if way == "verified, a month later":
+        age(table, 30 * DAY)
+    before = state(table)
+    as_pylance(table, line).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS[way])
+    held(before, table)
+
+
+def test_a_clean_up_of_every_line_one_after_the_other(table: LanceTable) -> None:
+    """Twice, since what one leaves is what the next one sees."""
+    before = state(table)
+    for line in (*LINES, *reversed(LINES)):
+        as_pylance(table, line).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    held(before, table)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_automatic_clean_up_in_ordinary_commits(table: LanceTable, line: str) -> None:
+    """Of any line, by commits of pylance. While a tag names an old version of the line, it does nothing at all."""
+    for name in table.tags():
+        as_pylance(table).tags.delete(name)
+    dataset = as_pylance(table, line)
+    dataset.update_config(
+        {
+            "lance.auto_cleanup.interval": "1",
+            "lance.auto_cleanup.older_than": "0ms",
+            "lance.auto_cleanup.referenced_branch_cleanup": "true",
+        }
+    )
+    dataset.delete("key = 'nothing'")
+    before = state(table)
+    dataset = as_pylance(table, line)
+    for _ in range(4):
+        dataset.insert(entries("auto", 1))
+        dataset.delete("key = 'auto'")
+    assert len(as_pylance(table, line).versions()) < 8
+    held(before, table)
+
+
+@pytest.mark.parametrize("name", ["merged", "inner", "theirs"])
+@pytest.mark.parametrize("merge_first", [False, True])
+def test_pylance_deletes_a_branch(table: LanceTable, name: str, *, merge_first: bool) -> None:
+    """What was merged into main stays, also after a clean-up; what was not goes with the branch."""
+    if merge_first:
+        table.merge(name)
+    before = state(table)
+    as_pylance(table).branches.delete(name)
+    assert {ref: rows for ref, rows in before.items() if ref != name} == state(table)
+    as_pylance(table).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    held(before, table, name)
+
+
+def test_pylance_does_not_delete_a_branch_that_is_referred_to(table: LanceTable) -> None:
+    """By a branch forked from it, or a tag."""
+    before = state(table)
+    with pytest.raises(OSError, match=r"(?i)referenc|branch"):
+        as_pylance(table).branches.delete("live")
+    held(before, table)
+
+
+@pytest.mark.parametrize("line", ["main", "merged", "theirs"])
+def test_pylance_compacts_a_line_and_cleans_up(table: LanceTable, line: str) -> None:
+    """The fragments it wrote anew hold the same rows; the others still have their files."""
+    before = state(table)
+    dataset = as_pylance(table, line)
+    if line != "main":
+        # Its compaction on a branch writes an inherited index where readers do not look for it.
+        dataset.drop_index("value_idx")
+    dataset.optimize.compact_files(target_rows_per_fragment=1000, materialize_deletions_threshold=0.0)
+    assert before == state(table)
+    for cleaned in (line, "main"):
+        as_pylance(table, cleaned).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    held(before, table)
+
+
+@pytest.mark.parametrize("line", ["main", "live"])
+def test_pylance_builds_indices_anew_and_cleans_up(table: LanceTable, line: str) -> None:
+    """What the old index left goes, and nobody needs it."""
+    before = state(table)
+    as_pylance(table, line).create_scalar_index("value", "BTREE", replace=True)
+    as_pylance(table).optimize.optimize_indices()
+    as_pylance(table, line).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    as_pylance(table).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    held(before, table)
+
+
+def test_collecting_and_pylances_clean_up_take_turns(table: LanceTable) -> None:
+    """Neither misses what the other took away."""
+    before = state(table)
+    age(table, 30 * DAY)
+    assert table.collect_garbage(timedelta(0), dry_run=False).done
+    as_pylance(table).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    age(table, 30 * DAY)
+    assert table.collect_garbage(timedelta(0), dry_run=False).done
+    as_pylance(table, "live").cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    assert table.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
+    held(before, table)
+
+
+def test_a_shallow_clone_keeps_what_it_names(table: LanceTable, tmp_path: Path) -> None:
+    """By the tag it left: through pylance's clean-up, and through ours."""
+    clone = table.clone(tmp_path / "clone", "main@3")
+    rows = contents(clone)
+    table.overwrite(entries("new", 1))
+    age(table, 30 * DAY)
+    as_pylance(table).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    assert table.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
+    assert rows == contents(clone)
+    as_pylance(clone).validate()
+    (tag,) = [tag for tag in table.tags().values() if tag.name.startswith("clone-")]
+    assert ("main@3", str(tmp_path / "clone")) == (tag.ref, tag.metadata["lance_dagster.clone"])

@@ -1,0 +1,121 @@
+"""Deeds that may be cut short anywhere, and a process that dies while doing one."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from lance_dagster import LanceTable
+from lance_dagster.store import open_store
+from tests.aging import DAY, age
+from tests.ledger import SCHEMA, entries, parts_on
+from tests.store.scripted import Request, ScriptedStore
+
+_CHANGES = frozenset({"os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
+_FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_ROWS = pa.table({"key": ["p"], "value": [1]}, schema=SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """What is prepared, what is done, and how many versions of main there are when it is done."""
+
+    prepare: Callable[[LanceTable], None]
+    act: Callable[[LanceTable], object]
+    versions: int
+
+
+def _two_lines(table: LanceTable) -> None:
+    table.append(entries("a", 1, 2, 3))
+    table.append(entries("b", 1, 2))
+    table.create_tag("production", "main@3")
+    table.create_branch("run")
+
+
+def _merge_prepared(table: LanceTable) -> None:
+    _two_lines(table)
+    table.delete("key = 'b' and value = 1")
+    table.delete("key = 'a' and value = 1", branch="run")
+    table.append(entries("r", 1), branch="run")
+    # By a writer that puts its data file into the branch's own folder.
+    lance.dataset(table.uri, storage_options=dict(table.storage_options)).checkout_version(("run", None)).insert(_ROWS)
+    table.update({"value": "30"}, where="key = 'a' and value = 3", branch="run")
+
+
+def _tag_prepared(table: LanceTable) -> None:
+    _two_lines(table)
+    table.append(entries("c", 1))
+
+
+def _garbage_prepared(table: LanceTable) -> None:
+    _two_lines(table)
+    table.overwrite(entries("n", 1))
+    table.overwrite(entries("n", 2))
+    table.delete("key = 'a'", branch="run")
+    table.compact(branch="run")
+    table.create_branch("gone")
+    table.append(entries("g", 1), branch="gone")
+    table.delete_branch("gone")
+    if "://" not in table.uri:
+        age(table, 30 * DAY)
+
+
+DEEDS: Mapping[str, Deed] = {
+    "merge": Deed(prepare=_merge_prepared, act=lambda table: table.merge("run"), versions=5),
+    "tag": Deed(prepare=_tag_prepared, act=lambda table: table.move_tag("production", "main@4"), versions=4),
+    "garbage": Deed(
+        prepare=_garbage_prepared,
+        act=lambda table: table.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0)),
+        versions=2,
+    ),
+}
+
+
+def die_at_change(uri: str, deed: str, step: int) -> None:
+    """Do a deed on local disk, killed for good just before the change of a number to the file system."""
+    table, left = LanceTable.open(uri), step
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if not arguments or not str(arguments[0]).startswith(uri):
+            return
+        if event in _CHANGES or (event == "open" and arguments[2] & _FOR_WRITING):
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+
+    sys.addaudithook(watch)
+    DEEDS[deed].act(table)
+
+
+def die_at_request(uri: str, options: Mapping[str, str], deed: str, step: int, after: bool) -> None:  # noqa: FBT001 - a job has no keywords
+    """Do a deed, killed for good just before or after the write of a number to the store."""
+    left = step
+
+    def script(request: Request) -> object:
+        nonlocal left
+        if not request.writes:
+            return request.send()
+        left -= 1
+        if left >= 0:
+            return request.send()
+        if after:
+            request.send()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    DEEDS[deed].act(LanceTable(parts_on(ScriptedStore(open_store(uri, options), script))))
+
+
+def fresh(folder: Path, deed: str) -> LanceTable:
+    """A table that a deed is about to be done to."""
+    table = LanceTable.create(folder, SCHEMA)
+    DEEDS[deed].prepare(table)
+    return table

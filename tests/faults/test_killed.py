@@ -1,0 +1,161 @@
+"""Merges, moves of tags and collections that end in the middle, with the process or without its knowing."""
+
+import multiprocessing
+import signal
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import StoreError
+from lance_dagster.store import open_store
+from tests.conftest import S3Storage
+from tests.faults.doomed import DEEDS, die_at_change, die_at_request, fresh
+from tests.ledger import SCHEMA, Rows, parts_on, sorted_rows
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
+
+Seen = Mapping[str, Rows]
+_PATIENCE = 120
+
+
+def seen(table: LanceTable) -> Seen:
+    """The rows behind every name, through pylance alone."""
+    options = dict(table.storage_options) or None
+    dataset = lance.dataset(table.uri, storage_options=options)
+    found = {"main": dataset, **{name: dataset.checkout_version((name, None)) for name in table.branches()}}
+    found |= {f"tag {name}": lance.dataset(table.uri, version=name, storage_options=options) for name in table.tags()}
+    return {name: sorted_rows(version.to_table()) for name, version in found.items()}
+
+
+def undisturbed(folder: Path, deed: str) -> tuple[Seen, Seen]:
+    """What there is to see before a deed and after it."""
+    table = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", deed)
+    before = seen(table)
+    DEEDS[deed].act(table)
+    return before, seen(table)
+
+
+def finished(table: LanceTable, deed: str, either: tuple[Seen, Seen]) -> None:
+    """The table reads as before or as after; done again, the deed is done once, and nothing is wrong."""
+    assert seen(table) in either
+    again = LanceTable.open(table.uri, table.storage_options)
+    DEEDS[deed].act(again)
+    assert either[1] == seen(again)
+    assert DEEDS[deed].versions == len(again.versions_after(0))
+    report = again.verify(deep=True)
+    assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
+    lance.dataset(again.uri, storage_options=dict(again.storage_options) or None).validate()
+
+
+def ended(target: Callable[..., None], *arguments: Any) -> int | None:  # noqa: ANN401 - what the job takes
+    """How a process of its own ended."""
+    context = multiprocessing.get_context("forkserver")
+    # Loaded once, by the process that every doomed one is forked from: it never did anything else.
+    context.set_forkserver_preload(["tests.faults.doomed"])
+    process: BaseProcess = context.Process(target=target, args=arguments)
+    process.start()
+    process.join(_PATIENCE)
+    return process.exitcode
+
+
+def steps(run: Callable[[int], int | None]) -> Iterator[int]:
+    """Every step at which a process was killed, until one lived to the end."""
+    for step in count():
+        code = run(step)
+        if code == 0:
+            assert step
+            return
+        assert -signal.SIGKILL == code
+        yield step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", DEEDS)
+def test_killed_before_any_change_to_the_disk(tmp_path: Path, deed: str) -> None:
+    """A real process, dead at once wherever it opens, links, renames, makes or deletes a file."""
+    either = undisturbed(tmp_path, deed)
+    made: list[LanceTable] = []
+
+    def run(step: int) -> int | None:
+        made.append(fresh(tmp_path / f"{deed}-{step}-{uuid.uuid4().hex[:8]}", deed))
+        return ended(die_at_change, made[-1].uri, deed, step)
+
+    for _ in steps(run):
+        finished(made[-1], deed, either)
+    finished(made[-1], deed, (either[1], either[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_any_write_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, *, after: bool) -> None:
+    """A merge, dead before or after each object it puts."""
+    either = undisturbed(tmp_path, "merge")
+    made: list[LanceTable] = []
+
+    def run(step: int) -> int | None:
+        uri = f"{s3_storage.uri}/ledger-{step}"
+        made.append(LanceTable.create(uri, SCHEMA, storage_options=s3_storage.storage_options))
+        DEEDS["merge"].prepare(made[-1])
+        return ended(die_at_request, uri, dict(s3_storage.storage_options), "merge", step, after)
+
+    for _ in steps(run):
+        finished(made[-1], "merge", either)
+
+
+# Collections read a lot; `tests/history/test_gc_races.py` ends them before their writes.
+@pytest.mark.parametrize("deed", ["merge", "tag"])
+def test_the_plug_is_pulled_before_any_request(tmp_path: Path, deed: str) -> None:
+    """Reads and lists as well: whatever was found out by then, nothing is half done."""
+    either = undisturbed(tmp_path, deed)
+    for step in count():
+        table, left = fresh(tmp_path / f"{deed}-{step}", deed), step
+
+        def script(request: Request) -> object:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise PlugPulledError
+            return request.send()
+
+        try:
+            DEEDS[deed].act(through(table, script))
+        except PlugPulledError:
+            finished(table, deed, either)
+        if left >= 0:
+            break
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_any_answer_is_lost(tmp_path: Path, deed: str) -> None:
+    """Every write is made, and one is reported as failed: it is found out, or the deed can be done again."""
+    either = undisturbed(tmp_path, deed)
+    for step in count():
+        table = fresh(tmp_path / f"{deed}-{step}", deed)
+        lost = [0]
+        lose = answer_lost_at_write(step)
+
+        def script(request: Request, lose: Callable[[Request], object] = lose, lost: list[int] = lost) -> object:
+            try:
+                return lose(request)
+            except StoreError:
+                lost[0] += 1
+                raise
+
+        try:
+            DEEDS[deed].act(through(table, script))
+        except StoreError:
+            assert 1 == lost[0]
+        finished(table, deed, either)
+        if not lost[0]:
+            break
+
+
+def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
+    """The same table behind a store that follows a script."""
+    return LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))

@@ -1,0 +1,133 @@
+"""Columns in a merge: added, dropped, called something else, of another type; and written values beside that."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from tests.properties.merging.rows_model import Column, Row, Snapshot
+from tests.properties.merging.three import SOURCE_WINS, Clash, Three, inserted, moved_by, rewritten
+
+
+def merged_columns(three: Three, clashes: list[Clash], strategy: str | None) -> list[Column]:
+    """Decide about every column, and note the conflicts."""
+    found: dict[int, Column] = {}
+    order = (*three.dest.columns, *three.source.columns, *three.base.columns)
+    for token in dict.fromkeys(column.token for column in order):
+        merged = _column(three, token, clashes, strategy)
+        if merged is not None:
+            found[token] = merged
+    names: dict[str, int] = {}
+    for column in found.values():
+        if column.name in names:
+            clashes.append(Clash("column", f"name {column.name}"))
+        names[column.name] = column.token
+    return list(found.values())
+
+
+def _column(three: Three, token: int, clashes: list[Clash], strategy: str | None) -> Column | None:
+    was, mine, theirs = (state.column(token) for state in (three.base, three.source, three.dest))
+    if was is not None and (mine is None or theirs is None):
+        if mine is not None:
+            _dropped(three, was, mine, three.source, clashes)
+        elif theirs is not None:
+            _dropped(three, was, theirs, three.dest, clashes)
+        return None
+    if mine is None or theirs is None:
+        return mine or theirs
+    merged = _faceted(was, mine, theirs, clashes, strategy)
+    if was is not None and _crossed(was, mine, theirs):
+        clashes.append(Clash("column", f"name and type of {theirs.name}", hard=False))
+    return merged
+
+
+def _faceted(was: Column | None, mine: Column, theirs: Column, clashes: list[Clash], strategy: str | None) -> Column:
+    merged = theirs
+    for facet in ("name", "nullable", "cast"):
+        before = None if was is None else getattr(was, facet)
+        own, other = getattr(mine, facet), getattr(theirs, facet)
+        if own in (before, other):
+            continue
+        if other != before:
+            clashes.append(Clash("column", f"{facet} of {theirs.name}"))
+            if strategy != SOURCE_WINS:
+                continue
+        merged = _with_facet(merged, facet, mine)
+    return merged
+
+
+def _with_facet(column: Column, facet: str, of: Column) -> Column:
+    if facet == "name":
+        return replace(column, name=of.name)
+    return replace(column, nullable=of.nullable) if facet == "nullable" else replace(column, cast=of.cast, type=of.type)
+
+
+def _dropped(three: Three, was: Column, kept: Column, side: Snapshot, clashes: list[Clash]) -> None:
+    """Note what one side did to a column that the other dropped."""
+    if kept != was:
+        clashes.append(Clash("column", f"dropped {was.name}", hard=_facets(kept) != _facets(was)))
+    cells = {uid: rewritten(three.base, side, uid).get(was.token) for uid in three.base.rows}
+    written = {uid: cell for uid, cell in cells.items() if cell is not None}
+    if written:
+        stays = (uid for uid, cell in written.items() if not cell.partly)
+        hard = any(side.rows[uid].stamp == three.base.rows[uid].stamp for uid in stays)
+        clashes.append(Clash("column", f"dropped {was.name} with new values", hard=hard))
+
+
+def _facets(column: Column) -> tuple[object, ...]:
+    return (column.name, column.cast)
+
+
+def _crossed(was: Column, mine: Column, theirs: Column) -> bool:
+    """Whether one side changed the type and the other something else: a column of another type is a new one."""
+    return (mine.cast != was.cast) != (theirs.cast != was.cast) and ((theirs if mine.cast != was.cast else mine) != was)
+
+
+def column_clashes(three: Three, rows: Mapping[int, Row]) -> Iterable[Clash]:
+    """Find where one side changed a column and the other wrote rows, or values, that do not follow."""
+    for side, other in ((three.source, three.dest), (three.dest, three.source)):
+        moved, new = moved_by(three.base, other, beside=side), inserted(three.base, other) - side.rows.keys()
+        for column in side.columns:
+            was, theirs = three.base.column(column.token), other.column(column.token)
+            if was is None and theirs is None:
+                yield from _added(column, side, moved, new)
+                yield from _added_beside_cells(three, column, other)
+            if was is None or column == theirs:
+                continue
+            if column.cast != was.cast:
+                yield from _cast(three, column, side, other, moved | new)
+            elif was.nullable and not column.nullable:
+                yield from _without_nulls(three, column, other, rows, moved | new)
+
+
+def _added_beside_cells(three: Three, column: Column, other: Snapshot) -> Iterable[Clash]:
+    """Values written for some rows of another column may be written where these values are not."""
+    cells = (cell for uid in three.base.rows for cell in rewritten(three.base, other, uid).values())
+    if column.computed and any(cell.partly for cell in cells):
+        yield Clash("column", f"new {column.name} beside rows updated in place", hard=False)
+
+
+def _without_nulls(
+    three: Three, column: Column, other: Snapshot, rows: Mapping[int, Row], moved: set[int]
+) -> Iterable[Clash]:
+    written = {uid for uid in three.base.rows if column.token in rewritten(three.base, other, uid)}
+    if moved or written:
+        values = [rows[uid].value(column) for uid in moved | written if uid in rows]
+        yield Clash("column", f"{column.name} without nulls beside written rows", hard=None in values)
+
+
+def _cast(three: Three, column: Column, side: Snapshot, other: Snapshot, moved: set[int]) -> Iterable[Clash]:
+    if moved:
+        yield Clash("column", f"cast {column.name} beside written rows")
+    if any(cell.partly for uid in three.base.rows for cell in rewritten(three.base, other, uid).values()):
+        yield Clash("column", f"cast {column.name} beside rows updated in place", hard=False)
+    for uid in three.base.rows:
+        cell = rewritten(three.base, other, uid).get(column.token)
+        if cell is not None and (uid not in side.rows or side.rows[uid].cells.get(column.token) != cell):
+            yield Clash("column", f"cast {column.name} beside written values")
+
+
+def _added(column: Column, side: Snapshot, moved: set[int], new: set[int]) -> Iterable[Clash]:
+    if column.computed and any(uid in side.rows for uid in moved):
+        known = any(column.token in side.rows[uid].cells for uid in moved if uid in side.rows)
+        yield Clash("column", f"new {column.name} beside updated rows", hard=known)
+    if not column.nullable and (new or moved):
+        yield Clash("column", f"new {column.name} without nulls beside new rows")

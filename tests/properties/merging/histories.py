@@ -1,0 +1,158 @@
+"""Random histories by seed, run one after another; one that breaks a law is cut down to what breaks it."""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from lance_dagster.errors import LanceDagsterError
+from tests.properties.merging.deeds import DEEDS
+from tests.properties.merging.laws import BrokenError
+from tests.properties.merging.world import Merger, Step, Tally, World, by_us
+
+_PLACES = re.compile(r"/\S*|\d+")
+KINDS = list(DEEDS)
+WEIGHTS = [weight for _, weight in DEEDS.values()]
+LIFE = ("append", "update", "delete", "upsert", "compact", "optimize")
+FINDS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LanceDagsterError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pa.ArrowException,
+)
+"""Every way a history may end that it should not: a law that is broken, or an error nobody expected."""
+MANY = 24
+"""How often a shorter history is looked for, at most, for each step of the one that failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Everything that decides what happens."""
+
+    seed: int
+    stable: bool
+    rows: int
+    fragments: int
+    steps: tuple[Step, ...]
+
+    def but(self, steps: Sequence[Step]) -> "History":
+        """The same with other steps."""
+        return History(seed=self.seed, stable=self.stable, rows=self.rows, fragments=self.fragments, steps=tuple(steps))
+
+
+@dataclass(slots=True)
+class _Maker:
+    """Makes up the steps of one history."""
+
+    random: random.Random
+    steps: list[Step] = field(default_factory=list)
+
+    def step(self, kind: str, branch: str, other: str = "main") -> None:
+        numbers = tuple(self.random.randrange(1 << 16) for _ in range(7))
+        self.steps.append(Step(kind, branch, other, self.random.random() < 0.5, numbers))
+
+    def work(self, branch: str, least: int, most: int) -> None:
+        for kind in self.random.choices(KINDS, WEIGHTS, k=self.random.randint(least, most)):
+            self.step(kind, branch)
+
+    def merge(self, source: str, into: str) -> None:
+        """A merge; at times beside it one the other way round, or one of both sides compacted."""
+        twins = self.random.choices(["none", "mirror", "compacted"], [8, 1, 1])[0]
+        number = len(self.steps)
+        if twins != "none":
+            self.step("fork", f"s{number}", source)
+        if twins == "mirror":
+            self.step("merge", into, f"s{number}")
+        elif twins == "compacted":
+            self.step("fork", f"d{number}", into)
+            for twin in self.random.choice([("s",), ("d",), ("s", "d")]):
+                self.step("compact", f"{twin}{number}")
+            self.step("merge", f"s{number}", f"d{number}")
+        self.step("merge", source, into)
+
+    def live(self, branch: str) -> None:
+        """Work of every usual kind, as it goes on after a merge."""
+        for kind in self.random.sample(LIFE, len(LIFE)):
+            self.step(kind, branch)
+
+
+def history(seed: int) -> History:
+    """The history of a seed."""
+    maker = _Maker(random.Random(seed))
+    dice = maker.random
+    maker.work("main", 0, 3)
+    branches = [f"b{number}" for number in range(1, dice.choice([1, 1, 1, 2, 2, 3]) + 1)]
+    for number, name in enumerate(branches):
+        parent = "main" if number == 0 or dice.random() < 0.7 else branches[number - 1]
+        maker.step("fork", name, parent)
+    lines = ["main", *branches]
+    most = dice.choice([1, 2, 3, 4, 6])
+    for _ in range(dice.choice([1, 1, 2, 3])):
+        for line in lines:
+            maker.work(line, 0 if line == "main" else 1, most)
+        for _ in range(dice.choice([1, 1, 2])):
+            source = dice.choice(branches)
+            dest = "main" if dice.random() < 0.6 else dice.choice([line for line in lines if line != source])
+            pair = (source, dest) if dice.random() < 0.8 else (dest, source)
+            maker.merge(*pair)
+    maker.live(dice.choice(lines))
+    return History(
+        seed=seed,
+        stable=dice.random() < 0.5,
+        rows=dice.randint(2, 14),
+        fragments=dice.randint(1, 4),
+        steps=tuple(maker.steps),
+    )
+
+
+def run(one: History, tally: Tally, merger: Merger = by_us) -> None:
+    """Run a history; raises `BrokenError`, with the history told, when a law does not hold."""
+    world = World(stable=one.stable, tally=tally, merger=merger)
+    try:
+        world.start(one.rows, one.fragments)
+        for step in one.steps:
+            world.do(step)
+        if one.seed % 4 == 0:
+            world.look_back()
+    except FINDS as error:
+        error.add_note("\n".join([f"seed {one.seed}:", *world.told]))
+        raise
+    finally:
+        world.close()
+
+
+def broken(one: History, merger: Merger = by_us) -> Exception | None:
+    """What goes wrong in a history."""
+    try:
+        run(one, Tally(), merger)
+    except FINDS as error:
+        return error
+    return None
+
+
+def signature(error: Exception) -> str:
+    """What makes two failures the same."""
+    if isinstance(error, BrokenError):
+        return error.law
+    return f"{type(error).__name__}: {_PLACES.sub('', str(error))[:60]}"
+
+
+def shrunk(one: History, fails: Callable[[History], bool]) -> History:
+    """Leave out steps as long as the history still fails."""
+    steps, size, left = list(one.steps), max(1, len(one.steps) // 2), MANY * len(one.steps)
+    while size and left > 0:
+        for start in range(len(steps) - size, -1, -size):
+            shorter = steps[:start] + steps[start + size :]
+            left -= 1
+            if fails(one.but(shorter)):
+                steps = shorter
+        size //= 2
+    return one.but(steps)

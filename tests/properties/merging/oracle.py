@@ -1,0 +1,115 @@
+"""What a merge has to give: the rules of three-way merges over plain values, written without a look at the engine.
+
+For every row: same, updated or deleted on each side since the base. Changed on one side only, the change holds; deleted
+on both is deleted; anything else is a conflict. Columns, their facets and the keys of maps go by the same table. Claims
+are about rows that are not there: who replaced a partition says that nobody else put rows into it.
+
+A conflict is `hard` when merging would lose or double something, or answer with something neither side has. It is soft
+where the rules let a program refuse that knows less than this model; then what is merged has to be `Outcome.result`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from tests.properties.merging.claim_rules import claim_clashes, claimed
+from tests.properties.merging.column_rules import column_clashes, merged_columns
+from tests.properties.merging.row_rules import merged_rows
+from tests.properties.merging.rows_model import Column, Snapshot
+from tests.properties.merging.three import SOURCE_WINS, Clash, Outcome, Three, touched
+
+
+def expected(three: Three, strategy: str | None = None) -> Outcome:
+    """Merge the source into the dest by the rules.
+
+    Args:
+        three: The states.
+        strategy: Who wins a conflict over a row, a key of a map or the whole table. None gives what a merge has
+            where conflicts are soft.
+    """
+    clashes: list[Clash] = []
+    columns = merged_columns(three, clashes, strategy)
+    rows = merged_rows(three, clashes, strategy)
+    clashes += column_clashes(three, rows)
+    clashes += claim_clashes(three)
+    states = (three.base, three.source, three.dest)
+    config = _map("config", tuple(state.config for state in states), clashes, strategy)
+    metadata = _map("metadata", tuple(state.metadata for state in states), clashes, strategy)
+    kept = {
+        name: token
+        for name, token in three.dest.indices.items()
+        if any(column.token == token for column in columns) and _cast_of(three.dest, token) == _cast_in(columns, token)
+    }
+    result = replace(three.dest, columns=tuple(columns), rows=rows, indices=kept, config=config, metadata=metadata)
+    return Outcome(result, list(dict.fromkeys(clashes)))
+
+
+def resolved(three: Three, strategy: str) -> Snapshot | None:
+    """What a merge has when one side wins every conflict; None where the rules leave open how much that side wins."""
+    outcome = expected(three, strategy)
+    if not outcome.clashes or not all(clash.hard for clash in outcome.clashes):
+        return None
+    winner = three.source if strategy == SOURCE_WINS else three.dest
+    maps = {"config", "metadata"}
+    whole = outcome.kinds - maps == {"table"}
+    loser = three.dest if winner is three.source else three.source
+    if whole and loser.columns != three.base.columns:
+        # Whether a column that only the loser has goes with its rows is left open.
+        return None
+    if whole:
+        return replace(winner, config=outcome.result.config, metadata=outcome.result.metadata)
+    if outcome.kinds <= {"rows", *maps}:
+        # Rows that a replacement took out may count as its partition.
+        claimed_too = any(made.claims for made in (*three.source_did, *three.dest_did))
+        in_place = any("in place" in clash.unit or "cell" in clash.unit for clash in outcome.clashes)
+        return None if claimed_too or in_place else outcome.result
+    if outcome.kinds <= {"partition", *maps}:
+        return _partitions_won(three, outcome.result, winner)
+    return None
+
+
+def _partitions_won(three: Three, merged: Snapshot, winner: Snapshot) -> Snapshot | None:
+    contested = [
+        claim
+        for side, did, other in (
+            (three.source, three.source_did, three.dest),
+            (three.dest, three.dest_did, three.source),
+        )
+        for made in did
+        for claim in made.claims
+        if any(True for _ in claimed(three, claim, side, other))
+    ]
+    if any(claim.whole for claim in contested) or any(touched(three.base, side) for side in (three.source, three.dest)):
+        return None
+    result = merged
+    for claim in contested:
+        result = result.without(result.where(claim))
+        result = replace(result, rows={**result.rows, **{uid: winner.rows[uid] for uid in winner.where(claim)}})
+    return result
+
+
+def _cast_of(state: Snapshot, token: int) -> int | None:
+    return _cast_in(state.columns, token)
+
+
+def _cast_in(columns: Iterable[Column], token: int) -> int | None:
+    return next((column.cast for column in columns if column.token == token), None)
+
+
+def _map(
+    kind: str, states: tuple[Mapping[str, str], ...], clashes: list[Clash], strategy: str | None
+) -> dict[str, str]:
+    base, source, dest = states
+    merged = dict(dest)
+    for key in base.keys() | source.keys():
+        was, mine, theirs = base.get(key), source.get(key), dest.get(key)
+        if mine in (was, theirs):
+            continue
+        if theirs != was:
+            clashes.append(Clash(kind, key))
+            if strategy != SOURCE_WINS:
+                continue
+        if mine is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = mine
+    return merged

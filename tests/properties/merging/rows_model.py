@@ -1,0 +1,212 @@
+"""A table's line as plain values: rows known by `id`, columns known by a token, and what every version did.
+
+Nothing here looks at fragments, row ids or transactions. Every write leaves a stamp: on the row where the row was
+written anew, on the cell where only a column was written in place. Two versions have the same row, or the same cell,
+when the stamps are equal; equal values prove nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+PART = "part"
+Value = int | float | str | dict[str, object] | list[int] | None
+Values = Mapping[int, Mapping[str, Value]]
+"""What a table holds: by id, and by the name of the column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value, and which write left it. `partly` says that it was written for some rows of its column only."""
+
+    value: Value
+    stamp: int
+    partly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its cells by column token, and which write made or moved it."""
+
+    cells: Mapping[int, Cell]
+    stamp: int
+
+    def value(self, column: "Column") -> Value:
+        """The value in a column, null where nobody gave one."""
+        cell = self.cells.get(column.token)
+        return None if cell is None else cell.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column. The token stays whatever it is called; `cast` counts the changes of its type.
+
+    `computed` says that values were written for the rows there were when it was added.
+    """
+
+    token: int
+    name: str
+    type: pa.DataType
+    nullable: bool = True
+    cast: int = 0
+    computed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a commit takes for itself: all rows there are that match, or the whole table when nothing is named."""
+
+    what: str
+    matches: Callable[[int, Mapping[str, Value]], bool]
+    partitions: tuple[str, ...] = ()
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What one version holds. `indices` are tokens of columns by the name of the index."""
+
+    columns: tuple[Column, ...]
+    rows: Mapping[int, Row] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    indices: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """As Arrow sees it."""
+        return pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
+
+    def values(self) -> Values:
+        """What a reader gets."""
+        return {uid: self.named(row) for uid, row in self.rows.items()}
+
+    def named(self, row: Row) -> dict[str, Value]:
+        """One row as a reader gets it."""
+        return {column.name: row.value(column) for column in self.columns}
+
+    def column(self, token: int) -> Column | None:
+        """The column of a token."""
+        return next((column for column in self.columns if column.token == token), None)
+
+    def by_name(self, name: str) -> Column | None:
+        """The column of a name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def arrow(self, rows: Iterable[Mapping[int, Value]], tokens: Iterable[int] | None = None) -> pa.Table:
+        """Rows as a writer would give them, of all columns or some."""
+        wanted = None if tokens is None else set(tokens)
+        columns = [column for column in self.columns if wanted is None or column.token in wanted]
+        named = [{column.name: row.get(column.token) for column in columns} for row in rows]
+        schema = pa.schema([pa.field(column.name, column.type, column.nullable) for column in columns])
+        return pa.Table.from_pylist(named, schema=schema)
+
+    def where(self, claim: Claim) -> list[int]:
+        """The rows that a claim is about."""
+        return [uid for uid, row in self.rows.items() if claim.matches(uid, self.named(row))]
+
+    def without(self, uids: Iterable[int]) -> "Snapshot":
+        """Some rows fewer."""
+        gone = set(uids)
+        return replace(self, rows={uid: row for uid, row in self.rows.items() if uid not in gone})
+
+    def put(self, rows: Mapping[int, Mapping[int, Value]], stamp: int) -> "Snapshot":
+        """Rows written anew, whether they were there or not; what a row is not given, it keeps."""
+        made = {}
+        for uid, given in rows.items():
+            kept = self.rows[uid].cells if uid in self.rows else {}
+            made[uid] = Row({**kept, **{token: Cell(value, stamp) for token, value in given.items()}}, stamp)
+        return replace(self, rows={**self.rows, **made})
+
+    def rewritten(self, token: int, values: Mapping[int, Value], stamp: int, *, partly: bool) -> "Snapshot":
+        """Other values in one column, which leaves the rows where they are."""
+        made = {
+            uid: replace(self.rows[uid], cells={**self.rows[uid].cells, token: Cell(value, stamp, partly)})
+            for uid, value in values.items()
+        }
+        return replace(self, rows={**self.rows, **made})
+
+    def with_column(self, column: Column) -> "Snapshot":
+        """Another column in the place of the one of its token, or behind the others."""
+        if self.column(column.token) is None:
+            return replace(self, columns=(*self.columns, column))
+        return replace(self, columns=tuple(column if own.token == column.token else own for own in self.columns))
+
+    def without_column(self, token: int) -> "Snapshot":
+        """One column fewer, and the indices on it."""
+        columns = tuple(own for own in self.columns if own.token != token)
+        return replace(self, columns=columns, indices=_without(self.indices, token))
+
+    def with_cast(self, column: Column, kind: pa.DataType, stamp: int) -> "Snapshot":
+        """A column of another type."""
+        changed = self.with_column(replace(column, type=kind, cast=stamp, computed=True))
+        return replace(changed, indices=_without(self.indices, column.token))
+
+
+def _without(indices: Mapping[str, int], token: int) -> dict[str, int]:
+    return {name: on for name, on in indices.items() if on != token}
+
+
+Node = tuple[str, int]
+"""A version: its branch and number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A version: what it holds, what it contains of history, and what it did itself.
+
+    `within` are the versions whose work it has, itself included; `ever` those it came after, whose work a restore may
+    have taken out again. `merged` says that it only joined two others.
+    """
+
+    node: Node
+    snapshot: Snapshot
+    within: frozenset[Node]
+    ever: frozenset[Node]
+    claims: tuple[Claim, ...] = ()
+    did: str = ""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def merged(self) -> bool:
+        """Whether it did nothing but join two others."""
+        return self.did == "merge"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every version there is."""
+
+    made: dict[Node, Made] = field(default_factory=dict)
+    heads: dict[str, Node] = field(default_factory=dict)
+
+    def head(self, branch: str) -> Made:
+        """The newest version of a branch."""
+        return self.made[self.heads[branch]]
+
+    def add(self, made: Made) -> None:
+        """A new head."""
+        self.made[made.node] = made
+        self.heads[made.node[0]] = made.node
+
+    def fork(self, name: str, of: Node) -> None:
+        """A branch: it starts as the version it is forked from."""
+        self.heads[name] = of
+
+    def line(self, branch: str) -> list[Node]:
+        """The versions made on a branch itself, oldest first."""
+        return sorted(node for node in self.made if node[0] == branch)
+
+    def bases(self, one: frozenset[Node], other: frozenset[Node]) -> list[Made]:
+        """The newest versions both have, none of which has another."""
+        shared = one & other
+        return [
+            self.made[node]
+            for node in sorted(shared)
+            if not any(node in self.made[newer].within for newer in shared if newer != node)
+        ]
+
+    def since(self, one: frozenset[Node], other: frozenset[Node]) -> list[Made]:
+        """What one has that the other has not, joins left out."""
+        return [self.made[node] for node in sorted(one - other) if not self.made[node].merged]

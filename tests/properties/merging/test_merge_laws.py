@@ -1,0 +1,121 @@
+"""Merge laws over random histories, in which pylance and this package write both sides.
+
+`LANCE_DAGSTER_HISTORIES` says how many, `LANCE_DAGSTER_SEED` where they begin. A history that breaks a law is told step
+by step, after whatever it does not need was left out of it.
+"""
+
+import os
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.ledger import as_pylance
+from tests.properties.merging.allowed import ALLOWED, needless
+from tests.properties.merging.histories import FINDS, History, broken, history, run, shrunk, signature
+from tests.properties.merging.world import Merger, Tally, by_us
+from tests.properties.mirror import KEY
+
+MANY = int(os.environ.get("LANCE_DAGSTER_HISTORIES", "1000"))
+SEED = int(os.environ.get("LANCE_DAGSTER_SEED", "1"))
+MOST_NEEDLESS = 0.01
+PARTS = 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_merges_follow_the_rules(part: int) -> None:
+    """Every merge gives what the rules say or refuses what they refuse, and needless refusals are rare."""
+    tally = Tally()
+    seeds = range(SEED + part * MANY // PARTS, SEED + (part + 1) * MANY // PARTS)
+    for seed in seeds:
+        try:
+            run(history(seed), tally)
+        except FINDS as error:
+            pytest.fail(told(history(seed), error))
+    print(f"seeds {seeds.start} to {seeds.stop - 1}: {dict(tally.done)}")  # noqa: T201  # shown by pytest -s
+    left, counted = needless(tally)
+    print(f"needless for a known reason: {dict(counted)}")  # noqa: T201
+    assert ALLOWED.keys() >= counted.keys()
+    merges = sum(tally.done[what] for what in ("merged", "conflict", "needless"))
+    assert merges > len(seeds) / 2, "too few merges to say anything"
+    assert len(left) <= MOST_NEEDLESS * len(seeds), "\n\n".join(f"{reason}\n{story}" for reason, story in left[:3])
+
+
+def told(one: History, error: Exception, merger: Merger = by_us) -> str:
+    """A failure, as the shortest history that still has it."""
+
+    def fails(shorter: History) -> bool:
+        found = broken(shorter, merger)
+        return found is not None and signature(found) == signature(error)
+
+    least = broken(shrunk(one, fails), merger) or error
+    return "\n".join([f"{type(least).__name__}: {least}", *getattr(least, "__notes__", [])])
+
+
+def loses_a_row(table: LanceTable, source: str, into: str) -> None:
+    """Merge, and lose a row."""
+    table.merge(source, into=into)
+    dataset = as_pylance(table, into)
+    ids = dataset.to_table(columns=[KEY]).to_pydict()[KEY]
+    if ids:
+        dataset.delete(f"{KEY} = {max(ids)}")
+
+
+def doubles_a_row(table: LanceTable, source: str, into: str) -> None:
+    """Merge, and have one row twice."""
+    table.merge(source, into=into)
+    dataset = as_pylance(table, into)
+    ids = dataset.to_table(columns=[KEY]).to_pydict()[KEY]
+    if ids:
+        dataset.insert(dataset.to_table(filter=f"{KEY} = {max(ids)}"))
+
+
+def keeps_an_old_value(table: LanceTable, source: str, into: str) -> None:
+    """Merge, and lose the change of one value."""
+    table.merge(source, into=into)
+    dataset = as_pylance(table, into)
+    if dataset.count_rows():
+        dataset.update({"part": "'stale'"}, where=f"{KEY} > 0")
+
+
+def misses_conflicts(table: LanceTable, source: str, into: str) -> None:
+    """Merge what can be merged, and otherwise put in the rows that are missing."""
+    try:
+        table.merge(source, into=into)
+    except MergeConflictError:
+        ours, theirs = as_pylance(table, source), as_pylance(table, into)
+        known = theirs.to_table(columns=[KEY])[KEY].to_pylist()
+        rows = ours.to_table(filter=f"NOT ({KEY} IN ({', '.join(map(str, [0, *known]))}))")
+        if rows.num_rows and rows.schema.equals(theirs.schema):
+            lance.write_dataset(rows, theirs, mode="append")
+
+
+def refuses_quietly(table: LanceTable, source: str, into: str) -> None:
+    """Refuse, having written something."""
+    try:
+        table.merge(source, into=into)
+    except MergeConflictError:
+        as_pylance(table, into).update_config({"tried": "yes"})
+        raise
+
+
+@pytest.mark.parametrize(
+    "merger, laws",
+    [
+        (loses_a_row, {"merge", "preview"}),
+        (doubles_a_row, {"merge"}),
+        (keeps_an_old_value, {"merge"}),
+        (misses_conflicts, {"missed conflict", "merge", "preview"}),
+        (refuses_quietly, {"refusal"}),
+    ],
+)
+def test_a_wrong_merge_is_found(merger: Merger, laws: set[str]) -> None:
+    """A merge that loses or doubles a row, forgets a value or misses a conflict breaks a law within few histories."""
+    for seed in range(40):
+        error = broken(history(seed), merger)
+        if error is not None:
+            assert signature(error) in laws
+            return
+    pytest.fail("nothing was found")

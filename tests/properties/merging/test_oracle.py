@@ -1,0 +1,102 @@
+"""The rules that merges are held against: laws any three-way merge has, over the versions of random histories."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import pyarrow as pa
+import pytest
+
+from tests.properties.merging.histories import history
+from tests.properties.merging.laws import alike
+from tests.properties.merging.oracle import expected
+from tests.properties.merging.rows_model import Cell, Column, Made, Row, Snapshot
+from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Three
+from tests.properties.merging.world import Tally, World
+
+ID, WORD, NUMBER = (
+    Column(token=1, name="id", type=pa.int64()),
+    Column(token=2, name="word", type=pa.string()),
+    Column(token=3, name="number", type=pa.int32()),
+)
+
+
+def state(*columns: Column, **rows: tuple[int, int]) -> Snapshot:
+    """Rows `r1`, `r2` and so on, each with the stamp of the row and that of its number."""
+    made = {
+        int(name[1:]): Row({1: Cell(int(name[1:]), 1), 2: Cell(f"w{row}", row), 3: Cell(cell, cell)}, row)
+        for name, (row, cell) in rows.items()
+    }
+    return Snapshot(columns=columns or (ID, WORD, NUMBER), rows=made)
+
+
+SAME, UPDATED, WRITTEN = (1, 1), (2, 1), (1, 2)
+BASE = state(r1=SAME, r2=SAME)
+
+
+@pytest.mark.parametrize(
+    "source, dest, rows",
+    [
+        (state(r1=SAME, r2=UPDATED), BASE, {1: 1, 2: 2}),
+        (BASE, state(r1=SAME, r2=UPDATED), {1: 1, 2: 2}),
+        (state(r1=SAME), BASE, {1: 1}),
+        (state(r1=SAME), state(r2=SAME), {}),
+        (state(r1=SAME), state(r1=SAME), {1: 1}),
+        (state(r1=SAME), state(r1=SAME, r2=UPDATED), None),
+        (state(r1=SAME, r2=(3, 1)), state(r1=SAME, r2=UPDATED), None),
+        (state(r1=SAME, r2=WRITTEN), state(r1=SAME, r2=UPDATED), None),
+        (state(r1=SAME, r2=WRITTEN), state(r1=SAME, r2=(1, 3)), None),
+        (state(r1=SAME, r2=WRITTEN), state(r1=SAME), {1: 1}),
+        (state(r1=SAME, r2=SAME, r3=(5, 5)), state(r1=SAME, r2=SAME, r4=(6, 6)), {1: 1, 2: 1, 3: 5, 4: 6}),
+        (state(r1=SAME, r2=SAME, r3=(5, 5)), state(r1=SAME, r2=SAME, r3=(6, 6)), None),
+    ],
+)
+def test_rows(source: Snapshot, dest: Snapshot, rows: dict[int, int] | None) -> None:
+    """What becomes of a row that is the same, updated, deleted or inserted on each side; None is a conflict."""
+    outcome = expected(Three(BASE, source, dest))
+    assert (rows is None) == outcome.must_refuse
+    if rows is not None:
+        assert rows == {uid: row.stamp for uid, row in outcome.result.rows.items()}
+
+
+def test_strategies() -> None:
+    """One side wins the rows in conflict, and no others."""
+    three = Three(BASE, state(r1=(3, 1), r2=UPDATED), state(r1=(4, 1), r2=SAME, r3=(5, 5)))
+    won = {strategy: expected(three, strategy).result.rows for strategy in (SOURCE_WINS, DEST_WINS)}
+    assert [3, 2, 5] == [won[SOURCE_WINS][uid].stamp for uid in (1, 2, 3)]
+    assert [4, 2, 5] == [won[DEST_WINS][uid].stamp for uid in (1, 2, 3)]
+
+
+def versions(seed: int) -> Iterator[tuple[Made, Made, Made, World]]:
+    """Merge bases and both sides, as a random history has them."""
+    one = history(seed)
+    world = World(stable=one.stable, tally=Tally())
+    try:
+        world.start(one.rows, one.fragments)
+        for step in one.steps:
+            if step.kind != "merge":
+                world.do(step)
+    finally:
+        world.close()
+    for left, right in product(world.ledger.heads.values(), repeat=2):
+        mine, theirs = world.ledger.made[left], world.ledger.made[right]
+        for base in world.ledger.bases(mine.within, theirs.within):
+            yield base, mine, theirs, world
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_three_way_laws(seed: int) -> None:
+    """Both ways round is the same; nothing on one side gives the other; the same on both sides gives that."""
+    for base, mine, theirs, world in versions(seed):
+        did, others = (
+            world.ledger.since(mine.within, theirs.within),
+            world.ledger.since(theirs.within, mine.within),
+        )
+        there = expected(Three(base.snapshot, mine.snapshot, theirs.snapshot, did, others))
+        back = expected(Three(base.snapshot, theirs.snapshot, mine.snapshot, others, did))
+        assert there.must_refuse == back.must_refuse
+        if not there.must_refuse:
+            assert (there.kinds, True) == (back.kinds, alike(there.result, back.result))
+        only = expected(Three(base.snapshot, mine.snapshot, base.snapshot, did))
+        assert (False, True) == (only.must_refuse, alike(mine.snapshot, only.result))
+        same = expected(Three(base.snapshot, mine.snapshot, mine.snapshot))
+        assert (False, True) == (same.may_refuse, alike(mine.snapshot, same.result))

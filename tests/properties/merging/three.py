@@ -1,0 +1,87 @@
+"""The three states of a merge, how they differ, and what comes of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.properties.merging.rows_model import Cell, Made, Snapshot
+
+SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """One conflict: the kind of thing, which one, and whether it must not be merged."""
+
+    kind: str
+    unit: str
+    hard: bool = True
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the rules say of one merge."""
+
+    result: Snapshot
+    clashes: list[Clash] = field(default_factory=list)
+
+    @property
+    def must_refuse(self) -> bool:
+        """Whether a merge would be wrong."""
+        return any(clash.hard for clash in self.clashes)
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a refusal is right."""
+        return bool(self.clashes)
+
+    @property
+    def kinds(self) -> set[str]:
+        """What the conflicts are about."""
+        return {clash.kind for clash in self.clashes}
+
+
+@dataclass(frozen=True, slots=True)
+class Three:
+    """The three states of a merge, and what each side did since the base."""
+
+    base: Snapshot
+    source: Snapshot
+    dest: Snapshot
+    source_did: Sequence[Made] = ()
+    dest_did: Sequence[Made] = ()
+
+
+def touched(base: Snapshot, side: Snapshot) -> dict[int, str]:
+    """What became of each row of the base that is not the same: "updated" or "deleted"."""
+    return {
+        uid: "updated" if uid in side.rows else "deleted"
+        for uid, row in base.rows.items()
+        if uid not in side.rows or side.rows[uid].stamp != row.stamp
+    }
+
+
+def inserted(base: Snapshot, side: Snapshot) -> set[int]:
+    """The rows a side has that the base has not."""
+    return side.rows.keys() - base.rows.keys()
+
+
+def rewritten(base: Snapshot, side: Snapshot, uid: int) -> dict[int, Cell]:
+    """The cells of a row that a side wrote in place."""
+    was, now = base.rows.get(uid), side.rows.get(uid)
+    if was is None or now is None:
+        return {}
+    columns = {column.token for column in base.columns}
+    return {
+        token: cell
+        for token, cell in now.cells.items()
+        if token in columns and (token not in was.cells or was.cells[token].stamp != cell.stamp)
+    }
+
+
+def moved_by(base: Snapshot, other: Snapshot, *, beside: Snapshot) -> set[int]:
+    """The rows that one side updated, and the other not in the same way."""
+    return {
+        uid
+        for uid, fate in touched(base, other).items()
+        if fate == "updated" and (uid not in beside.rows or beside.rows[uid].stamp != other.rows[uid].stamp)
+    }

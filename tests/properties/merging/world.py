@@ -1,0 +1,313 @@
+"""One table on disk, the model of all its versions, and merges that are held against the rules."""
+
+import inspect
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import lance
+import pyarrow as pa
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.properties.merging import laws
+from tests.properties.merging.deeds import DEEDS
+from tests.properties.merging.laws import BrokenError, hold
+from tests.properties.merging.oracle import expected, resolved
+from tests.properties.merging.rows_model import PART, Column, Ledger, Made, Snapshot
+from tests.properties.merging.scene import FAST, PARTS, PLACE, Deed, Dice, Names, Scene, opened
+from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Clash, Outcome, Three
+from tests.properties.mirror import KEY
+
+BASIC: tuple[tuple[str, pa.DataType], ...] = (
+    (KEY, pa.int64()),
+    (PART, pa.string()),
+    ("num", pa.int32()),
+    ("word", pa.string()),
+    ("place", PLACE),
+    ("tags", pa.list_(pa.int32())),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do: a kind of work, a fork or a merge; who does it; and numbers to choose by."""
+
+    kind: str
+    branch: str
+    other: str
+    ours: bool
+    numbers: tuple[int, ...]
+
+
+class Merger(Protocol):
+    """Whatever merges; a test gives one that does it wrong."""
+
+    def __call__(self, table: LanceTable, source: str, into: str) -> None:
+        """Merge a branch into another."""
+
+
+def by_us(table: LanceTable, source: str, into: str) -> None:
+    """Merge as this package does."""
+    table.merge(source, into=into)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done over all histories, and every refusal that the rules do not ask for."""
+
+    done: Counter[str] = field(default_factory=Counter)
+    needless: list[tuple[str, str]] = field(default_factory=list)
+    """The reasons of the engine, and the history."""
+    undecided: list[tuple[str, str, str]] = field(default_factory=list)
+    """Conflicts that were left although one side was to win: which one, the reasons and the history."""
+
+
+@dataclass(slots=True)
+class World:
+    """One history."""
+
+    stable: bool
+    tally: Tally
+    merger: Merger = by_us
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="merging-")))
+    ledger: Ledger = field(default_factory=Ledger)
+    names: Names = field(default_factory=Names)
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        return str(self.folder / "table")
+
+    @property
+    def table(self) -> LanceTable:
+        """The table as a new process opens it."""
+        return LanceTable.open(self.uri, FAST)
+
+    def start(self, rows: int, fragments: int) -> None:
+        """Make the table."""
+        columns = tuple(Column(token=next(self.names.numbers), name=name, type=kind) for name, kind in BASIC)
+        given = [self.names.row(columns, PARTS[number % 3]) for number in range(rows)]
+        snapshot = Snapshot(columns=columns)
+        snapshot = snapshot.put({int(str(row[columns[0].token])): row for row in given}, next(self.names.numbers))
+        data = snapshot.arrow(given)
+        most = max(1, -(-rows // fragments))
+        lance.write_dataset(data, self.uri, enable_stable_row_ids=self.stable, max_rows_per_file=most)
+        node = ("main", 1)
+        self.ledger.add(
+            Made(node=node, snapshot=snapshot, within=frozenset([node]), ever=frozenset([node]), did="create")
+        )
+        self.told.append(f"create {sorted(snapshot.rows)} in {fragments} fragments, stable row ids: {self.stable}")
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.folder)
+
+    def look_back(self) -> None:
+        """Hold that every version there ever was is what it was."""
+        for node, made in self.ledger.made.items():
+            laws.as_before(self.table, node, made.snapshot)
+
+    def do(self, step: Step) -> None:
+        """Do one step; what cannot be done is left out."""
+        if step.branch not in self.ledger.heads and step.kind != "fork":
+            return
+        if step.kind == "fork":
+            self.fork(step)
+        elif step.kind == "merge":
+            if step.other in self.ledger.heads and step.other != step.branch:
+                self.merge(step.branch, step.other)
+        else:
+            self.work(step)
+
+    def fork(self, step: Step) -> None:
+        """Fork a branch, mostly where another one is, at times where it was."""
+        if step.branch in self.ledger.heads or step.other not in self.ledger.heads:
+            return
+        dice = Dice(step.numbers)
+        line = self.ledger.line(step.other)
+        node = dice.pick(line) if line and dice.below(6) == 0 else self.ledger.heads[step.other]
+        at = (step.other, node[1])
+        if step.ours:
+            self.table.create_branch(step.branch, f"{at[0]}@{at[1]}")
+        else:
+            opened(self.uri, step.other).create_branch(step.branch, at if at[0] != "main" else (None, at[1]))
+        self.ledger.fork(step.branch, node)
+        self.told.append(f"fork {step.branch} from {at[0]}@{at[1]} by {'us' if step.ours else 'pylance'}")
+
+    def work(self, step: Step) -> None:
+        """Do some work on a branch, and hold that it came out as meant."""
+        head = self.ledger.head(step.branch)
+        others = {uid for node in self.ledger.heads.values() for uid in self.ledger.made[node].snapshot.rows}
+        ever = {uid for node in head.within for uid in self.ledger.made[node].snapshot.rows}
+        scene = Scene(
+            uri=self.uri,
+            branch=step.branch,
+            seen=head.snapshot,
+            names=self.names,
+            dice=Dice(step.numbers),
+            ours=step.ours,
+            line={node: self.ledger.made[node].snapshot for node in self.ledger.line(step.branch)},
+            taken=frozenset(others - ever),
+        )
+        who = "us" if step.ours else "pylance"
+        self.told.append(f"{step.branch}: {step.kind} by {who} ...")
+        deed = DEEDS[step.kind][0](scene)
+        if deed is None:
+            self.told.pop()
+            return
+        number = opened(self.uri, step.branch).version
+        self.told[-1] = f"{step.branch}@{number}: {deed.did} {deed.told} by {who}"
+        self.tally.done[deed.did] += 1
+        if number != head.node[1]:
+            self.ledger.add(self._made(step.branch, number, deed, head))
+        laws.same(self.table, step.branch, deed.result, "work")
+
+    def _made(self, branch: str, number: int, deed: Deed, head: Made) -> Made:
+        node = (branch, number)
+        within = head.within
+        if deed.restored is not None:
+            # What was merged since then is gone, and so is the record of it.
+            within = self.ledger.made[deed.restored].within.union(self.ledger.line(branch))
+        return Made(
+            node=node,
+            snapshot=deed.result,
+            within=within | {node},
+            ever=head.ever | {node},
+            claims=deed.claims,
+            did=deed.did,
+            partitions=deed.partitions,
+        )
+
+    def rules(self, source: Made, dest: Made) -> list[Outcome]:
+        """What the rules say, once for each merge base; with what a restore took out as new, and as known."""
+        found = []
+        for mine, theirs in dict.fromkeys(((source.within, dest.within), (source.ever, dest.ever))):
+            did, others = self.ledger.since(mine, theirs), self.ledger.since(theirs, mine)
+            if not did:
+                found.append(Outcome(dest.snapshot))
+                continue
+            found += [
+                expected(Three(base.snapshot, source.snapshot, dest.snapshot, did, others))
+                for base in self.ledger.bases(mine, theirs)
+            ]
+        return found
+
+    def _decided(self, source: str, into: str) -> None:
+        """Hold that a conflict can be decided for either side, on branches that go no further."""
+        if "strategy" not in inspect.signature(LanceTable.merge).parameters:
+            self.tally.done["no strategies"] += 1
+            return
+        mine, theirs = self.ledger.head(source), self.ledger.head(into)
+        bases = self.ledger.bases(mine.within, theirs.within)
+        did, others = self.ledger.since(mine.within, theirs.within), self.ledger.since(theirs.within, mine.within)
+        three = Three(bases[0].snapshot, mine.snapshot, theirs.snapshot, did, others)
+        for strategy in (SOURCE_WINS, DEST_WINS):
+            trial = f"t{len(self.told)}-{strategy}"
+            self.table.create_branch(trial, into)
+            told = self.told[-1]
+            self.told[-1] = f"merge {source} into a fork of {into}, {strategy} ..."
+            try:
+                self.table.merge(source, into=trial, strategy=strategy)
+            except MergeConflictError as error:
+                self.tally.undecided.append((strategy, "; ".join(map(str, error.conflicts)), "\n".join(self.told)))
+            else:
+                self.tally.done[strategy] += 1
+                wanted = resolved(three, strategy) if len(bases) == 1 else None
+                since = [made.snapshot for made in (*did, *others)]
+                laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
+            self.told[-1] = told
+
+    def merge(self, source: str, into: str) -> None:
+        """Merge a branch into another, and hold that it came out as the rules say."""
+        mine, theirs = self.ledger.head(source), self.ledger.head(into)
+        new = bool(self.ledger.since(mine.within, theirs.within))
+        outcomes = self.rules(mine, theirs)
+        agreed = one_of(outcomes)
+        before = {branch: opened(self.uri, branch).version for branch in self.ledger.heads}
+        kept = laws.row_ids(opened(self.uri, into)) if self.stable else {}
+        self.told.append(f"merge {source} into {into} ...")
+        preview = self.table.preview_merge(source, into)
+        try:
+            self.merger(self.table, source, into)
+        except MergeConflictError as error:
+            self._refused(error, outcomes, agreed, before)
+            self._decided(source, into)
+            hold(preview.conflicts == error.conflicts, "preview", f"{preview.conflicts} but {error.conflicts}")
+            self.told[-1] = f"merge {source} into {into} refused"
+            return
+        number = opened(self.uri, into).version
+        self.told[-1] = f"{into}@{number}: merge {source}"
+        clashes = [clash for outcome in outcomes for clash in outcome.clashes if clash.hard]
+        hold(not all(outcome.must_refuse for outcome in outcomes), "missed conflict", f"merged in spite of {clashes}")
+        hold(not preview.conflicts, "preview", f"merged, but {preview.conflicts} were foretold")
+        candidates = [outcome.result for outcome in outcomes if not outcome.must_refuse]
+        result = laws.same_as_one(self.table, into, candidates, "merge")
+        left = laws.indices_left(opened(self.uri, into), mine.snapshot, theirs.snapshot)
+        result = replace(result, indices=left)
+        self.tally.done["merged" if new else "nothing to merge"] += 1
+        if number != before[into]:
+            node = (into, number)
+            within, ever = mine.within | theirs.within | {node}, mine.ever | theirs.ever | {node}
+            self.ledger.add(Made(node=node, snapshot=result, within=within, ever=ever, did="merge"))
+        else:
+            hold(laws.alike(result, theirs.snapshot), "merge", "nothing was committed")
+        did = {made.did for made in self.ledger.since(mine.within, theirs.within)}
+        if self.stable and not did & {"overwrite", "restore"}:
+            laws.lineage_kept(kept, laws.row_ids(opened(self.uri, into)), number)
+        self._after(source, into, number)
+        if new and number % 3 == 0:
+            self._other_ways(source, f"{into}@{before[into]}", result)
+
+    def _after(self, source: str, into: str, number: int) -> None:
+        """Hold what is true after every merge."""
+        self.table.merge(source, into=into)
+        hold(number == opened(self.uri, into).version, "merged again", "a second merge made a version")
+        hold(self.table.is_merged(source, into) is not None, "merged again", "it is said not to be merged")
+        laws.well_formed(self.table, into)
+        laws.indexed(self.uri, into, self.ledger.head(into).snapshot)
+
+    def _other_ways(self, source: str, into: str, result: Snapshot) -> None:
+        """Hold that a squash, and a branch made for a look beforehand, have the same."""
+        squashed, looked_at = f"q{len(self.told)}", f"p{len(self.told)}"
+        self.table.create_branch(squashed, into)
+        self.table.merge(source, into=squashed, mode="squash")
+        laws.same(self.table, squashed, result, "squash")
+        self.table.create_branch(f"o{len(self.told)}", into)
+        self.table.preview_branch(source, f"o{len(self.told)}", name=looked_at)
+        laws.same(self.table, looked_at, result, "preview branch")
+        laws.well_formed(self.table, looked_at)
+        self.tally.done["squashed and looked at"] += 1
+
+    def _refused(
+        self,
+        error: MergeConflictError,
+        outcomes: Sequence[Outcome],
+        agreed: Outcome,
+        before: dict[str, int],
+    ) -> None:
+        hold(bool(error.conflicts), "refusal", "no reason was given")
+        after = {branch: opened(self.uri, branch).version for branch in before}
+        hold(before == after, "refusal", f"versions were made: {before} {after}")
+        if any(outcome.must_refuse for outcome in outcomes):
+            self.tally.done["conflict"] += 1
+        elif agreed.may_refuse:
+            self.tally.done["refused where that is allowed"] += 1
+        else:
+            self.tally.done["needless"] += 1
+            self.tally.needless.append(("; ".join(map(str, error.conflicts)), "\n".join(self.told)))
+
+
+def one_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """One outcome for several merge bases: where they differ, a merge may be refused."""
+    if not outcomes:
+        raise BrokenError("model", "no merge base")
+    first = outcomes[0]
+    if all(laws.alike(first.result, other.result) and first.clashes == other.clashes for other in outcomes):
+        return first
+    return replace(first, clashes=[*first.clashes, Clash("bases", "several", hard=False)])

@@ -1,0 +1,96 @@
+"""Random histories made twice, once with garbage collected in between: nothing that can be read or done differs."""
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable, MergeConflictError
+from lance_dagster.errors import LanceDagsterError
+from tests.aging import DAY, age
+from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries
+
+STEPS = 40
+SEEDS = range(6)
+Step = Callable[[LanceTable], object]
+
+
+def branches(table: LanceTable) -> list[str]:
+    """All of them, main first."""
+    return ["main", *sorted(table.branches())]
+
+
+def step(table: LanceTable, chance: random.Random, number: int) -> Step:
+    """Something to do with a table, and with its twin."""
+    branch = chance.choice(branches(table))
+    other = chance.choice(sorted(table.branches()) or ["main"])
+    version = chance.choice(table.versions_after(0, branch)[-3:])
+    steps: dict[str, tuple[int, Step]] = {
+        "append": (8, lambda t: t.append(entries(f"k{number % 4}", number, number + 1000), branch=branch)),
+        "replace": (
+            3,
+            lambda t: t.replace_where(f"key = 'k{number % 4}'", entries(f"k{number % 4}", number), branch=branch),
+        ),
+        "overwrite": (1, lambda t: t.overwrite(entries("o", number), branch=branch)),
+        "delete": (3, lambda t: t.delete(f"value % 7 = {number % 7}", branch=branch)),
+        "compact": (2, lambda t: t.compact(branch=branch)),
+        "pylance appends": (2, lambda t: as_pylance(t, branch).insert(entries("p", number))),
+        "pylance deletes": (2, lambda t: as_pylance(t, branch).delete(f"value % 5 = {number % 5}")),
+        "fork": (4, lambda t: t.create_branch(f"b{number}", branch)),
+        "tag": (2, lambda t: t.create_tag(f"t{number}", f"{branch}@{version}")),
+        "move tag": (3, lambda t: t.move_tag("production", f"{branch}@{version}")),
+        "merge": (6, lambda t: t.merge(other)),
+        "delete branch": (2, lambda t: t.delete_branch(other)),
+    }
+    weights = [weight for weight, _ in steps.values()]
+    return chance.choices([act for _, act in steps.values()], weights)[0]
+
+
+def outcome(table: LanceTable, act: Step) -> str:
+    """Whether it worked, or which error it was."""
+    try:
+        act(table)
+    except MergeConflictError:
+        return "conflict"
+    except LanceDagsterError as error:
+        return type(error).__name__
+    return "done"
+
+
+def state(table: LanceTable) -> dict[str, Rows]:
+    """The rows of every branch and tag."""
+    return {name: contents(table, name) for name in (*branches(table), *table.tags())}
+
+
+def collect(table: LanceTable, chance: random.Random) -> None:
+    """Let time pass, and collect by some rules."""
+    age(table, chance.choice([timedelta(0), timedelta(hours=30), 3 * DAY, 40 * DAY]))
+    report = table.collect_garbage(
+        chance.choice([timedelta(0), DAY, 10 * DAY]),
+        grace=chance.choice([None, timedelta(0), timedelta(hours=2)]),
+        keep_last=chance.choice([1, 3]),
+        dry_run=False,
+    )
+    assert report.done
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_table_whose_garbage_is_collected_is_like_its_twin(seed: int, tmp_path: Path) -> None:
+    """The same steps have the same outcomes and the same rows, merges included."""
+    chance = random.Random(seed)
+    options = {"durability": "process"}
+    collected, twin = (LanceTable.create(tmp_path / name, SCHEMA, storage_options=options) for name in ("one", "two"))
+    for number in range(STEPS):
+        act = step(collected, chance, number)
+        assert outcome(twin, act) == outcome(collected, act)
+        if not number % 3:
+            collect(collected, chance)
+            assert state(twin) == state(collected)
+    assert state(twin) == state(collected)
+    errors = [str(problem) for problem in collected.verify(deep=True).problems if problem.severity == "error"]
+    assert [] == errors
+    for name in branches(collected):
+        as_pylance(collected, name).validate()
+    assert len(collected.versions_after(0)) < len(twin.versions_after(0))

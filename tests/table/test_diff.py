@@ -1,0 +1,487 @@
+"""Diffs of real tables, changed by us and by pylance: what is told, and which rows are read for it."""
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.blob import blob_field
+
+from lance_dagster import Diff, InvalidInputError, LanceTable
+from lance_dagster.format.layout import manifest_name
+from lance_dagster.store import open_store
+from tests.conftest import S3Storage
+from tests.ledger import as_pylance, entries, new_table, parts_on
+from tests.store.scripted import Request, ScriptedStore
+
+Change = tuple[str, dict[str, Any]]
+NOTHING = (0, 0, 0)
+TEXT_COLUMNS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.string()}
+TEXTS = pa.schema(TEXT_COLUMNS)
+
+
+def made(folder: Path, *, stable: bool = True, rows: int = 10) -> LanceTable:
+    """A table of pylance's with fragments of five rows."""
+    table = pa.table({"id": range(rows), "name": [f"n{number}" for number in range(rows)], "price": [1.5] * rows})
+    lance.write_dataset(table, str(folder / "t"), max_rows_per_file=5, enable_stable_row_ids=stable)
+    return LanceTable.open(folder / "t")
+
+
+def counts(diff: Diff) -> tuple[int, int, int]:
+    """Rows added, removed and changed."""
+    found = diff.stat()
+    return found.added, found.removed, found.changed
+
+
+def feed(diff: Diff, kind: str | None = None, columns: list[str] | None = None) -> list[Change]:
+    """The rows that differ with what became of them."""
+    rows = diff.rows(kind, columns).read_all().to_pylist()
+    return [(row.pop("_change_type"), {name: row[name] for name in row if name != "_change_id"}) for row in rows]
+
+
+def lines(diff: Diff) -> list[str]:
+    """What is printed of a diff, without the versions."""
+    return str(diff).splitlines()[1:]
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_rows_appended_and_deleted(tmp_path: Path, *, stable: bool) -> None:
+    """Told by fragments alone, by us and by pylance."""
+    table = made(tmp_path, stable=stable)
+    table.append(pa.table({"id": [10], "name": ["new"], "price": [2.0]}))
+    as_pylance(table).delete("id IN (3, 7)")
+    diff = table.diff("main@1", "main")
+    assert (1, 2, 0) == counts(diff)
+    assert [{"id": 10, "name": "new", "price": 2.0}] == diff.added().read_all().to_pylist()
+    assert [3, 7] == diff.removed().read_all().column("id").to_pylist()
+    assert ["delete", "delete", "insert"] == [kind for kind, _ in feed(diff)]
+    assert [
+        "fragments: 1 added, 2 changed",
+        "  ~ fragment 0: 0 -> 1 deleted rows",
+        "  ~ fragment 1: 0 -> 1 deleted rows",
+        "  + fragment 2: 1 row",
+        "rows: 10 -> 9",
+    ] == lines(diff)
+    assert (2, 1, 0) == counts(table.diff("main", "main@1"))
+
+
+def test_an_updated_row_is_a_changed_one(tmp_path: Path) -> None:
+    """Both images stand one after the other, and share a number."""
+    table = made(tmp_path)
+    table.update({"name": "'ours'"}, where="id = 2")
+    as_pylance(table).update({"name": "'theirs'"}, where="id = 8")
+    diff = table.diff("main@1", "main")
+    assert (0, 0, 2) == counts(diff)
+    rows = diff.changed().read_all()
+    assert ["update_preimage", "update_postimage"] * 2 == rows.column("_change_type").to_pylist()
+    assert [0, 0, 1, 1] == rows.column("_change_id").to_pylist()
+    assert [(2, "n2"), (2, "ours"), (8, "n8"), (8, "theirs")] == [(row["id"], row["name"]) for row in rows.to_pylist()]
+
+
+def test_without_row_ids_an_update_is_one_row_for_another(tmp_path: Path) -> None:
+    """Unless a key tells that they are the same."""
+    table = made(tmp_path, stable=False)
+    table.update({"name": "'ours'"}, where="id = 2")
+    assert (1, 1, 0) == counts(table.diff("main@1", "main"))
+    assert (0, 0, 1) == counts(table.diff("main@1", "main", key=["id"]))
+
+
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("by", ["us", "pylance"])
+def test_a_compaction_changes_no_row(tmp_path: Path, by: str, *, stable: bool) -> None:
+    """Rows that only moved are no changes, whatever tells them, nulls in the key included."""
+    table = made(tmp_path, stable=stable)
+    table.append(pa.table({"id": pa.array([None, None], pa.int64()), "name": ["x", "x"], "price": [math.nan, None]}))
+    table.delete("id = 4")
+    before = str(table.head())
+    if by == "us":
+        table.compact()
+    else:
+        as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0)
+    for key in (None, ["id"], ["id", "name"]):
+        diff = table.diff(before, "main", key=key)
+        assert NOTHING == counts(diff)
+        assert diff.fragments
+        assert 0 == diff.rows().read_all().num_rows
+    assert (2, 1, 0) == counts(table.diff("main@1", "main"))
+
+
+def test_versions_written_beside_rows_change_none(tmp_path: Path) -> None:
+    """A new column sets them for all rows, and so does compaction after it."""
+    table = made(tmp_path)
+    table.add_columns({"twice": "id * 2"})
+    added = table.diff("main@1", "main")
+    assert NOTHING == counts(added)
+    assert ["schema:", "  + twice: int64"] == lines(added)[:2]
+    assert ("twice",) == added.fragments[0].columns
+    table.compact()
+    assert NOTHING == counts(table.diff("main@1", "main"))
+    table.update({"twice": "0"}, where="id = 1")
+    assert NOTHING == counts(table.diff("main@1", "main"))
+    assert (0, 0, 1) == counts(table.diff("main@2", "main"))
+
+
+def test_a_column_written_anew_in_place_is_compared(tmp_path: Path) -> None:
+    """Only the rows whose values differ are changed, and only that column is read."""
+    table = made(tmp_path)
+    dataset = as_pylance(table)
+    fragment = dataset.get_fragments()[0]
+    columns = pa.table({"id": range(5), "price": [1.5, 2.0, 1.5, math.nan, 1.5]})
+    new, fields = fragment.update_columns(columns, left_on="id")
+    operation = lance.LanceOperation.Update(updated_fragments=[new], fields_modified=fields)
+    lance.LanceDataset.commit(table.uri, operation, read_version=1)
+    table.delete("id = 0")
+    diff = table.diff("main@1", "main")
+    assert ("price",) == diff.fragments[0].columns
+    assert (0, 1, 2) == counts(diff)
+    assert (0, 1, 2) == counts(table.diff("main@1", "main", key=["id"]))
+    assert [1, 1, 3, 3] == [row["id"] for _, row in feed(diff, "changed")]
+    assert (2, 3, 0) == counts(table.diff("main@1", "main", key=["name", "price"]))
+
+
+def test_fragments_that_are_the_same_are_not_opened(tmp_path: Path) -> None:
+    """Their files may even be gone."""
+    table = made(tmp_path, rows=20)
+    table.update({"name": "'x'"}, where="id = 7")
+    table.add_columns(pa.field("more", pa.int64()))
+    files = {
+        file.path
+        for fragment in as_pylance(table).get_fragments()
+        if fragment.fragment_id != 1
+        for file in fragment.data_files()
+    }
+    new = {file.path for file in as_pylance(table).get_fragments()[-1].data_files()}
+    for path in files - new:
+        (Path(table.uri) / "data" / path).unlink()
+    diff = LanceTable.open(table.uri).diff("main@1", "main")
+    assert ["n7", "x"] == [row["name"] for _, row in feed(diff)]
+
+
+def test_a_cast_column_is_compared_in_the_new_type(tmp_path: Path) -> None:
+    """Rows of equal values do not change; the older values stand beside under a name of their own."""
+    table = made(tmp_path)
+    table.cast_column("id", pa.int32())
+    diff = table.diff("main@1", "main")
+    assert ["schema:", "  ~ id: int64 -> int32"] == lines(diff)[:2]
+    assert NOTHING == counts(diff)
+    table.update({"name": "'x'"}, where="id = 1")
+    assert [
+        ("update_preimage", {"id": None, "name": "n1", "price": 1.5, "id_before": 1}),
+        ("update_postimage", {"id": 1, "name": "x", "price": 1.5, "id_before": None}),
+    ] == feed(table.diff("main@1", "main"))
+    assert (0, 0, 1) == counts(table.diff("main@1", "main", key=["id"]))
+
+
+def test_a_cast_that_changes_a_value_changes_the_row(tmp_path: Path) -> None:
+    """Numbers written as text and as numbers are compared as numbers; what is none differs."""
+    table = LanceTable.create(tmp_path / "t", TEXTS)
+    table.append(pa.table({"key": [1, 2, 3], "value": ["1", "2", "3"]}))
+    table.create_branch("x")
+    table.cast_column("value", pa.int64())
+    assert NOTHING == counts(table.diff("x", "main"))
+    table.update({"value": "7"}, where="key = 3")
+    table.update({"value": "'no number'"}, where="key = 1", branch="x")
+    assert (0, 0, 2) == counts(table.diff("x", "main"))
+    assert (0, 0, 2) == counts(table.diff("main", "x"))
+
+
+def test_columns_renamed_dropped_and_reordered(tmp_path: Path) -> None:
+    """None of it changes a row; rows are shown under the names of the newer version."""
+    table = made(tmp_path)
+    table.rename_column("name", "title")
+    table.drop_columns(["price"])
+    table.reorder_columns(["title", "id"])
+    diff = table.diff("main@1", "main")
+    assert ["  - price: double", "  ~ title: renamed from name"] == [line for line in lines(diff) if "e" in line][1:3]
+    assert NOTHING == counts(diff)
+    table.compact()
+    table.update({"title": "'x'"}, where="id = 1")
+    assert [
+        ("update_preimage", {"title": "n1", "id": 1, "price": 1.5}),
+        ("update_postimage", {"title": "x", "id": 1, "price": None}),
+    ] == feed(table.diff("main@1", "main"))
+
+
+def test_a_column_put_in_anew_under_its_name_is_compared(tmp_path: Path) -> None:
+    """Dropped and added again it is another field without values, though no fragment is written differently."""
+    table = made(tmp_path)
+    table.drop_columns(["name"])
+    table.add_columns(pa.field("name", pa.string()))
+    diff = table.diff("main@1", "main")
+    assert (0, 0, 10) == counts(diff)
+    assert ("name",) == diff.fragments[0].columns
+
+
+def test_swapped_names_change_no_row(tmp_path: Path) -> None:
+    """The files tell which column is which."""
+    table = LanceTable.create(tmp_path / "t", pa.schema({"a": pa.int64(), "b": pa.int64()}))
+    table.append(pa.table({"a": [1], "b": [2]}))
+    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+        table.rename_column(old, new)
+    diff = table.diff("main@2", "main")
+    assert {"  ~ b: renamed from a", "  ~ a: renamed from b"} == {line for line in lines(diff) if "renamed" in line}
+    assert NOTHING == counts(diff)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_an_overwritten_table_has_other_rows(tmp_path: Path, *, stable: bool) -> None:
+    """Unless a key tells which is which."""
+    table = made(tmp_path, stable=stable)
+    table.overwrite(pa.table({"id": [0, 1, 99], "name": ["n0", "x", "y"], "price": [1.5, 1.5, 0.0]}))
+    assert ((3, 10, 0) if stable else (2, 9, 0)) == counts(table.diff("main@1", "main"))
+    diff = table.diff("main@1", "main", key=["id"])
+    assert (1, 8, 1) == counts(diff)
+    assert [1, 1] == diff.changed().read_all().column("id").to_pylist()
+
+
+def test_a_restored_version_has_no_difference(tmp_path: Path) -> None:
+    """Rows that are back were never gone; those put in between are."""
+    table = made(tmp_path)
+    table.delete("id < 3")
+    table.append(pa.table({"id": [10], "name": ["new"], "price": [2.0]}))
+    lance.dataset(table.uri, version=1).restore()
+    assert table.diff("main@1", "main").unchanged
+    assert ["nothing differs"] == lines(table.diff("main@1", "main"))
+    assert (3, 1, 0) == counts(table.diff("main@3", "main"))
+    assert [0, 1, 2] == table.diff("main@3", "main").added().read_all().column("id").to_pylist()
+    table.append(pa.table({"id": [11], "name": ["new"], "price": [2.0]}))
+    assert (4, 1, 0) == counts(table.diff("main@3", "main"))
+
+
+def test_branches_give_the_same_ids_to_other_rows(tmp_path: Path) -> None:
+    """An id given after the fork says nothing about the other branch, not even after a compaction."""
+    table = made(tmp_path)
+    table.create_branch("x")
+    table.append(pa.table({"id": [10], "name": ["main"], "price": [0.0]}))
+    table.append(pa.table({"id": [11], "name": ["x"], "price": [0.0]}), branch="x")
+    table.compact()
+    table.compact(branch="x")
+    table.update({"name": "'changed'"}, where="id = 5", branch="x")
+    diff = table.diff("main", "x")
+    assert (1, 1, 1) == counts(diff)
+    assert [("delete", 10), ("update_preimage", 5), ("update_postimage", 5), ("insert", 11)] == [
+        (kind, row["id"]) for kind, row in feed(diff)
+    ]
+
+
+def test_what_was_merged_is_the_same_in_both(tmp_path: Path) -> None:
+    """Rows of the branch have other ids on main, and are known there wherever they are moved to."""
+    table = made(tmp_path)
+    table.create_branch("x")
+    table.append(pa.table({"id": [10], "name": ["main"], "price": [0.0]}))
+    table.append(pa.table({"id": [11, 12], "name": ["x", "x"], "price": [0.0, 0.0]}), branch="x")
+    table.update({"name": "'changed'"}, where="id = 5", branch="x")
+    table.merge("x")
+    assert [("insert", 10)] == [(kind, row["id"]) for kind, row in feed(table.diff("x", "main"))]
+    table.compact()
+    table.update({"name": "'later'"}, where="id = 12")
+    assert [("update_preimage", 12), ("update_postimage", 12), ("insert", 10)] == [
+        (kind, row["id"]) for kind, row in feed(table.diff("x", "main"))
+    ]
+
+
+def test_three_dots_are_what_a_branch_did(tmp_path: Path) -> None:
+    """Since it was forked, or since it was last merged."""
+    table = made(tmp_path)
+    table.create_branch("x")
+    table.delete("id = 0")
+    table.append(pa.table({"id": [11], "name": ["x"], "price": [0.0]}), branch="x")
+    diff = table.changes_since_base("main", "x")
+    assert ("main@1", "x@2", "main@2") == (diff.before, diff.after, diff.base_of)
+    assert (1, 0, 0) == counts(diff)
+    assert "main@1 -> x@2 (since the merge base with main@2)" == str(diff).splitlines()[0]
+    table.merge("x")
+    assert table.changes_since_base("main", "x").unchanged
+    assert (0, 1, 0) == counts(table.changes_since_base("x", "main"))
+    table.update({"name": "'later'"}, where="id = 11", branch="x")
+    assert [("update_preimage", "x"), ("update_postimage", "later")] == [
+        (kind, row["name"]) for kind, row in feed(table.changes_since_base("main", "x"))
+    ]
+
+
+def test_without_the_fork_rows_are_told_by_their_values(tmp_path: Path) -> None:
+    """Where it was cleaned up, nobody knows any more which ids both branches share."""
+    table = made(tmp_path)
+    table.create_branch("x")
+    table.update({"name": "'x'"}, where="id = 1", branch="x")
+    table.compact()
+    assert (0, 0, 1) == counts(table.diff("main", "x"))
+    for line in ("", "tree/x"):
+        (Path(table.uri) / line / "_versions" / manifest_name(1)).unlink(missing_ok=True)
+    table = LanceTable.open(table.uri)
+    assert (1, 1, 0) == counts(table.diff("main", "x"))
+    assert (0, 0, 1) == counts(table.diff("main", "x", key=["id"]))
+
+
+ITEM = pa.struct([pa.field("y", pa.string())])
+STRUCT = pa.struct([pa.field("x", pa.float64()), pa.field("of", pa.list_(ITEM))])
+FIELDS: dict[str, pa.DataType] = {"id": pa.int64(), "s": STRUCT}
+NESTED = pa.schema(FIELDS)
+
+
+def test_nested_values_are_compared_to_the_bottom(tmp_path: Path) -> None:
+    """Null is null, a number that is none is equal to itself, and a word in a list in a struct is a difference."""
+    table = LanceTable.create(tmp_path / "t", NESTED)
+    values = [{"x": math.nan, "of": [{"y": "a"}, None]}, None, {"x": None, "of": None}, {"x": 1.0, "of": []}]
+    table.append(pa.Table.from_pylist([{"id": place, "s": value} for place, value in enumerate(values)], NESTED))
+    table.create_branch("x")
+    table.update({"s": "s"}, where="true")
+    assert NOTHING == counts(table.diff("x", "main"))
+    changed: list[dict[str, Any] | None] = [
+        {"x": math.nan, "of": [{"y": "b"}, None]},
+        None,
+        {"x": None, "of": []},
+        {"x": 1.0, "of": []},
+    ]
+    table.upsert(
+        pa.Table.from_pylist([{"id": place, "s": value} for place, value in enumerate(changed)], NESTED), on=["id"]
+    )
+    assert [0, 0, 2, 2] == [row["id"] for _, row in feed(table.diff("x", "main"))]
+
+
+def test_a_field_dropped_from_a_struct_changes_no_row(tmp_path: Path) -> None:
+    """The fields both have are compared; both shapes of the column are shown."""
+    table = LanceTable.create(tmp_path / "t", NESTED)
+    table.append(
+        pa.Table.from_pylist([{"id": 1, "s": {"x": 1.0, "of": None}}, {"id": 2, "s": {"x": 2.0, "of": []}}], NESTED)
+    )
+    table.drop_columns(["s.of"])
+    assert ["  - s.of: list<item: struct<y: string>>"] == lines(table.diff("main@2", "main"))[1:2]
+    table.compact()
+    assert NOTHING == counts(table.diff("main@2", "main"))
+    table.update({"s": "named_struct('x', CAST(9.0 AS DOUBLE))"}, where="id = 2")
+    assert [
+        ("update_preimage", {"id": 2, "s": None, "s_before": {"x": 2.0, "of": []}}),
+        ("update_postimage", {"id": 2, "s": {"x": 9.0}, "s_before": None}),
+    ] == feed(table.diff("main@2", "main"))
+
+
+def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
+    """A list where a number was: the column is left out, and said so."""
+    table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64(), "v": pa.int64()}))
+    table.append(pa.table({"id": [1, 2], "v": [1, 2]}))
+    table.create_branch("x")
+    table.overwrite(pa.table({"id": [1, 3], "v": [[1], [2]]}))
+    diff = table.diff("x", "main", key=["id"])
+    assert ("v",) == diff.not_compared
+    assert "not compared: v" in lines(diff)
+    assert (1, 1, 0) == counts(diff)
+    with pytest.raises(InvalidInputError, match="column 'v' cannot be a key: x@2 and main@3 have in common id"):
+        table.diff("x", "main", key=["v"])
+
+
+def test_a_key_may_come_once(tmp_path: Path) -> None:
+    """The row is named; other wrong keys are refused at once."""
+    table = new_table(tmp_path, entries("a", 1), entries("a", 2))
+    with pytest.raises(InvalidInputError, match=r"two rows of main@3 have the key key = 'a'; a key may come once"):
+        table.diff("main@1", "main", key=["key"]).stat()
+    assert (2, 0, 0) == counts(table.diff("main@1", "main", key=["key", "value"]))
+    with pytest.raises(InvalidInputError, match="column 'nokey' cannot be a key"):
+        table.diff("main@1", "main", key=["nokey"])
+    wrong: list[Any] = ["key", []]
+    for bad in wrong:
+        with pytest.raises(InvalidInputError, match="a key is a list of columns"):
+            table.diff("main@1", "main", key=bad)
+
+
+def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
+    """Rows that differ elsewhere do not differ; names of either version will do."""
+    table = made(tmp_path)
+    table.update({"name": "'x'"}, where="id = 1")
+    table.update({"price": "2.5"}, where="id = 2")
+    table.drop_columns(["price"])
+    diff = table.diff("main@1", "main@3")
+    assert ["_change_type", "_change_id", "price", "id"] == diff.rows(columns=["price", "id"]).schema.names
+    assert [("update_preimage", {"price": 1.5, "id": 2}), ("update_postimage", {"price": 2.5, "id": 2})] == feed(
+        diff, columns=["price", "id"]
+    )
+    assert (1, 2) == (diff.stat(["name"]).changed, diff.stat().changed)
+    dropped = table.diff("main@1", "main")
+    assert 0 == dropped.stat(["price"]).changed
+    with pytest.raises(InvalidInputError, match="no column 'nothing'; there are id, name, price"):
+        dropped.stat(["nothing"])
+    with pytest.raises(InvalidInputError, match="'inserted' is no kind of row; choose one of added, removed, changed"):
+        dropped.rows("inserted")
+
+
+def test_settings_are_compared(tmp_path: Path) -> None:
+    """Configuration, and descriptions of the table and its columns."""
+    table = made(tmp_path)
+    table.set_config({"lance.auto_cleanup.interval": "5"})
+    table.set_table_metadata({"owner": "me"})
+    table.set_column_metadata("price", {"unit": "EUR"})
+    assert [
+        "settings:",
+        "  + config: lance.auto_cleanup.interval = '5'",
+        "  + table_metadata: owner = 'me'",
+        "  + field_metadata of price: unit = 'EUR'",
+        "rows: 10 -> 10",
+    ] == lines(table.diff("main@1", "main"))
+
+
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_blobs_are_compared_by_their_bytes(tmp_path: Path, version: Literal["2.1", "2.2"]) -> None:
+    """Wherever they were moved to; and read as bytes."""
+    legacy: pa.Field[Any] = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([pa.field("id", pa.int64()), blob_field("blob") if version == "2.2" else legacy])
+    values = [b"a" * 10, b"b" * 200_000, None, b""]
+    blobs = lance.blob_array(values) if version == "2.2" else pa.array(values, pa.large_binary())
+    rows = pa.table({"id": range(4), "blob": blobs}, schema)
+    lance.write_dataset(rows, str(tmp_path / "t"), data_storage_version=version, enable_stable_row_ids=True)
+    table = LanceTable.open(tmp_path / "t")
+    table.create_branch("x")
+    table.update({"id": "id"}, where="true")
+    assert NOTHING == counts(table.diff("x", "main"))
+    changed = pa.table({"id": [1], "blob": pa.array([b"b" * 199_999 + b"c"], pa.large_binary())})
+    table.upsert(changed, on=["id"])
+    images = feed(table.diff("x", "main"))
+    assert [b"b" * 200_000, b"b" * 199_999 + b"c"] == [row["blob"] for _, row in images]
+
+
+def test_a_pickled_diff_holds_no_secret(tmp_path: Path) -> None:
+    """It can be compared and printed, and reads rows with what the environment has."""
+    table = made(tmp_path)
+    table.update({"name": "'x'"}, where="id = 1")
+    diff = table.diff("main@1", "main", key=["id"])
+    packed = pickle.dumps(diff)
+    copy = pickle.loads(packed)  # noqa: S301  # our own
+    assert diff == copy
+    assert (0, 0, 1) == counts(copy)
+    assert "_rows" not in repr(diff)
+
+
+def test_only_two_manifests_are_read(tmp_path: Path) -> None:
+    """Of versions on one branch, when names say which numbers are meant; rows cost one file each."""
+    table = made(tmp_path)
+    table.delete("id = 1")
+    asked: list[Request] = []
+
+    def script(request: Request) -> Any:  # noqa: ANN401  # whatever the store answers
+        asked.append(request)
+        return request.send()
+
+    traced = LanceTable(parts_on(ScriptedStore(open_store(table.uri, None), script)))
+    diff = traced.diff("main@1", "main@2")
+    assert 2 == len([request for request in asked if request.verb == "get"])
+    assert [] == [request.key for request in asked if "_versions/" not in request.key and request.verb == "get"]
+    assert (0, 1, 0) == counts(diff)
+    assert 3 == len([request for request in asked if request.verb == "get"])
+
+
+def test_a_diff_on_object_storage(s3_storage: S3Storage) -> None:
+    """Across branches, rows included; nothing that is printed or pickled has the secret."""
+    table = LanceTable.create(
+        f"{s3_storage.uri}/t",
+        TEXTS,
+        storage_options=s3_storage.storage_options,
+    )
+    table.append(pa.table({"key": [1, 2], "value": ["a", "b"]}))
+    table.create_branch("x")
+    table.update({"value": "'c'"}, where="key = 2", branch="x")
+    diff = table.diff("main", "x")
+    assert [("update_preimage", {"key": 2, "value": "b"}), ("update_postimage", {"key": 2, "value": "c"})] == feed(diff)
+    assert b"test-secret" not in pickle.dumps(diff)
+    assert "test-secret" not in f"{diff!r}{diff}"

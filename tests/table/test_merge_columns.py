@@ -1,0 +1,296 @@
+"""Merging columns that were added, dropped, renamed, cast, written anew or required, beside whatever the other did."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.ledger import as_pylance, entries, new_table
+
+Change = Callable[[LanceTable, str], object]
+
+
+@pytest.fixture(params=[True, False], ids=["stable ids", "addresses"])
+def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
+    """Two fragments of two rows, and a branch `run`."""
+    if request.param:
+        made = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    else:
+        uri = str(tmp_path / "addresses")
+        lance.write_dataset(entries("a", 1, 2), uri)
+        lance.write_dataset(entries("b", 3, 4), uri, mode="append")
+        made = LanceTable.open(uri)
+    made.create_branch("run")
+    return made
+
+
+def rows(table: LanceTable, branch: str = "main") -> list[dict[str, Any]]:
+    """The rows as pylance reads them, by value."""
+    found = as_pylance(table, branch).to_table().to_pylist()
+    return sorted(found, key=lambda row: (row.get("value") is None, row.get("value"), str(row)))
+
+
+def sound(table: LanceTable) -> None:
+    """Pylance finds nothing wrong, and neither do we."""
+    as_pylance(table).validate()
+    assert not [problem for problem in table.verify(deep=True).problems if problem.severity == "error"]
+
+
+def double(table: LanceTable, branch: str = "main") -> None:
+    """Add a column with values."""
+    table.add_columns({"double": "value * 2"}, branch=branch)
+
+
+def compact(table: LanceTable, branch: str = "main") -> None:
+    """Put all rows into one fragment."""
+    as_pylance(table, branch).optimize.compact_files()
+
+
+def test_a_column_arrives_beside_rows_of_the_dest(table: LanceTable) -> None:
+    """Which are null there, and counted."""
+    double(table, "run")
+    table.append(entries("n", 5))
+    table.delete("value = 1")
+    preview = table.preview_merge("run")
+    assert ({"double": 1}, True) == (dict(preview.needs_backfill), preview.schema_changed)
+    assert "Merge" == table.merge("run").operation
+    assert [(2, 4), (3, 6), (4, 8), (5, None)] == [(row["value"], row["double"]) for row in rows(table)]
+    sound(table)
+
+
+def test_rows_arrive_beside_a_column_of_the_dest(table: LanceTable) -> None:
+    """They are null in it."""
+    double(table)
+    table.append(entries("n", 5), branch="run")
+    table.delete("value = 1", branch="run")
+    assert {"double": 1} == dict(table.preview_merge("run").needs_backfill)
+    table.merge("run")
+    assert [(2, 4), (3, 6), (4, 8), (5, None)] == [(row["value"], row["double"]) for row in rows(table)]
+    sound(table)
+
+
+def test_columns_of_both_sides_are_kept(table: LanceTable) -> None:
+    """Each under an id of its own, though both sides counted from the same number."""
+    double(table, "run")
+    table.add_columns({"half": "value / 2"})
+    table.merge("run")
+    assert ["key", "value", "half", "double"] == table.schema().names
+    assert (4, 2, 8) == tuple(rows(table)[3][name] for name in ("value", "half", "double"))
+    sound(table)
+
+
+@pytest.mark.parametrize("compacting", ["run", "main"])
+def test_a_column_survives_a_compaction(table: LanceTable, compacting: str) -> None:
+    """Of the side that added it, after which every row looks updated; and of the other, which moved its rows away."""
+    double(table, "run")
+    compact(table, compacting)
+    table.delete("value = 1")
+    table.append(entries("n", 5))
+    table.merge("run")
+    assert [(2, 4), (3, 6), (4, 8), (5, None)] == [(row["value"], row["double"]) for row in rows(table)]
+    sound(table)
+
+
+@pytest.mark.parametrize("adding", ["run", "main"])
+def test_a_column_beside_updated_rows_is_a_conflict(table: LanceTable, adding: str) -> None:
+    """The new values of the rows and those of the column were written without each other."""
+    double(table, adding)
+    other = "main" if adding == "run" else "run"
+    as_pylance(table, other).update({"key": "'x'"}, where="value = 1")
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run")
+    conflict = caught.value.conflicts[0]
+    assert ("column", "column double", 1) == (conflict.kind, conflict.unit, len(caught.value.conflicts))
+    assert "updated 1 rows without them" in str(conflict)
+
+
+def test_a_column_of_nulls_is_no_conflict(table: LanceTable) -> None:
+    """There are no values to miss, nor rows to look at."""
+    table.add_columns(pa.schema([("note", pa.string())]), branch="run")
+    as_pylance(table).update({"key": "'x'"}, where="value = 1")
+    table.merge("run")
+    assert ["key", "value", "note"] == table.schema().names
+    assert 4 == table.count_rows()
+    sound(table)
+
+
+SCHEMA_CHANGES: dict[str, Change] = {
+    "rename": lambda table, branch: table.rename_column("value", "amount", branch=branch),
+    "drop": lambda table, branch: table.drop_columns(["key"], branch=branch),
+    "reorder": lambda table, branch: table.reorder_columns(["value", "key"], branch=branch),
+    "metadata": lambda table, branch: table.set_column_metadata("value", {"unit": "kg"}, branch=branch),
+}
+ROW_CHANGES: dict[str, Change] = {
+    "append": lambda table, branch: table.append(entries("n", 5), branch=branch),
+    "delete": lambda table, branch: table.delete("value = 1", branch=branch),
+    "update": lambda table, branch: as_pylance(table, branch).update({"value": "10"}, where="value = 1"),
+    "compact": compact,
+}
+
+
+@pytest.mark.parametrize("of_rows", ROW_CHANGES)
+@pytest.mark.parametrize("of_columns", SCHEMA_CHANGES)
+@pytest.mark.parametrize("side", ["run", "main"])
+def test_names_and_order_of_columns_do_not_disturb_rows(
+    table: LanceTable, of_columns: str, of_rows: str, side: str
+) -> None:
+    """Whatever the other side did to rows is there, in columns as the first side has them."""
+    SCHEMA_CHANGES[of_columns](table, side)
+    ROW_CHANGES[of_rows](table, "main" if side == "run" else "run")
+    schema = table.schema(side)
+    table.merge("run")
+    assert schema == table.schema()
+    values = {"append": [1, 2, 3, 4, 5], "delete": [2, 3, 4], "update": [2, 3, 4, 10], "compact": [1, 2, 3, 4]}
+    name = "amount" if of_columns == "rename" else "value"
+    assert values[of_rows] == sorted(row[name] for row in rows(table))
+    sound(table)
+
+
+@pytest.mark.parametrize(
+    "one,other,unit",
+    [
+        (SCHEMA_CHANGES["rename"], lambda t, b: t.rename_column("value", "sum", branch=b), "column value"),
+        (lambda t, b: t.drop_columns(["value"], branch=b), SCHEMA_CHANGES["rename"], "column value"),
+        (double, lambda t, b: t.add_columns({"double": "value + value"}, branch=b), "column double"),
+        (double, lambda t, b: t.rename_column("value", "double", branch=b), "column double"),
+        (lambda t, b: t.cast_column("value", pa.int32(), branch=b), ROW_CHANGES["append"], "column value"),
+        (lambda t, b: t.cast_column("value", pa.int32(), branch=b), ROW_CHANGES["update"], "column value"),
+        (
+            lambda t, b: t.set_nullable("value", nullable=False, branch=b),
+            lambda t, b: t.append(pa.table({"key": ["n"], "value": pa.array([None], pa.int64())}), branch=b),
+            "column value",
+        ),
+    ],
+    ids=["renamed twice", "dropped and renamed", "added twice", "same name", "cast", "cast and update", "nulls"],
+)
+@pytest.mark.parametrize("side", ["run", "main"])
+def test_columns_that_contradict_each_other(
+    table: LanceTable, one: Change, other: Change, unit: str, side: str
+) -> None:
+    """Are a conflict whichever side did which, by the name of the column."""
+    one(table, side)
+    other(table, "main" if side == "run" else "run")
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run")
+    assert unit in [conflict.unit for conflict in caught.value.conflicts]
+    assert {"column", "schema"} >= {conflict.kind for conflict in caught.value.conflicts}
+
+
+def test_a_required_column_is_kept_beside_rows_that_have_it(table: LanceTable) -> None:
+    """The rows are looked at, not suspected."""
+    table.set_nullable("value", nullable=False, branch="run")
+    table.append(entries("n", 5))
+    table.merge("run")
+    assert not table.schema().field("value").nullable
+    sound(table)
+
+
+def test_a_cast_arrives_beside_deletions(table: LanceTable) -> None:
+    """Rows that both have were cast."""
+    table.cast_column("value", pa.int32(), branch="run")
+    table.delete("value = 1")
+    table.merge("run")
+    assert (pa.int32(), [2, 3, 4]) == (table.schema().field("value").type, [row["value"] for row in rows(table)])
+    sound(table)
+
+
+def test_columns_written_anew_on_both_sides(table: LanceTable) -> None:
+    """Other columns are both kept; the same one is a conflict, which a strategy settles for the whole column."""
+    for branch, column, value in (("run", "value", 10), ("main", "key", "x")):
+        write_anew(table, branch, column, value)
+    table.merge("run")
+    assert [("x", 10)] * 4 == [(row["key"], row["value"]) for row in rows(table)]
+    table.create_branch("again")
+    write_anew(table, "again", "value", 20)
+    write_anew(table, "main", "value", 30)
+    with pytest.raises(MergeConflictError, match="column value: "):
+        table.merge("again")
+    table.create_branch("theirs", at="again")
+    table.merge("theirs", strategy={"column value": "source-wins"})
+    assert [20] * 4 == [row["value"] for row in rows(table)]
+    sound(table)
+
+
+def write_anew(table: LanceTable, branch: str, column: str, value: object) -> None:
+    """Write all values of a column into files of their own, in place."""
+    dataset = as_pylance(table, branch)
+    new = []
+    for fragment in dataset.get_fragments():
+        ids = fragment.to_table(columns=[], with_row_id=True)["_rowid"]
+        values = pa.array([value] * len(ids), dataset.schema.field(column).type)
+        given = pa.table([ids.combine_chunks(), values], names=["_rowid", column])
+        updated, fields = fragment.update_columns(given, left_on="_rowid", right_on="_rowid")
+        new.append((updated, fields))
+    operation = lance.LanceOperation.Update(
+        updated_fragments=[fragment for fragment, _ in new],
+        fields_modified=new[0][1],
+        update_mode="rewrite_columns",
+    )
+    lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+
+
+def test_an_index_still_answers_right(table: LanceTable) -> None:
+    """Of the dest; for rows the merge brought, changed or brought back it does not speak."""
+    as_pylance(table).create_scalar_index("value", "BTREE")
+    table.append(entries("n", 5), branch="run")
+    as_pylance(table, "run").update({"value": "10"}, where="value = 1")
+    assert ("value_idx",) == table.preview_merge("run").reindex_needed
+    table.merge("run")
+    for value, count in ((1, 0), (2, 1), (5, 1), (10, 1)):
+        assert count == as_pylance(table).count_rows(f"value = {value}")
+    assert {"value_idx": 1} == {index.name: 1 for index in table.indices()}
+    sound(table)
+
+
+# Strategies.
+
+
+def test_a_strategy_settles_what_is_contested_and_nothing_else(table: LanceTable) -> None:
+    """Rows that only one side changed are kept of both."""
+    contested(table)
+    if not as_pylance(table).has_stable_row_ids:
+        with pytest.raises(MergeConflictError, match="without stable row ids"):
+            table.merge("run", strategy="source-wins")
+        return
+    before = str(table.head())
+    for strategy, value in (("source-wins", 10), ("dest-wins", 11)):
+        table.create_branch(strategy, at=before)
+        table.merge("run", into=strategy, strategy=strategy)
+        assert [4, 5, value, 20] == [row["value"] for row in rows(table, strategy)]
+    table.create_branch("by-kind", at=before)
+    table.merge("run", into="by-kind", strategy={"rows": "source-wins"})
+    assert rows(table, "source-wins") == rows(table, "by-kind")
+
+
+def contested(table: LanceTable) -> None:
+    """Both sides give one row a value of its own; besides each does something for itself."""
+    for branch, value in (("run", 10), ("main", 11)):
+        as_pylance(table, branch).update({"value": str(value)}, where="value = 1")
+    as_pylance(table, "run").update({"value": "20"}, where="value = 2")
+    table.delete("value = 3")
+    table.append(entries("n", 5))
+
+
+@pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
+def test_a_partition_goes_to_one_side(table: LanceTable, strategy: str) -> None:
+    """With all its rows, those the loser took out included."""
+    table.replace_where("key = 'a'", entries("a", 7), branch="run", partitions=["a"])
+    table.replace_where("key = 'a'", entries("a", 8, 9), partitions=["a"])
+    table.append(entries("n", 5), branch="run")
+    table.delete("value = 3")
+    table.merge("run", strategy={"partition a": strategy})
+    won = [7] if strategy == "source-wins" else [8, 9]
+    assert sorted([4, 5, *won]) == [row["value"] for row in rows(table)]
+    sound(table)
+
+
+def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
+    """Before anything is looked at."""
+    table.append(entries("n", 5), branch="run")
+    with pytest.raises(ValueError, match="'ours' is no strategy; use 'source-wins' or 'dest-wins'"):
+        table.merge("run", strategy="ours")

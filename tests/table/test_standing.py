@@ -1,0 +1,58 @@
+"""Where names stand beside main."""
+
+from pathlib import Path
+
+from lance_dagster import LanceTable
+from tests.ledger import as_pylance, entries, new_table
+
+
+def standings(table: LanceTable) -> dict[str, tuple[str | None, int, int, bool]]:
+    """The branches and tags as short values."""
+    found = table.status()
+    return {each.name: (each.version, each.ahead, each.behind, each.merged) for each in (*found.branches, *found.tags)}
+
+
+def test_branches_and_tags_stand_somewhere(tmp_path: Path) -> None:
+    """Ahead by what they did, behind by what main did; a branch of a branch too."""
+    table = new_table(tmp_path, entries("a", 1), entries("a", 2))
+    table.create_tag("production", "main@2")
+    table.create_branch("one")
+    table.append(entries("b", 1), branch="one")
+    table.create_branch("two", at="one")
+    table.append(entries("c", 1), branch="two")
+    table.create_tag("on-a-branch", "two")
+    assert {
+        "one": ("one@4", 1, 0, False),
+        "two": ("two@5", 2, 0, False),
+        "on-a-branch": ("two@5", 2, 0, False),
+        "production": ("main@2", 0, 1, True),
+    } == standings(table)
+    table.merge("one")
+    assert {
+        "one": ("one@4", 0, 1, True),
+        "two": ("two@5", 1, 1, False),
+        "on-a-branch": ("two@5", 1, 1, False),
+        "production": ("main@2", 0, 3, True),
+    } == standings(table)
+
+
+def test_a_squashed_branch_counts_as_merged(tmp_path: Path) -> None:
+    """Until it goes on."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.create_branch("one")
+    table.append(entries("b", 1), branch="one")
+    table.merge("one", mode="squash")
+    assert ("one@3", 1, 1, True) == standings(table)["one"]
+    assert table.status().branches[0].squashed
+    table.append(entries("b", 2), branch="one")
+    assert ("one@4", 2, 1, False) == standings(table)["one"]
+
+
+def test_a_name_without_its_version_is_listed(tmp_path: Path) -> None:
+    """As one whose version is gone."""
+    table = new_table(tmp_path, entries("a", 1), entries("a", 2))
+    table.create_tag("old", "main@2")
+    as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
+    next(Path(table.uri).glob("_versions/*613.manifest")).unlink(missing_ok=True)
+    (found,) = LanceTable.open(table.uri).status().tags
+    assert ("old", None, False) == (found.name, found.version, found.merged)

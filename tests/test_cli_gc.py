@@ -1,0 +1,99 @@
+"""`lance-dagster gc`: what it prints, what it deletes, what it exits with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lance_dagster import LanceTable
+from lance_dagster.cli.main import main
+from tests.aging import DAY, age, files, manifest
+from tests.ledger import contents, entries, new_table
+
+
+def run(*arguments: str) -> Result:
+    """Call the command in this process."""
+    return CliRunner().invoke(main, ["gc", *arguments])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Versions of which only the newest and a tagged one are needed, all of them old."""
+    made = new_table(tmp_path, *(entries("a", number) for number in range(2)))
+    for number in range(4):
+        made.overwrite(entries("a", number))
+    made.create_tag("production", "main@4")
+    made.stage(entries("s", 1))
+    age(made, 30 * DAY)
+    return made
+
+
+def test_it_only_says_what_it_would_do(table: LanceTable) -> None:
+    """Unless it is told to delete."""
+    before = files(table)
+    result = run(table.uri, "--older-than", "7d")
+    assert (0, "") == (result.exit_code, result.stderr)
+    lines = result.stdout.splitlines()
+    assert ["kept:", "    main@4  tag 'production'", "    main@7  the newest"] == lines[:3]
+    assert "would expire: main@1 to main@3, main@5 to main@6" == lines[3]
+    assert lines[4] == "would delete:"
+    assert lines[5].startswith("    1 data files  ")
+    assert "waiting, as only expired versions name them:" in lines
+    assert "5 versions and 1 files (" in lines[-2]
+    assert "nothing was deleted; --delete does it" == lines[-1]
+    assert before == files(table)
+    assert result.stdout == run(table.uri, "--dry-run", "--older-than", "7d").stdout
+
+
+def test_it_deletes_when_it_is_told_to(table: LanceTable) -> None:
+    """Twice: nothing is left the second time."""
+    result = run(table.uri, "--older-than", "7d", "--grace", "0s", "--delete")
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert "expired: main@1 to main@3, main@5 to main@6" in result.stdout.splitlines()
+    assert "--delete" not in result.stdout
+    assert [4, 7] == table.versions_after(0)
+    assert [("a", 0)] == contents(table, "production")
+    again = run(table.uri, "--older-than", "7d", "--grace", "0s", "--delete")
+    assert "0 versions and 0 files (0 B) deleted" == again.stdout.splitlines()[-1]
+
+
+def test_it_answers_programs(table: LanceTable) -> None:
+    """The report as one document; every file when it is asked for."""
+    document = json.loads(run(table.uri, "--older-than", "7d", "--json").stdout)
+    assert (True, True, False) == (document["ok"], document["dry_run"], document["done"])
+    assert {"main": [1, 2, 3, 5, 6]} == document["expired"]
+    assert "paths" not in document
+    document = json.loads(run(table.uri, "--older-than", "7d", "--json", "--files").stdout)
+    assert 1 == len(document["paths"])
+    shown = run(table.uri, "--older-than", "7d", "--files").stdout
+    assert f"    {document['paths'][0]}" in shown.splitlines()
+
+
+def test_rules_are_given(table: LanceTable) -> None:
+    """For how many, for branches of some name, for files."""
+    assert "would expire: main@1 to main@3\n" in run(table.uri, "--older-than", "7d", "--keep-last", "3").stdout
+    assert "would expire" not in run(table.uri, "--older-than", "0s", "--branch", "ma*=90d").stdout
+    assert "too young" in run(table.uri, "--older-than", "7d", "--grace", "50d").stdout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--older-than", "soon"), ("--branch", "run/*"), ("--branch", "=7d"), ("--keep-last", "0"), ("--grace", "-1d")],
+)
+def test_what_makes_no_sense_is_told(table: LanceTable, wrong: tuple[str, str]) -> None:
+    """With exit code 2."""
+    result = run(table.uri, *wrong)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert result.stderr
+
+
+def test_damage_is_told_by_the_exit_code(table: LanceTable) -> None:
+    """Nothing is deleted."""
+    manifest(table, 2).write_bytes(b"damaged")
+    before = files(table)
+    result = run(table.uri, "--delete", "--older-than", "7d")
+    assert 1 == result.exit_code
+    assert "error: _versions/18446744073709551613.manifest\n" in result.stdout
+    assert "so nothing is deleted" in result.stdout
+    assert before == files(table)
