@@ -18,7 +18,7 @@ collection: a tag or a fork that names an expired version gets it back from its 
 after the versions: a version that another collector takes away meanwhile is seen in one place or the other.
 
 **What is needed.** The newest version of each branch; what a retention rule keeps; what tags name or say they named
-before; what branches were forked from and their first versions; what the next merge of each branch starts from. The
+before; what branches were forked from and their first versions; what the next merge of each branch is judged by. The
 rules are in `changes.retention`, the rest in `history.reach`.
 
 **Clocks.** Ages are measured by the storage's clock alone, which stamps the objects, or by this computer's where that
@@ -54,14 +54,13 @@ from lance_dagster.history.marking import Found, Mark, Marking, Terms
 from lance_dagster.history.reach import Merges, NamedFiles, Needs, add_needed_by_merges, needed_by_names, owners
 from lance_dagster.history.refs import Branch, Refs, Tag
 from lance_dagster.history.sweeping import Sweep
-from lance_dagster.history.versions import State, Versions
+from lance_dagster.history.versions import Versions
 from lance_dagster.store import Store
 
 Progress = Callable[[int, int], None]
 """Called with how many steps are done and how many there are."""
 SETTLING = timedelta(days=1)
 _TOLERANCE = 300.0
-_NANO = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,8 @@ class _Collection:
             branches, tags = self._refs.branches(), self._refs.tags()
             needs = needed_by_names(branches, tags)
             inventory = take_inventory(self._store.walk(""), branches)
-            add_needed_by_merges(needs, branches, self._merges(inventory, terms))
+            numbers = {line.branch: line.manifests for line in inventory.lines.values()}
+            add_needed_by_merges(needs, branches, Merges(self._refs, Versions(self._store), numbers))
         except FormatError as error:
             mark = Mark(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
             mark.failed(None, error)
@@ -143,14 +143,6 @@ class _Collection:
         if not self._wish.settling:
             sweep.forget(expired)
         return replace(report, done=True, branches=tuple(sweep.free(mark.dead, mark.by_kept.keys)))
-
-    def _merges(self, inventory: Inventory, terms: Terms) -> Merges:
-        def active(head: State) -> bool:
-            age = max(rules.rule(head.branch).older_than for rules in terms.rules)
-            return head.manifest.timestamp / _NANO > terms.now - age.total_seconds()
-
-        numbers = {line.branch: line.manifests for line in inventory.lines.values()}
-        return Merges(self._refs, Versions(self._store), numbers, active)
 
     def _terms(self) -> Terms:
         here = time.time()

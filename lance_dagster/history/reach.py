@@ -1,7 +1,7 @@
 """Which versions are needed, by whom, and which files versions name."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.changes.places import Named, named_files
@@ -11,7 +11,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.model import Fragment, Fragments, Manifest
 from lance_dagster.history.lineage import Lineage, lineage_of, records_of
 from lance_dagster.history.refs import DELETING, Branch, Refs, Tag
-from lance_dagster.history.versions import State, Versions
+from lance_dagster.history.versions import Versions
 from lance_dagster.store import canonical_uri
 
 _VERSION = re.compile(r"(?:^|[^\w./@-])([A-Za-z0-9][A-Za-z0-9._/-]*)@(\d{1,20})(?!\w)")
@@ -57,24 +57,19 @@ def needed_by_names(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Merges:
-    """What it takes to tell which versions merges need.
-
-    `numbers` are the versions of each branch. `active` says of the newest version of a branch whether anybody still
-    works on that.
-    """
+    """What it takes to tell which versions merges need; `numbers` are the versions of each branch."""
 
     refs: Refs
     versions: Versions
     numbers: Mapping[str, Iterable[int]]
-    active: Callable[[State], bool]
 
 
 def add_needed_by_merges(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> None:
-    """Add the versions that a merge of each branch with its parent, or with main, is judged by.
+    """Add the versions that a merge of each branch with its parent, or with main, is judged by, in either direction.
 
-    These are the versions both have in common, and what the branch did since: what it claimed is not known otherwise,
-    and the merge would be refused. What the other side did since is what the branch takes in when it is brought up to
-    date, and is kept for branches that somebody works on; else a forgotten branch would keep all of main.
+    These are the versions both have in common, and what each side did that the other does not contain: what a version
+    claimed, an overwrite for one, is known from that version alone. Without it a merge would be refused, or go through
+    where it should not. So a branch that was forgotten keeps what main did since it was forked.
 
     Raises:
         FormatError: A version, or the file of a branch, cannot be read.
@@ -85,8 +80,7 @@ def add_needed_by_merges(needs: Needs, branches: Mapping[str, Branch], merges: M
             if name in found and other in found:
                 _add_common(needs, found[name], found[other])
                 _add_unmerged(needs, found[name], found[other], merges)
-                if merges.active(found[name].state):
-                    _add_unmerged(needs, found[other], found[name], merges)
+                _add_unmerged(needs, found[other], found[name], merges)
     for lineage in found.values():
         _add_merges(needs, lineage, {other.id for other in found.values()})
 

@@ -62,9 +62,10 @@ def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[d
 
 
 def _before_anchor(side: Side, matched: Matched, deleted: Deleted) -> dict[int, BitMap]:
-    """Return the rows that a side had taken out when the merge base came in, where an update may have done it."""
-    if not any(change.is_merge or _updates(change) for change in side.changes):
-        return {}
+    """Return the rows that a side did not have where the merge base has them when that came in.
+
+    It had taken them out, or given them new values, or has them elsewhere among rows that cannot be told apart.
+    """
     found: dict[int, BitMap] = {}
     state = side.anchor or side.manifest
     for number, own in matched.anchored.items():
