@@ -14,7 +14,10 @@ import numpy as np
 
 from lance_dagster.format.codec import U64Array
 
+NO_FIELD = 2**31 - 1
+"""Stands for the id of a field that was merged away: no field has it."""
 _ALIAS = re.compile(r"([0-9]{1,20})-([0-9]{1,20})=([0-9]{1,20})")
+_FIELD = re.compile(r"f([0-9]{1,10})=([0-9]{1,10})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +174,17 @@ def decode_aliases(text: str) -> list[Alias]:
     """Read aliases; what is no alias is left out."""
     found = [_ALIAS.fullmatch(part) for part in text.split()]
     return [Alias(first=int(m[1]), end=int(m[2]), here=int(m[3])) for m in found if m and int(m[1]) < int(m[2])]
+
+
+def encode_fields(fields: Mapping[int, int]) -> str:
+    """Write which fields of a branch have other ids where it was merged, as it stands in a record."""
+    return " ".join(f"f{own}={here}" for own, here in sorted(fields.items()) if own != here)
+
+
+def decode_fields(text: str) -> dict[int, int]:
+    """Read which fields of a branch have other ids; what says nothing of the kind is left out."""
+    found = [_FIELD.fullmatch(part) for part in text.split()]
+    return {int(m[1]): int(m[2]) for m in found if m}
 
 
 def _overlaid(own: Iterable[Piece], brought: Sequence[Piece]) -> Iterable[Piece]:

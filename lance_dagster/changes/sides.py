@@ -84,6 +84,8 @@ class Side:
     `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
     as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
     it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
+    Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
+    nobody wrote it down.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Side:
     since: Sequence[Change]
     same_ids: bool
     space: RowSpace
+    fields: Mapping[int, int] | None = None
 
     @property
     def complete(self) -> bool:

@@ -126,7 +126,7 @@ class _Collection:
             return report
         self._total += len(mark.expired) + report.files
         sweep = Sweep(self._store, branches, self._step)
-        sweep.put_back(wanted)
+        report = replace(report, put_back=tuple(map(str, sweep.put_back(wanted))))
         return self._swept(report, sweep, mark, judged)
 
     def _swept(self, report: GarbageReport, sweep: Sweep, mark: Mark, judged: Judged) -> GarbageReport:

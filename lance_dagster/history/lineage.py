@@ -8,10 +8,17 @@ inherits the records of the version it was forked from.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from lance_dagster.changes.row_spaces import Alias, RowSpace, decode_aliases, encode_aliases
+from lance_dagster.changes.row_spaces import (
+    Alias,
+    RowSpace,
+    decode_aliases,
+    decode_fields,
+    encode_aliases,
+    encode_fields,
+)
 from lance_dagster.changes.sides import Change
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
@@ -61,11 +68,20 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a merge wrote down about a branch: its last version merged, as which version, and its rows' ids here."""
+    """What a merge wrote down about a branch: its last version merged, as which version, and what ids are here.
+
+    `aliases` are those of its rows, `fields` those of its fields where they are others.
+    """
 
     merged: int
     dest: int
-    aliases: tuple[Alias, ...]
+    aliases: tuple[Alias, ...] = ()
+    fields: Mapping[int, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return it as it stands in the table metadata."""
+        parts = (f"{self.merged}@{self.dest}", encode_aliases(self.aliases), encode_fields(self.fields))
+        return " ".join(part for part in parts if part)
 
 
 def lineage_of(state: State, refs: Refs) -> Lineage:
@@ -97,22 +113,33 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     return Lineage(state, tuple(lines), contained)
 
 
-def new_records(source: Lineage, dest: Lineage, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
+def new_records(
+    source: Lineage, dest: Lineage, base: Lineage, aliases: Mapping[str, Sequence[Alias]], fields: Mapping[int, int]
+) -> dict[str, str]:
     """Return the table metadata that says what the next version of `dest` contains when `source` is merged.
 
     Args:
         source: What is merged.
         dest: What it is merged into.
+        base: Their merge base. `dest` contains what it contains, though a record may be gone with its branch.
         aliases: By branch id, the ids that rows of that branch get.
+        fields: By the ids of fields of the source, those they get.
     """
     known, found = records_of(dest.state.manifest), {}
+    theirs, own = records_of(source.state.manifest), {line.id for line in source.lines}
     for branch_id, number in source.contained.items():
-        newer = number > dest.contained.get(branch_id, -1)
-        if newer or branch_id in aliases:
-            had = known.get(branch_id)
-            merged, version = (number, dest.state.number + 1) if newer or had is None else (had.merged, had.dest)
-            together = encode_aliases([*(had.aliases if had else ()), *aliases.get(branch_id, ())])
-            found[f"{MERGED_PREFIX}{branch_id}"] = f"{merged}@{version} {together}".rstrip()
+        newer = number > max(dest.contained.get(branch_id, -1), base.contained.get(branch_id, -1))
+        if not newer and branch_id not in aliases:
+            continue
+        had = known.get(branch_id)
+        record = had or Record(merged=number, dest=dest.state.number + 1)
+        if newer:
+            there = theirs[branch_id].fields if branch_id in theirs and branch_id not in own else {}
+            # The ids of a branch of the source are those of the source, unless a merge into it said others.
+            together = {**fields, **{one: fields.get(two, two) for one, two in there.items()}}
+            record = replace(record, merged=number, dest=dest.state.number + 1, fields={**record.fields, **together})
+        record = replace(record, aliases=(*record.aliases, *aliases.get(branch_id, ())))
+        found[f"{MERGED_PREFIX}{branch_id}"] = str(record)
     return found
 
 
@@ -123,8 +150,8 @@ def alias_records(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dic
     """
     known, found = records_of(dest), {}
     for branch_id, new in aliases.items():
-        had = known.get(branch_id, Record(merged=NOTHING, dest=dest.version + 1, aliases=()))
-        found[f"{MERGED_PREFIX}{branch_id}"] = f"{had.merged}@{had.dest} {encode_aliases([*had.aliases, *new])}"
+        had = known.get(branch_id, Record(merged=NOTHING, dest=dest.version + 1))
+        found[f"{MERGED_PREFIX}{branch_id}"] = str(replace(had, aliases=(*had.aliases, *new)))
     return found
 
 
@@ -197,7 +224,15 @@ def crosswise(source: Lineage, dest: Lineage, base: Lineage) -> bool:
     )
 
 
-def row_space(of: Lineage, versions: Versions, changes: Sequence[Change] = ()) -> RowSpace:
+def field_ids(of: Lineage, base: Lineage) -> Mapping[int, int] | None:
+    """Return which fields of a version on another branch have other ids here; None when no merge wrote it down."""
+    record = records_of(of.state.manifest).get(base.id)
+    return None if record is None or record.merged == NOTHING else record.fields
+
+
+def row_space(
+    of: Lineage, versions: Versions, changes: Sequence[Change] = (), anchor: Manifest | None = None
+) -> RowSpace:
     """Return where the row ids of a version come from.
 
     Args:
@@ -205,6 +240,7 @@ def row_space(of: Lineage, versions: Versions, changes: Sequence[Change] = ()) -
         versions: Where versions are read.
         changes: Some of what was done on its line, oldest first. Records of branches that are gone are not carried on
             for ever; what they said is found there.
+        anchor: A version of its line from before that, with the records it had.
 
     Raises:
         VersionNotFoundError: A version that one of its branches was forked from was cleaned up, on both branches.
@@ -216,15 +252,24 @@ def row_space(of: Lineage, versions: Versions, changes: Sequence[Change] = ()) -
     for child, parent in reversed(list(pairwise(of.lines))):
         forked = _load((parent.id, parent.branch, child.forked), (of,), versions)
         lines.append((child.id, forked.manifest.next_row_id))
-    records: dict[str, Record] = {}
+    aliases = {} if anchor is None else _aliases(anchor)
     for change in changes:
         if isinstance(change.operation, Restore):
-            records.clear()
+            aliases = {} if change.after is None else _aliases(change.after)
         elif change.is_merge and change.after is not None:
-            records |= records_of(change.after)
-    records |= records_of(manifest)
-    aliases = {branch_id: record.aliases for branch_id, record in records.items()}
+            _learn(aliases, change.after)
+    _learn(aliases, manifest)
     return RowSpace.of(lines, manifest.next_row_id, aliases)
+
+
+def _aliases(manifest: Manifest) -> dict[str, dict[Alias, None]]:
+    return {own: dict.fromkeys(record.aliases) for own, record in records_of(manifest).items()}
+
+
+def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
+    """Add what a later version of the same line says: an id means the same row for good, so nothing is taken back."""
+    for own, more in _aliases(manifest).items():
+        aliases[own] = aliases.get(own, {}) | more
 
 
 def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Change]:
@@ -327,7 +372,8 @@ def records_of(manifest: Manifest) -> dict[str, Record]:
         numbers, _, aliases = text.partition(" ")
         merged, _, dest = numbers.partition("@")
         if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
-            record = Record(merged=int(merged), dest=int(dest), aliases=tuple(decode_aliases(aliases)))
+            known = tuple(decode_aliases(aliases)), decode_fields(aliases)
+            record = Record(merged=int(merged), dest=int(dest), aliases=known[0], fields=known[1])
             found[key.removeprefix(MERGED_PREFIX)] = record
     return found
 

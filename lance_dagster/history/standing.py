@@ -5,6 +5,7 @@ A version contains each branch up to some number, so the lists of version names 
 
 from collections.abc import Mapping
 
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.lineage import Lineage
 from lance_dagster.history.refs import Branch
 from lance_dagster.history.versions import Versions
@@ -30,12 +31,17 @@ class Distances:
             for branch_id, number in of.contained.items()
         )
 
+    def numbers(self, branch: str) -> list[int]:
+        """Return the numbers of the versions of a branch, by its name; listed once."""
+        if branch not in self._numbers:
+            self._numbers[branch] = self._versions.numbers(branch)
+        return self._numbers[branch]
+
     def _between(self, branch_id: str, after: int, up_to: int) -> int:
         if after >= up_to:
             return 0
         branch = self._branches.get(branch_id)
-        name, first = (branch_id, 0) if branch is None else (branch.name, branch.first)
-        if name not in self._numbers:
-            # The id of main is its name; that of a branch that is gone names nothing.
-            self._numbers[name] = self._versions.numbers(name)
-        return sum(max(after, first) < number <= up_to for number in self._numbers[name])
+        if branch is None and branch_id != MAIN:
+            return 0
+        name, first = (MAIN, 0) if branch is None else (branch.name, branch.first)
+        return sum(max(after, first) < number <= up_to for number in self.numbers(name))

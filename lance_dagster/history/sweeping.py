@@ -50,15 +50,21 @@ class Sweep:
             self._store.sync_folder(layout.join(layout.line_root(branch), layout.VERSIONS))
         self._copies = copies
         _, back = self._looked_up(going)
-        self.put_back(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
+        self._put_back(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
         return [found for found in going if found not in back], back
 
     def forget(self, expired: Iterable[Found]) -> None:
         """Delete the copies of versions that expired in this run."""
         self._store.delete_many([self._copies[found] for found in expired])
 
-    def put_back(self, versions: Iterable[Found]) -> None:
-        """Make versions reachable again whose manifests wait."""
+    def put_back(self, versions: Sequence[Found]) -> list[Found]:
+        """Make versions reachable again whose manifests wait; returns those that still are needed."""
+        # A branch that was made anew meanwhile has no use for what the one before it had.
+        _, needed = self._looked_up(versions)
+        self._put_back(needed)
+        return needed
+
+    def _put_back(self, versions: Iterable[Found]) -> None:
         for found in versions:
             data = self._store.get(found.entry.key)
             if data is not None:

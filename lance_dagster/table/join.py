@@ -33,6 +33,7 @@ from lance_dagster.history.lineage import (
     anchored,
     changes_since,
     crosswise,
+    field_ids,
     lineage_of,
     merge_base,
     merged_as,
@@ -99,7 +100,8 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
         merged = merged_as(ours, theirs, parts.versions)
         if merged is not None:
             return merged
-        question = _question(parts, ours, theirs, how.strategy)
+        base = merge_base(ours, theirs, parts.refs, parts.versions)
+        question = _question(parts, ours, theirs, base, how.strategy)
         plan = _refusal(how, ours, theirs) or plan_merge(question)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
@@ -110,7 +112,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
             operation=operation,
             properties={**_properties(how, ours, head, question.source.changes), **how.properties},
         )
-        metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, plan)}
+        metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, base, plan)}
         changed = replace(changed, table_metadata=metadata)
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
@@ -123,11 +125,11 @@ def preview(
     """Say what merging a version into a branch would do now."""
     head = parts.head(into)
     ours, theirs = _lineage(parts, source), _lineage(parts, head)
-    base = str(merge_base(ours, theirs, parts.refs, parts.versions).state)
-    made = MergePreview(source=str(source), dest=str(head), base=base, fast_forward=ours.contains(theirs))
+    base = merge_base(ours, theirs, parts.refs, parts.versions)
+    made = MergePreview(source=str(source), dest=str(head), base=str(base.state), fast_forward=ours.contains(theirs))
     if merged_as(ours, theirs, parts.versions) is not None:
         return replace(made, already_merged=True)
-    plan = _refusal(Joining(mode=mode), ours, theirs) or plan_merge(_question(parts, ours, theirs, strategy))
+    plan = _refusal(Joining(mode=mode), ours, theirs) or plan_merge(_question(parts, ours, theirs, base, strategy))
     if not isinstance(plan, MergePlan):
         return replace(made, conflicts=plan)
     tally: Tally = plan.tally
@@ -184,8 +186,7 @@ def _lineage(parts: Parts, state: State) -> Lineage:
     return found
 
 
-def _question(parts: Parts, source: Lineage, dest: Lineage, strategy: Strategy) -> Question:
-    base = merge_base(source, dest, parts.refs, parts.versions)
+def _question(parts: Parts, source: Lineage, dest: Lineage, base: Lineage, strategy: Strategy) -> Question:
     return Question(
         base=base.state.manifest,
         space=row_space(base, parts.versions),
@@ -208,7 +209,8 @@ def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
         anchor=anchor,
         since=since,
         same_ids=same_ids,
-        space=row_space(of, parts.versions, changes),
+        space=row_space(of, parts.versions, since, anchor),
+        fields=field_ids(of, base),
     )
 
 
@@ -236,10 +238,10 @@ def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Ch
     return properties
 
 
-def _records(how: Joining, source: Lineage, dest: Lineage, plan: MergePlan) -> dict[str, str]:
+def _records(how: Joining, source: Lineage, dest: Lineage, base: Lineage, plan: MergePlan) -> dict[str, str]:
     if how.mode == SQUASH:
         return {f"{SQUASHED_PREFIX}{source.id}": str(source.state)}
-    return new_records(source, dest, plan.aliases)
+    return new_records(source, dest, base, plan.aliases, plan.fields)
 
 
 def _all_claims(changes: Iterable[Change]) -> list[Claim]:

@@ -1,15 +1,20 @@
 """Where branches and tags stand: the methods of a table that compare names with `main`."""
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SQUASHED_PREFIX
-from lance_dagster.history.lineage import lineage_of
+from lance_dagster.history.lineage import Lineage, lineage_of
 from lance_dagster.history.refs import READY, Branch, Tag
 from lance_dagster.history.standing import Distances
 from lance_dagster.history.versions import State, Version
 from lance_dagster.table.facade import Facade
+from lance_dagster.table.parts import Parts
+
+_READERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +64,49 @@ class Surveying(Facade):
         """
         refs, versions = self._parts.refs, self._parts.versions
         main, branches = versions.head(MAIN), refs.branches()
-        dest, distances = lineage_of(main, refs), Distances(branches, versions)
-
-        def standing(name: str, branch: str, number: int | None) -> Standing:
-            try:
-                state = versions.head(branch) if number is None else versions.load(branch, number)
-                source = lineage_of(state, refs)
-            except (NotFoundError, InvalidInputError):
-                return Standing(name=name, version=None)
-            return Standing(
-                name=name,
-                version=str(state),
-                rows=state.manifest.rows,
-                ahead=distances.ahead(source, dest),
-                behind=distances.ahead(dest, source),
-                squashed=_squashed(main, branches.get(branch), state),
-            )
-
+        distances = Distances(branches, versions)
+        survey = _Survey(self._parts, lineage_of(main, refs), branches, distances)
         ready = sorted(name for name, branch in branches.items() if branch.state == READY)
+        with ThreadPoolExecutor(_READERS) as pool:
+            heads = list(pool.map(survey.head, ready))
         tags = sorted(refs.tags().values(), key=_name)
         return TableStatus(
             main=self._described(main),
-            branches=tuple(standing(name, name, None) for name in ready),
-            tags=tuple(standing(tag.name, tag.branch, tag.version) for tag in tags),
+            branches=tuple(survey.standing(name, found) for name, found in zip(ready, heads, strict=True)),
+            tags=tuple(survey.standing(tag.name, survey.version(tag.branch, tag.version)) for tag in tags),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    parts: Parts
+    main: Lineage
+    branches: Mapping[str, Branch]
+    distances: Distances
+
+    def head(self, branch: str) -> Lineage | None:
+        """Return the newest version of a branch, or None when it has none."""
+        numbers = self.distances.numbers(branch)
+        return self.version(branch, numbers[-1]) if numbers else None
+
+    def version(self, branch: str, number: int) -> Lineage | None:
+        """Return a version, or None when it is gone, or where it came from."""
+        try:
+            return lineage_of(self.parts.versions.load(branch, number), self.parts.refs)
+        except (NotFoundError, InvalidInputError):
+            return None
+
+    def standing(self, name: str, found: Lineage | None) -> Standing:
+        """Say where a version stands."""
+        if found is None:
+            return Standing(name=name, version=None)
+        return Standing(
+            name=name,
+            version=str(found.state),
+            rows=found.state.manifest.rows,
+            ahead=self.distances.ahead(found, self.main),
+            behind=self.distances.ahead(self.main, found),
+            squashed=_squashed(self.main.state, self.branches.get(found.state.branch), found.state),
         )
 
 

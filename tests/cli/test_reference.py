@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
-from tests.cli.reference import PAGE, TOPICS, with_reference
+from lance_dagster.cli.main import TOPICS
+from tests.cli.reference import PAGE, with_reference
 from tests.cli.running import document_of
 from tests.ledger import entries, new_table
 

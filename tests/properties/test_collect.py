@@ -9,7 +9,7 @@ import pytest
 
 from lance_dagster import LanceTable, MergeConflictError
 from lance_dagster.errors import LanceDagsterError
-from tests.aging import DAY, age
+from tests.aging import DAY, age, files
 from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries
 
 STEPS = 40
@@ -42,7 +42,8 @@ def step(table: LanceTable, chance: random.Random, number: int) -> Step:
         "tag": (2, lambda t: t.create_tag(f"t{number}", f"{branch}@{version}")),
         "move tag": (3, lambda t: t.move_tag("production", f"{branch}@{version}")),
         "merge": (6, lambda t: t.merge(other)),
-        "delete branch": (2, lambda t: t.delete_branch(other)),
+        "take in": (4, lambda t: t.merge("main", into=other)),
+        "delete branch": (5, lambda t: t.delete_branch(other)),
     }
     weights = [weight for weight, _ in steps.values()]
     return chance.choices([act for _, act in steps.values()], weights)[0]
@@ -93,4 +94,17 @@ def test_a_table_whose_garbage_is_collected_is_like_its_twin(seed: int, tmp_path
     assert [] == errors
     for name in branches(collected):
         as_pylance(collected, name).validate()
-    assert len(collected.versions_after(0)) < len(twin.versions_after(0))
+    for name in collected.tags():
+        collected.delete_tag(name)
+    while left := collected.branches():
+        # Those first that no other was forked from.
+        parents = {found.parent_branch for found in left.values()}
+        for name in left.keys() - parents:
+            collected.delete_branch(name)
+    rows = contents(twin)
+    age(collected, 60 * DAY)
+    assert collected.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
+    assert 1 == len(collected.versions_after(0))
+    assert rows == contents(collected)
+    data = {file.path for fragment in collected.to_lance().get_fragments() for file in fragment.data_files()}
+    assert data == {path.removeprefix("data/") for path in files(collected, "data")}

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from lance_dagster import LanceTable
-from tests.ledger import as_pylance, entries, new_table
+from lance_dagster.store.local import LocalStore
+from tests.ledger import as_pylance, entries, new_table, parts_on
+from tests.store.scripted import Request, ScriptedStore
 
 
 def standings(table: LanceTable) -> dict[str, tuple[str | None, int, int, bool]]:
@@ -56,3 +58,23 @@ def test_a_name_without_its_version_is_listed(tmp_path: Path) -> None:
     next(Path(table.uri).glob("_versions/*613.manifest")).unlink(missing_ok=True)
     (found,) = LanceTable.open(table.uri).status().tags
     assert ("old", None, False) == (found.name, found.version, found.merged)
+
+
+def test_status_reads_little_of_long_branches(tmp_path: Path) -> None:
+    """Of each branch one list of names, its file twice and one manifest, however many versions it has."""
+    table = new_table(tmp_path, entries("a", 1))
+    for name in ("one", "two"):
+        table.create_branch(name)
+        for value in range(10):
+            table.append(entries(name, value), branch=name)
+    requests: list[tuple[str, str]] = []
+
+    def script(request: Request) -> object:
+        requests.append((request.verb, request.key))
+        return request.send()
+
+    found = LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script))).status()
+    assert [10, 10] == [branch.ahead for branch in found.branches]
+    of_branch = sorted(verb for verb, key in requests if "one" in key)
+    assert ["get", "get", "get", "list"] == of_branch
+    assert len(requests) < 16

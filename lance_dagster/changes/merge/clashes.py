@@ -81,6 +81,10 @@ class Clashes:
         if decision.both_moved:
             self._both_moved.add((facts.source_columns, facts.dest_columns))
 
+    def beside(self, columns: frozenset[int]) -> None:
+        """Take note of columns of the source that would come beside rows of the dest it does not have there."""
+        self._both_moved.add((columns, frozenset()))
+
     def finish(self) -> None:
         """Tell the arbiter what was found, all fragments together."""
         if self._decisions:

@@ -56,7 +56,7 @@ def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
     if side.anchor is not None and side.same_ids:
         anchored = {field.id: field.id for field in base.fields}
     else:
-        anchored = _corresponding(base, through, matched)
+        anchored = _corresponding(base, through, matched, side.fields)
     kept = _kept(side, through, matched) if side.anchor is not None else {field.id for field in side.manifest.fields}
     live = {field.id for field in side.manifest.fields}
     ids = {number: own for number, own in anchored.items() if own in kept and own in live}
@@ -86,8 +86,13 @@ def paths_of(fields: tuple[Field, ...]) -> dict[int, str]:
     return paths
 
 
-def _corresponding(base: Manifest, other: Manifest, matched: Matched) -> dict[int, int]:
-    """Match fields across lines: by the files that hold their values, else by path and type."""
+def _corresponding(
+    base: Manifest, other: Manifest, matched: Matched, known: Mapping[int, int] | None
+) -> dict[int, int]:
+    """Match fields across lines: by the files that hold their values, else by what a merge wrote down or by path.
+
+    A field that neither is known is matched by path and type.
+    """
     found: dict[int, int] = {}
     for number, own in matched.anchored.items():
         one, two = present(base, number), other.fragments.find(own)
@@ -98,12 +103,16 @@ def _corresponding(base: Manifest, other: Manifest, matched: Matched) -> dict[in
                 pairs = zip(file.fields, same.fields, strict=True)
                 found.update((mine, theirs) for mine, theirs in pairs if mine >= 0 and theirs >= 0)
     _add_parents(base, other, found)
+    there_are = {field.id: field.logical_type for field in other.fields}
+    for field in base.fields if known is not None else ():
+        image = known.get(field.id, field.id) if known is not None else field.id
+        if there_are.get(image) == field.logical_type and image not in found.values():
+            found.setdefault(field.id, image)
     named = {(path, _type(other, number)): number for number, path in paths_of(other.fields).items()}
-    taken = set(found.values())
-    for number, path in paths_of(base.fields).items():
-        there = named.get((path, _type(base, number)))
-        if number not in found and there is not None and there not in taken:
-            found[number] = there
+    for number, path in paths_of(base.fields).items() if known is None else ():
+        alike = named.get((path, _type(base, number)))
+        if number not in found and alike is not None and alike not in found.values():
+            found[number] = alike
     return found
 
 

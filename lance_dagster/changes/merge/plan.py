@@ -15,7 +15,7 @@ of columns put beside them; fragments of the source are added under new ids, for
 The data files lie under the table's root already.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,7 +43,7 @@ from lance_dagster.changes.merge.rows import Decision, Situation, decide
 from lance_dagster.changes.merge.schemas import MergedSchema, Schemas
 from lance_dagster.changes.merge.stable import Identities, located_by_ids
 from lance_dagster.changes.merge.tally import Tally
-from lance_dagster.changes.row_spaces import Alias, RowSpace
+from lance_dagster.changes.row_spaces import NO_FIELD, Alias, RowSpace
 from lance_dagster.changes.sides import Conflict, Lookups, Side
 from lance_dagster.format.evolution import next_field_id
 from lance_dagster.format.model import Fragment, Manifest
@@ -71,7 +71,8 @@ class MergePlan:
 
     `manifest` is the dest with the result's schema, settings and next row id; its fragments are the dest's still.
     `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
-    caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got.
+    caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source
+    got, `fields` which ids fields of the source have.
     """
 
     manifest: Manifest
@@ -79,6 +80,7 @@ class MergePlan:
     removed: tuple[int, ...]
     added: tuple[Brought, ...]
     aliases: Mapping[str, list[Alias]]
+    fields: Mapping[int, int]
     tally: Tally
 
     @property
@@ -127,8 +129,25 @@ class _Planner:
             self._draft.take(number, rows.inserted - self._losses[0].dropped.get(number, BitMap()))
         for number, offsets in self._losses[1].dropped.items():
             self._draft.mask(number, offsets)
+        for columns in self._beside_others():
+            clashes.beside(columns)
         clashes.finish()
         return None if arbiter.conflicts else self._assembled(maps, clashes)
+
+    def _beside_others(self) -> Iterator[frozenset[int]]:
+        """Find columns of the source that come beside rows it does not have there: the files hold what nobody wrote."""
+        for number, (of, columns) in self._draft.columns.items():
+            if self._alive(number) - self._live(self._source.manifest, of):
+                yield columns
+
+    def _alive(self, number: int) -> BitMap:
+        """Return the offsets of the rows of a fragment of the dest that live on in it."""
+        fragment, nothing = present(self._dest.manifest, number), BitMap()
+        kept = self._live(self._dest.manifest, fragment) | self._draft.revived.get(number, nothing)
+        return kept - self._draft.masked.get(number, nothing)
+
+    def _live(self, manifest: Manifest, fragment: Fragment) -> BitMap:
+        return BitMap(range(fragment.physical_rows)) - self._lookups.deleted(manifest, fragment)
 
     def _touched(self) -> Collection[int]:
         """Return the fragments of the base in which the source may have changed something."""
@@ -202,10 +221,7 @@ class _Planner:
     def _decide(self, number: int, clashes: Clashes) -> None:
         source, dest = self._apart(number, self._source_rows.of(number), self._dest_rows.of(number))
         fragment = None if number >= SHARED else present(self._base, number)
-        if fragment is None:
-            live = source.alive | dest.alive
-        else:
-            live = BitMap(range(fragment.physical_rows)) - self._lookups.deleted(self._base, fragment)
+        live = source.alive | dest.alive if fragment is None else self._live(self._base, fragment)
         undone = tuple(loss.undone.get(number, BitMap()) for loss in self._losses)
         ids = self._schema.from_source
         mine = self._other_values(fragment, source, self._source_columns, ids.get)
@@ -285,13 +301,14 @@ class _Planner:
     def _assembled(self, maps: tuple[dict[str, str], dict[str, str], dict[str, bytes]], clashes: Clashes) -> MergePlan:
         dest = self._dest.manifest
         space, aliases = self._source.space.brought_to(self._dest.space)
+        ids = self._schema.from_source
         assembly = Assembly(
             draft=self._draft,
             source=self._source_matched,
             dest=self._dest_matched,
             dest_rows=lambda: self._dest_rows,
             source_rows=self._source_rows.elsewhere,
-            from_source=self._schema.from_source,
+            from_source=ids,
             row_ids=self._source.space.translation(space),
             deleted=self._lookups.deleted,
         )
@@ -313,6 +330,7 @@ class _Planner:
             removed=removed,
             added=tuple(added),
             aliases=aliases if added else {},
+            fields={field.id: ids.get(field.id, NO_FIELD) for field in self._source.manifest.fields},
             tally=self._tally(clashes, added),
         )
 

@@ -119,9 +119,6 @@ class _Homes:
             if columns == SOURCE_WINS:
                 self.taken |= rest & dest.updated & source.alive
         self._unchanged(rest - dest.updated)
-        if self._facts.source_columns and source.place is not None and dest.place is not None:
-            # Beside rows the source does not have there, its files hold what nobody wrote.
-            self.both_moved |= ((self._alive - self.taken) & dest.stays) - source.stays
 
     def _unchanged(self, rows: BitMap) -> None:
         """Choose for rows that neither side gave new values."""
