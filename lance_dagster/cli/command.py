@@ -76,7 +76,7 @@ def about_table(command: F) -> F:
     The function gets `table` (a `LanceTable`) and `answer` (an `Answer`) beside its own arguments.
     """
 
-    @click.argument("table", metavar="TABLE")
+    @click.argument("table", metavar="TABLE", type=click.Path())
     @click.option(
         "--storage-option",
         "-o",

@@ -23,6 +23,7 @@ from lance_dagster.changes.apply import with_flags
 from lance_dagster.changes.places import fork
 from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError
 from lance_dagster.format import layout
+from lance_dagster.format.codec import check_writable
 from lance_dagster.format.names import check_branch_name
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
@@ -59,6 +60,7 @@ def create_branch(
         ConflictError: The parent is being deleted, or the name is being given to another branch.
     """
     check_branch_name(name)
+    check_writable(parent.manifest)
     found = refs.branch(name)
     if found is not None and found.state in (CLOSING, DELETING):
         _finish_deleting(_closed(found, "delete", refs, versions), refs, versions)

@@ -43,6 +43,25 @@ def test_processes_exit_as_told(table: LanceTable) -> None:
     assert [("a", 1), ("a", 20)] == contents(table)
 
 
+def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
+    """Branches that are merged at the same time are all merged; of two that expect the same of a tag one moves it."""
+    table = new_table(tmp_path, entries("a", 1), entries("a", 2))
+    table.create_tag("production", "main@1")
+    calls = []
+    for value in (1, 2, 3):
+        table.create_branch(f"run/{value}")
+        table.append(entries("r", value), branch=f"run/{value}")
+        calls.append(["merge", table.uri, f"run/{value}"])
+    calls += [["promote", table.uri, "--expect", "main@1", "--at", f"main@{number}"] for number in (2, 3)]
+    command = [sys.executable, "-m", "lance_dagster.cli"]
+    started = [subprocess.Popen([*command, *call], cwd=ROOT, stderr=subprocess.PIPE) for call in calls]
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert [0, 0, 0, 0, 1] == [*(each.returncode for each in started[:3]), *sorted(e.returncode for e in started[3:])]
+    assert 1 == sum(b"someone moved it meanwhile" in error for error in said)
+    assert [("a", 1), ("a", 2), ("r", 1), ("r", 2), ("r", 3)] == contents(table)
+    assert 2 == len(table.tag_history("production"))
+
+
 def test_a_reader_that_goes_away_is_no_fault(table: LanceTable) -> None:
     """As when the log is piped into a pager that is left."""
     command = [sys.executable, "-m", "lance_dagster.cli", "log", table.uri]
@@ -102,6 +121,7 @@ def test_a_shell_completes_what_is_typed(table: LanceTable) -> None:
     assert ["production"] == completed("show", table.uri, "p")
     assert ["production"] == completed("rollback", table.uri, "--tag", "")
     assert [] == completed("merge", f"{table.uri}x", "run/")
+    assert [table.uri[:-2]] == completed("merge", table.uri[:-2])
 
 
 def test_a_shell_can_be_told() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from lance_dagster import LanceTable
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import contents, entries, new_table
+from tests.conftest import S3Storage
+from tests.ledger import SCHEMA, contents, entries, new_table
 
 
 @pytest.fixture
@@ -228,3 +229,14 @@ def test_a_merge_base_is_shown(table: LanceTable) -> None:
     assert ["main@2", table.at("main@2").id[:10]] == line.split()[:2]
     table.merge("run/1")
     assert "run/1@5" == document_of("merge-base", table.uri, "main", "run/1")["version"]
+
+
+def test_a_table_on_s3_is_merged(s3_storage: S3Storage) -> None:
+    """And promoted, by the options on the command line."""
+    table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
+    table.create_branch("run/1")
+    table.append(entries("r", 1), branch="run/1")
+    options = [f"--storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
+    assert document_of("merge", table.uri, "run/1", *options)["made"]
+    assert ["production: new -> main@2"] == lines_of("promote", table.uri, *options)
+    assert "    run/1  run/1@2  1 rows  1 behind" in lines_of("status", table.uri, *options)

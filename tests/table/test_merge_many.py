@@ -24,7 +24,8 @@ BRANCHES = int(os.environ.get("LANCE_DAGSTER_MERGES", "60"))
 RACERS = int(os.environ.get("LANCE_DAGSTER_RACERS", "8"))
 """How many merge at once; 20 for the long run."""
 PARTS, OPEN_AT_ONCE = 12, 5
-SCHEMA = pa.schema({"id": pa.int64(), "part": pa.string(), "value": pa.int64()})
+_COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "part": pa.string(), "value": pa.int64()}
+SCHEMA = pa.schema(_COLUMNS)
 Rows = dict[int, tuple[str, int]]
 
 
@@ -76,40 +77,47 @@ class Mill:
 
     def write(self, branch: str, part: str, own: Rows, *, through_pylance: bool) -> Rows:
         """Do something to the rows of a partition; return what is left of them."""
-        deed = self.random.choice(["append", "update", "delete", "compact"] + ["replace"] * (not through_pylance))
+        deed = self.random.choice(["append", "update", "delete", "compact", *([] if through_pylance else ["replace"])])
         some = self.random.sample(sorted(own), len(own) // 3)
         where = f"id in ({', '.join(map(str, some or [-1]))})"
+        new = self.new(part, self.random.randrange(1, 6)) if deed in ("append", "replace") else {}
+        if through_pylance:
+            self.through_pylance(deed, branch, where, as_arrow(new))
+        else:
+            self.through_us(deed, branch, where, as_arrow(new))
+        if deed == "update":
+            return own | {number: (part, own[number][1] + 1000) for number in some}
+        if deed == "delete":
+            return {number: row for number, row in own.items() if number not in some}
+        return new if deed == "replace" else own | new
+
+    def through_pylance(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
+        """Do it as a program that knows nothing of this package."""
         handle = lance.dataset(self.table.uri)
         if branch != "main":
             handle = handle.checkout_version((branch, None))
         if deed == "append":
-            rows = self.new(part, self.random.randrange(1, 6))
-            if through_pylance:
-                handle.insert(as_arrow(rows))
-            else:
-                self.table.append(as_arrow(rows), branch=branch, partitions=[part])
-            return own | rows
-        if deed == "update":
-            if through_pylance:
-                handle.update({"value": "value + 1000"}, where=where)
-            else:
-                self.table.update({"value": "value + 1000"}, where=where, branch=branch)
-            return own | {number: (part, own[number][1] + 1000) for number in some}
-        if deed == "delete":
-            if through_pylance:
-                handle.delete(where)
-            else:
-                self.table.delete(where, branch=branch)
-            return {number: row for number, row in own.items() if number not in some}
-        if deed == "replace":
-            rows = self.new(part, 8)
-            self.table.replace_where(f"part = '{part}'", as_arrow(rows), branch=branch, partitions=[part])
-            return rows
-        if through_pylance:
+            handle.insert(new)
+        elif deed == "update":
+            handle.update({"value": "value + 1000"}, where=where)
+        elif deed == "delete":
+            handle.delete(where)
+        else:
             handle.optimize.compact_files()
-        elif branch == "main":
-            self.table.compact()
-        return own
+
+    def through_us(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
+        """Do it as a run does."""
+        if deed == "append":
+            self.table.append(new, branch=branch, partitions=[new["part"][0].as_py()])
+        elif deed == "update":
+            self.table.update({"value": "value + 1000"}, where=where, branch=branch)
+        elif deed == "delete":
+            self.table.delete(where, branch=branch)
+        elif deed == "replace":
+            part = new["part"][0].as_py()
+            self.table.replace_where(f"part = '{part}'", new, branch=branch, partitions=[part])
+        else:
+            self.table.compact(branch=branch)
 
     def write_main(self) -> None:
         """Let somebody write main on a partition no run is at."""
@@ -124,7 +132,7 @@ class Mill:
         name = self.random.choice(sorted(self.open))
         part, own = self.open.pop(name)
         self.table.merge(name)
-        if self.random.random() < 0.7 and not os.environ.get("KEEP"):
+        if self.random.random() < 0.7:
             self.table.delete_branch(name)
         self.merged += 1
         self.settle(part, own)

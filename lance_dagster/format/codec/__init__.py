@@ -1,7 +1,7 @@
 """Wire bytes to values and back: the only door to protobuf."""
 
 from lance_dagster.format.codec.indices import decode_indices, encode_indices, rebase_index_section
-from lance_dagster.format.codec.manifests import decode_manifest_file, encode_manifest_file
+from lance_dagster.format.codec.manifests import check_writable, decode_manifest_file, encode_manifest_file
 from lance_dagster.format.codec.rows import (
     U64Array,
     count_row_ids,
@@ -21,6 +21,7 @@ __all__ = [
     "Summary",
     "U64Array",
     "check_sound",
+    "check_writable",
     "count_row_ids",
     "decode_indices",
     "decode_manifest_file",

@@ -39,8 +39,25 @@ _LAST_SECOND = 253_402_300_799
 """The end of the year 9999, after which there are no dates."""
 
 
+def check_writable(manifest: Manifest) -> None:
+    """Refuse a version whose manifest file holds what a manifest value does not.
+
+    Raises:
+        UnsupportedFeatureError: A column of the first file format has its dictionary in there.
+    """
+    for field in manifest.fields:
+        if manifest.file_version.startswith("0.") and field.dictionary is not None:
+            what = f"the dictionary of column {field.name!r}, which files of format 0.1 keep in the manifest"
+            raise UnsupportedFeatureError(f"{manifest.branch or 'main'}@{manifest.version}", [what])
+
+
 def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
-    """Lay out a manifest file that carries its transaction inline."""
+    """Lay out a manifest file that carries its transaction inline.
+
+    Raises:
+        UnsupportedFeatureError: Something would be lost (`check_writable`).
+    """
+    check_writable(manifest)
     message = _to_wire(manifest)
     parts: list[bytes] = []
     size = 0

@@ -57,7 +57,9 @@ class _Decision:
         if left.stamp != was.stamp:
             self.clash("rows", "updated and deleted")
             return left if self.strategy == (SOURCE_WINS if side is self.three.source else DEST_WINS) else None
-        if any(cell.partly for cell in rewritten(self.three.base, side, self.uid).values()):
+        written = [*rewritten(self.three.base, side, self.uid).values()]
+        written += [cell for token, cell in left.cells.items() if token not in was.cells]
+        if any(cell.partly for cell in written):
             self.clash("rows", "updated in place and deleted", hard=False)
         return None
 

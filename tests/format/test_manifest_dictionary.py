@@ -1,0 +1,24 @@
+"""Files of format 0.1 keep the dictionaries of columns in the manifest file, which a manifest we write would lose."""
+
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import UnsupportedFeatureError
+
+
+def test_a_dictionary_in_the_manifest_is_not_lost(tmp_path: Path) -> None:
+    """Such a table is read, and neither changed nor branched."""
+    uri = str(tmp_path / "old")
+    rows = pa.table({"word": pa.array(["a", "c", "b"]).dictionary_encode()})
+    lance.write_dataset(rows, uri, data_storage_version="legacy")
+    table = LanceTable.open(uri)
+    with pytest.raises(UnsupportedFeatureError, match="the dictionary of column 'word'"):
+        table.set_config({"own": "1"})
+    with pytest.raises(UnsupportedFeatureError, match=r"which files of format 0\.1 keep in the manifest"):
+        table.create_branch("run")
+    assert ({}, 1) == (table.branches(), table.head().number)
+    assert ["a", "c", "b"] == lance.dataset(uri).to_table()["word"].to_pylist()
