@@ -114,7 +114,7 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
 
 
 def new_records(
-    source: Lineage, dest: Lineage, base: Lineage, aliases: Mapping[str, Sequence[Alias]], fields: Mapping[int, int]
+    source: Lineage, dest: Lineage, base: Lineage, *, aliases: Mapping[str, Sequence[Alias]], fields: Mapping[int, int]
 ) -> dict[str, str]:
     """Return the table metadata that says what the next version of `dest` contains when `source` is merged.
 

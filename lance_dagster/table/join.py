@@ -101,7 +101,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
         if merged is not None:
             return merged
         base = merge_base(ours, theirs, parts.refs, parts.versions)
-        question = _question(parts, ours, theirs, base, how.strategy)
+        question = _question(parts, ours, theirs, base, strategy=how.strategy)
         plan = _refusal(how, ours, theirs) or plan_merge(question)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
@@ -112,7 +112,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
             operation=operation,
             properties={**_properties(how, ours, head, question.source.changes), **how.properties},
         )
-        metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, base, plan)}
+        metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, base=base, plan=plan)}
         changed = replace(changed, table_metadata=metadata)
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
@@ -129,7 +129,9 @@ def preview(
     made = MergePreview(source=str(source), dest=str(head), base=str(base.state), fast_forward=ours.contains(theirs))
     if merged_as(ours, theirs, parts.versions) is not None:
         return replace(made, already_merged=True)
-    plan = _refusal(Joining(mode=mode), ours, theirs) or plan_merge(_question(parts, ours, theirs, base, strategy))
+    plan = _refusal(Joining(mode=mode), ours, theirs) or plan_merge(
+        _question(parts, ours, theirs, base, strategy=strategy)
+    )
     if not isinstance(plan, MergePlan):
         return replace(made, conflicts=plan)
     tally: Tally = plan.tally
@@ -186,7 +188,7 @@ def _lineage(parts: Parts, state: State) -> Lineage:
     return found
 
 
-def _question(parts: Parts, source: Lineage, dest: Lineage, base: Lineage, strategy: Strategy) -> Question:
+def _question(parts: Parts, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy) -> Question:
     return Question(
         base=base.state.manifest,
         space=row_space(base, parts.versions),
@@ -238,10 +240,10 @@ def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Ch
     return properties
 
 
-def _records(how: Joining, source: Lineage, dest: Lineage, base: Lineage, plan: MergePlan) -> dict[str, str]:
+def _records(how: Joining, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan) -> dict[str, str]:
     if how.mode == SQUASH:
         return {f"{SQUASHED_PREFIX}{source.id}": str(source.state)}
-    return new_records(source, dest, base, plan.aliases, plan.fields)
+    return new_records(source, dest, base, aliases=plan.aliases, fields=plan.fields)
 
 
 def _all_claims(changes: Iterable[Change]) -> list[Claim]:

@@ -45,7 +45,8 @@ def _merge_prepared(table: LanceTable) -> None:
     table.delete("key = 'a' and value = 1", branch="run")
     table.append(entries("r", 1), branch="run")
     # By a writer that puts its data file into the branch's own folder.
-    lance.dataset(table.uri, storage_options=dict(table.storage_options)).checkout_version(("run", None)).insert(_ROWS)
+    options = {key: value for key, value in table.storage_options.items() if key != "durability"} or None
+    lance.dataset(table.uri, storage_options=options).checkout_version(("run", None)).insert(_ROWS)
     table.update({"value": "30"}, where="key = 'a' and value = 3", branch="run")
 
 
@@ -115,7 +116,6 @@ def die_at_request(uri: str, options: Mapping[str, str], deed: str, step: int, a
 
 
 def fresh(folder: Path, deed: str) -> LanceTable:
-    """A table that a deed is about to be done to."""
-    table = LanceTable.create(folder, SCHEMA)
-    DEEDS[deed].prepare(table)
-    return table
+    """A table that a deed is about to be done to; made without waiting for the disk."""
+    DEEDS[deed].prepare(LanceTable.create(folder, SCHEMA, storage_options={"durability": "process"}))
+    return LanceTable.open(folder)

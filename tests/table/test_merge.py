@@ -556,21 +556,28 @@ def test_the_fork_may_be_cleaned_up_while_the_branch_lives(table: LanceTable) ->
 
 
 def test_what_a_cleaned_up_version_added_is_looked_for(table: LanceTable) -> None:
-    """Its claims are gone with it, its rows are not."""
+    """Its claims are gone with it, which somebody has to say does not matter; its rows are not."""
     replace(table, "n", 1)
     add(table, "d", 1)
     as_pylance(table).cleanup_old_versions(retain_versions=1)
     replace(table, "n", 2, branch="run")
     again = LanceTable.open(table.uri)
-    assert "partition n" in units(refused(again))
+    assert ["version main@4"] == units(refused(again))
+    with pytest.raises(MergeConflictError, match="partition n"):
+        again.merge("run", strategy={"history": "source-wins"})
 
 
-def test_a_branch_that_was_cleaned_up_is_refused(table: LanceTable) -> None:
-    """Nobody knows any more what its older versions did."""
+@pytest.mark.parametrize("cleaned,other", [("run", "main"), ("main", "run")])
+def test_a_side_that_was_cleaned_up_is_refused(table: LanceTable, cleaned: str, other: str) -> None:
+    """Nobody knows any more whether its older versions replaced rows, unless somebody says they did not."""
     for value in (1, 2, 3):
-        add(table, "c", value, branch="run")
-    as_pylance(table, "run").cleanup_old_versions(retain_versions=1)
-    assert "its transaction is gone" in str(refused(LanceTable.open(table.uri)))
+        add(table, "c", value, branch=cleaned)
+    add(table, "d", 1, branch=other)
+    as_pylance(table, cleaned).cleanup_old_versions(retain_versions=1)
+    again = LanceTable.open(table.uri)
+    assert f"it was cleaned up on {cleaned}@6, and with it whether it replaced rows" in str(refused(again))
+    again.merge("run", strategy={"history": "source-wins"})
+    assert [("c", 1), ("c", 2), ("c", 3), ("d", 1)] == contents(again)[4:]
 
 
 def test_a_common_version_that_nobody_has_any_more_is_a_clear_error(table: LanceTable) -> None:

@@ -277,3 +277,50 @@ def test_one_branch_merged_by_two_processes_on_an_object_store(fair_storage: S3S
     assert {"main@2"} == {version for version, _, _ in versions}
     assert [1, 2] == table.versions_after(0)
     assert {1: ("p", 1)} == as_rows(table.read())
+
+
+# Found by the above.
+
+
+def names_of(table: LanceTable) -> list[tuple[str, int]]:
+    """The rows of main without their ids, sorted."""
+    return sorted(as_rows(table.read()).values())
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rows_of_a_retired_branch_are_the_same_rows_in_later_merges(tmp_path: Path, *, compacted: bool) -> None:
+    """Its record is gone from main, and still there on a branch forked before: a deletion finds the row."""
+    table = LanceTable.create(tmp_path / "table", SCHEMA)
+    table.append(as_arrow({1: ("a", 1)}))
+    table.create_branch("retired")
+    table.append(as_arrow({2: ("r", 1), 3: ("r", 2)}), branch="retired")
+    table.append(as_arrow({4: ("m", 1)}))
+    table.merge("retired")
+    table.delete_branch("retired")
+    table.create_branch("run")
+    for number in range(10):
+        table.create_branch("other")
+        table.append(as_arrow({10 + number: ("o", number)}), branch="other")
+        table.merge("other")
+        table.delete_branch("other")
+    if compacted:
+        table.compact()
+    table.delete("id = 2", branch="run")
+    table.merge("run")
+    assert [("a", 1), ("m", 1), *(("o", number) for number in range(10)), ("r", 2)] == names_of(table)
+
+
+def test_rows_that_both_sides_compacted_count_as_unchanged(tmp_path: Path) -> None:
+    """Fragments of a branch come with rows that stay where main has them: nobody wrote these."""
+    table = LanceTable.create(tmp_path / "table", SCHEMA)
+    for number in range(3):
+        table.append(as_arrow({number: (f"p{number}", number)}))
+    table.create_branch("one")
+    table.create_branch("two")
+    table.replace_where("part = 'p0'", as_arrow({9: ("p0", 9)}), branch="one")
+    lance.dataset(table.uri).checkout_version(("one", None)).optimize.compact_files()
+    table.update({"value": "value + 1000"}, where="part = 'p1'", branch="two")
+    table.compact()
+    table.merge("one")
+    table.merge("two")
+    assert [("p0", 9), ("p1", 1001), ("p2", 2)] == names_of(table)

@@ -302,11 +302,11 @@ def test_without_row_ids_a_version_that_is_gone_is_refused(tmp_path: Path) -> No
 
 
 def test_with_row_ids_a_version_that_is_gone_is_no_obstacle(stable: LanceTable) -> None:
-    """The rows still say who they are, and when they were changed."""
+    """The rows still say who they are, and when they were changed; that nothing was replaced, somebody has to say."""
     stable.update({"value": "10"}, where="value = 1", branch="run")
     compact(stable)
     stable.update({"value": "50"}, where="value = 5")
     as_pylance(stable).cleanup_old_versions(retain_versions=1)
-    stable.merge("run")
+    stable.merge("run", strategy={"history": "source-wins"})
     assert [("a", 2), ("a", 3), ("a", 10), ("b", 4), ("b", 6), ("b", 50)] == contents(stable)
     sound(stable)

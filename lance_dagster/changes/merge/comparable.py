@@ -33,13 +33,7 @@ def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> I
 
 
 def _unknown(source: Side, dest: Side) -> Iterator[Conflict]:
-    """Find versions that nobody can look up any more, or understand."""
-    for change in source.changes:
-        if change.transaction is None:
-            told = "its transaction is gone, and with it what it claimed"
-            yield Conflict(
-                kind="history", unit=f"version {change.version}", source=told, dest="nothing to compare with"
-            )
+    """Find versions nobody can understand."""
     for side in (source, dest):
         for change in side.changes:
             if isinstance(change.operation, _UNKNOWN):
@@ -47,6 +41,17 @@ def _unknown(source: Side, dest: Side) -> Iterator[Conflict]:
                 unit, unknown = f"version {change.version}", "nobody knows what that means for a merge"
                 did = (told, unknown) if side is source else (unknown, told)
                 yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
+
+
+def gaps(source: Side, dest: Side) -> Iterator[Conflict]:
+    """Find versions that were cleaned up, and with them what they claimed: a strategy says that it was nothing."""
+    for side in (source, dest):
+        for change in side.changes:
+            if change.transaction is None:
+                told = f"it was cleaned up on {side.name}, and with it whether it replaced rows"
+                other = "cannot be held against that; strategy={'history': 'source-wins'} goes on without"
+                did = (told, other) if side is source else (other, told)
+                yield Conflict(kind="history", unit=f"version {change.version}", source=did[0], dest=did[1])
 
 
 def _verb(manifest: Manifest) -> str:

@@ -32,7 +32,7 @@ from lance_dagster.changes.merge.arbiter import Arbiter, Strategy
 from lance_dagster.changes.merge.clashes import Clashes
 from lance_dagster.changes.merge.columns import Columns, backing, columns_of, paths_of
 from lance_dagster.changes.merge.columns_lost import Party, brought_back, columns_lost
-from lance_dagster.changes.merge.comparable import obstacles
+from lance_dagster.changes.merge.comparable import gaps, obstacles
 from lance_dagster.changes.merge.contest import Claims, Loss, claimed
 from lance_dagster.changes.merge.fates import SHARED, Fate, Fates
 from lance_dagster.changes.merge.maps import merge_maps
@@ -94,6 +94,8 @@ def plan_merge(question: Question) -> MergePlan | tuple[Conflict, ...]:
     arbiter = Arbiter(question.strategy)
     for conflict in obstacles(question.base, question.source, question.dest, crosswise=question.crosswise):
         arbiter.refuse(conflict)
+    for conflict in gaps(question.source, question.dest):
+        arbiter.settle(conflict)
     if arbiter.conflicts:
         return tuple(arbiter.conflicts)
     try:

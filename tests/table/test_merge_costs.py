@@ -1,0 +1,116 @@
+"""What merges cost: no data file is written, and few requests are made."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.store import LocalStore
+from tests.aging import files
+from tests.ledger import as_pylance, contents, entries, new_table, parts_on
+from tests.store.scripted import Request, ScriptedStore
+
+Change = Callable[[LanceTable, str], object]
+CHANGES: dict[str, Change] = {
+    "append": lambda table, branch: table.append(entries("r", 1), branch=branch),
+    "delete": lambda table, branch: table.delete("value = 1", branch=branch),
+    "update": lambda table, branch: table.update({"value": "value + 100"}, where="value = 2", branch=branch),
+    "upsert": lambda table, branch: table.upsert(entries("u", 3, 200), on=["value"], branch=branch),
+    "replace": lambda table, branch: table.replace_where("key = 'a'", entries("a", 7), branch=branch),
+    "overwrite": lambda table, branch: table.overwrite(entries("o", 1), branch=branch),
+    "compact": lambda table, branch: table.compact(branch=branch),
+    "add a column": lambda table, branch: table.add_columns({"twice": "value * 2"}, branch=branch),
+    "drop a column": lambda table, branch: table.drop_columns(["key"], branch=branch),
+    "rename a column": lambda table, branch: table.rename_column("key", "name", branch=branch),
+}
+
+
+class Sorted(LocalStore):
+    """A local folder that lists in order, as object stores do."""
+
+    ordered_listing = True
+
+
+def counted(table: LanceTable) -> tuple[LanceTable, list[str]]:
+    """The same table, opened anew over a store like an object store, and the requests it makes."""
+    made: list[str] = []
+
+    def script(request: Request) -> object:
+        if request.verb != "sync_folder":
+            # Nothing is sent for it to an object store.
+            made.append(f"{request.verb} {request.key}")
+        return request.send()
+
+    return LanceTable(parts_on(ScriptedStore(Sorted(table.uri), script))), made
+
+
+def stamps(table: LanceTable) -> dict[str, tuple[int, int]]:
+    """Every file with what would change if it were written again."""
+    found = {path: (Path(table.uri) / path).stat() for path in files(table)}
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["main stays", "main moves"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_only_metadata_is_written(tmp_path: Path, change: str, *, moved: bool) -> None:
+    """Whatever a branch did to rows and columns, its data files are taken over where they are."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    table.create_branch("run")
+    CHANGES[change](table, "run")
+    if moved:
+        table.set_config({"moved": "yes"})
+    before = stamps(table)
+    table.merge("run")
+    after = stamps(table)
+    new = after.keys() - before.keys()
+    assert {path.split("/")[0] for path in new} <= {"_versions", "_transactions", "_deletions"}
+    assert {path for path in before if before[path] != after.get(path)} <= {"_versions/latest_version_hint.json"}
+    assert table.read("run").sort_by("value") == table.read().sort_by("value")
+    as_pylance(table).validate()
+
+
+# The branch three times (its file twice, its newest version by a listing), a tag of its name, the newest manifest of
+# both sides, the first of the branch, the listing of main, the transaction and the manifest, what went before.
+SIMPLE = 11
+
+
+def test_merging_an_append_takes_few_requests(tmp_path: Path) -> None:
+    """However many versions and branches there are; each takes some 10 to 100 ms on an object store."""
+    table = new_table(tmp_path, *(entries("a", number) for number in range(12)))
+    for number in range(5):
+        table.create_branch(f"other/{number}")
+    table.create_branch("run")
+    table.append(entries("r", 1), branch="run")
+    fresh, made = counted(table)
+    fresh.merge("run")
+    assert SIMPLE == len(made), "\n".join(made)
+
+
+def test_nothing_is_read_twice(tmp_path: Path) -> None:
+    """Manifests and deletion vectors of longer histories on both sides."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3), entries("b", 4, 5, 6))
+    table.delete("value = 6")
+    table.create_branch("run")
+    for number in range(3):
+        table.append(entries("r", number), branch="run")
+        table.append(entries("m", number))
+    table.delete("value = 1", branch="run")
+    table.delete("value = 4")
+    fresh, made = counted(table)
+    fresh.merge("run")
+    reads = [request for request in made if request.startswith("get ") and "_refs/" not in request]
+    assert sorted(set(reads)) == sorted(reads)
+
+
+def test_runs_that_were_merged_and_retired_cost_the_next_nothing(tmp_path: Path) -> None:
+    """What is known about branches that are gone is no reason to look at those that are there."""
+    table = new_table(tmp_path, entries("a", 0))
+    for number in range(3):
+        table.create_branch(f"run/{number}")
+        table.append(entries("r", number), branch=f"run/{number}")
+        fresh, made = counted(table)
+        fresh.merge(f"run/{number}")
+        assert len(made) <= SIMPLE, "\n".join(made)
+        table.delete_branch(f"run/{number}")
+    assert [("a", 0), ("r", 0), ("r", 1), ("r", 2)] == contents(table)
