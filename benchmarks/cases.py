@@ -10,6 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
+from benchmarks import merging
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -185,5 +186,27 @@ CASES = (
         "A merge against writing the same rows to `main` with pylance.",
         ("rows on the branch", "merge", "bytes the merge wrote", "writing again", "ratio"),
         _merging,
+    ),
+    Case(
+        "merge, by what changed",
+        f"A branch that changed some of {merging.CHANGED[-1]:,} fragments, one row in each, merged into a main that "
+        "moved; not synced. Beside it: copying the data files that changed, and pylance doing the same to a shallow "
+        "clone, with `merge_insert`, or `delete`.",
+        ("change, fragments", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
+        merging.by_changed,
+    ),
+    Case(
+        "merge, by what did not change",
+        "A branch that changed one fragment of many, merged into a main that moved; not synced. A manifest names every "
+        "fragment, so each has to be read and written.",
+        ("change, fragments", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
+        merging.by_unchanged,
+    ),
+    Case(
+        "merge, by bytes",
+        f"A branch that appended {merging.PIECES} fragments, however large, merged into a main that moved; not synced. "
+        "Beside it: copying them, and `merge_insert` of the same rows into a shallow clone.",
+        ("data", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
+        merging.by_bytes,
     ),
 )

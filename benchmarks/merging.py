@@ -1,10 +1,10 @@
-"""What a merge costs: by changed fragments, by unchanged fragments, by bytes; against copying, and against pylance."""
+"""What a merge costs: by changed fragments, by unchanged fragments, by bytes; beside copying, and beside pylance."""
 
 import shutil
 import statistics
 import uuid
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import lance
@@ -18,127 +18,136 @@ from lance_dagster import LanceTable, StagedFiles
 CHANGED = (1, 10, 100, 1_000)
 UNCHANGED = (10, 1_000, 10_000, 50_000)
 MEGABYTES = (1, 10, 100, 400)
-APPEND, DELETE, UPDATE = "append", "delete", "update"
-KINDS = (APPEND, DELETE, UPDATE)
+PIECES = 10
+_APPEND, _DELETE, _UPDATE = "append", "delete", "update"
+_KINDS = (_APPEND, _DELETE, _UPDATE)
 _ROUNDS = 3
 _ROWS_EACH = 100
-_PIECES = 10
-Row = tuple[str, ...]
+_NEW = 10**7
+"""From this id on, rows are new."""
 
 
-def by_changed(folder: Path) -> Iterator[Row]:
-    """Measure merges of branches that changed some of 1,000 fragments."""
-    for kind in KINDS:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A change: rows put in, as some fragments, or rows deleted or given another text."""
+
+    kind: str
+    rows: pa.Table
+    fragments: int = 1
+    where: str = ""
+
+    def on_branch(self, table: LanceTable, branch: str) -> None:
+        """Do it through us."""
+        if self.kind == _DELETE:
+            table.delete(self.where, branch=branch)
+        elif self.kind == _UPDATE:
+            table.update({"text": "'other'"}, where=self.where, branch=branch)
+        else:
+            each = -(-self.rows.num_rows // self.fragments)
+            pieces = [self.rows.slice(number * each, each) for number in range(self.fragments)]
+            files = tuple(file for piece in pieces for file in table.stage(piece).files)
+            table.append(StagedFiles(self.rows.schema, files), branch=branch)
+
+    def on_clone(self, clone: lance.LanceDataset) -> None:
+        """Do it through pylance, which has no other way to merge."""
+        if self.kind == _DELETE:
+            clone.delete(self.where)
+        else:
+            clone.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(self.rows)
+
+
+def by_changed(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Measure merges of branches that changed some of many fragments."""
+    for kind in _KINDS:
         for changed in CHANGED:
             table = _with_real_fragments(folder, CHANGED[-1])
-            yield f"{kind}, {changed:,}", *_merges(table, lambda branch, n=changed, k=kind, t=table: _do(t, k, branch, n))
+            jobs = [_in_fragments(kind, changed, number) for number in range(_ROUNDS)]
+            yield f"{kind}, {changed:,}", *_beside(folder, table, jobs)
 
 
-def by_unchanged(folder: Path) -> Iterator[Row]:
+def by_unchanged(folder: Path) -> Iterator[tuple[str, ...]]:
     """Measure merges of branches that changed one fragment of many."""
-    for kind in KINDS:
+    for kind in _KINDS:
         for fragments in UNCHANGED:
             made = with_fragments(folder, fragments - 1)
-            made.table.append(_rows(10**6, 1))
-            table = LanceTable.open(made.uri, QUICK)
-            left = count(10**6)
-
-            def change(
-                branch: str, kind: str = kind, table: LanceTable = table, left: Iterator[int] = left
-            ) -> None:
-                where = f"id = {next(left)}"
-                if kind == APPEND:
-                    table.append(_rows(10**7, 1), branch=branch)
-                elif kind == DELETE:
-                    table.delete(where, branch=branch)
-                else:
-                    table.update({"text": "'other'"}, where=where, branch=branch)
-
-            yield f"{kind}, {fragments:,}", *_merges(table, change)
+            first = 10**6
+            made.table.append(_rows(first, 1))
+            jobs = [
+                _Job(kind=kind, rows=_rows(_NEW + number * _ROWS_EACH, 1), where=f"id = {first + number}")
+                if kind == _APPEND
+                else _Job(
+                    kind=kind, rows=_others(range(first + number, first + number + 1)), where=f"id = {first + number}"
+                )
+                for number in range(_ROUNDS)
+            ]
+            yield f"{kind}, {fragments:,}", *_beside(folder, LanceTable.open(made.uri, QUICK), jobs)
 
 
-def by_bytes(folder: Path) -> Iterator[Row]:
-    """Measure merges of a branch of ten fragments, however large, beside other ways to get its rows into main."""
+def by_bytes(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Measure merges of branches that appended ten fragments, however large."""
     for megabytes in MEGABYTES:
-        data = _wide(megabytes)
-        # Into separate tables: each way does the same job once more on the same state.
-        table = LanceTable.create(folder / f"b{megabytes}-{uuid.uuid4().hex[:8]}.lance", data.schema, storage_options=QUICK)
-        table.append(data.slice(0, 100))
-
-        def change(branch: str, table: LanceTable = table, data: pa.Table = data) -> None:
-            each = -(-data.num_rows // _PIECES)
-            for piece in range(_PIECES):
-                table.append(data.slice(piece * each, each), branch=branch)
-
-        merged = _merges(table, change)
-        yield f"{megabytes:,} MB", *merged, *_other_ways(folder, table, data)
+        first = _wide(megabytes, 0)
+        place = folder / f"b{megabytes}-{uuid.uuid4().hex[:8]}.lance"
+        table = LanceTable.create(place, first.schema, storage_options=QUICK)
+        table.append(first.slice(0, _ROWS_EACH))
+        jobs = [
+            _Job(kind=_APPEND, rows=_wide(megabytes, _NEW * (number + 1)), fragments=PIECES)
+            for number in range(_ROUNDS)
+        ]
+        yield f"{megabytes:,} MB", *_beside(folder, table, jobs)
+        shutil.rmtree(place)
 
 
-def _other_ways(folder: Path, table: LanceTable, data: pa.Table) -> Row:
-    """Time copying the branch's files, and pylance's `merge_insert` of its rows into a clone."""
-    copies = []
-    for number in range(_ROUNDS):
-        target = folder / f"copy-{uuid.uuid4().hex[:8]}"
-        copies.append(timed(lambda target=target: _copied(table, target)))  # type: ignore[misc]
-        shutil.rmtree(target)
-        del number
-    inserts = []
-    for _ in range(_ROUNDS):
-        target = folder / f"clone-{uuid.uuid4().hex[:8]}"
-        lance.dataset(table.uri).shallow_clone(str(target), 2)
-        clone = lance.dataset(str(target))
-        insert = clone.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-        inserts.append(timed(lambda insert=insert: insert.execute(data)))  # type: ignore[misc]
-        shutil.rmtree(target)
-    return ms(statistics.median(copies)), ms(statistics.median(inserts))
+def _beside(folder: Path, table: LanceTable, jobs: Sequence[_Job]) -> tuple[str, ...]:
+    """Do jobs on branches and merge these, copy the files they are about, and do them on clones through pylance.
 
-
-def _copied(table: LanceTable, target: Path) -> None:
-    """Copy the data files that a branch added, as another place for the table would need them."""
-    target.mkdir()
-    head = lance.dataset(table.uri).checkout_version(("run/0", None))
-    for fragment in head.get_fragments()[1:]:
-        for file in fragment.data_files():
-            shutil.copyfile(Path(table.uri) / "data" / file.path, target / file.path)
-
-
-def _merges(table: LanceTable, change: Callable[[str], None]) -> Row:
-    """Return the time of merges and the bytes they wrote, data files apart: there must be none."""
-    taken, written = [], []
-    start = table.head()
-    for number in range(_ROUNDS):
-        branch = f"run/{number}"
-        table.create_branch(branch, str(start))
-        change(branch)
-    for number in range(_ROUNDS):
+    Returns:
+        The time of a merge, the bytes it wrote, the times of the other ways, and how many times theirs is longer.
+    """
+    start, first = table.head(), sizes(Path(table.uri, "data"))
+    for number, job in enumerate(jobs):
+        table.create_branch(f"run/{number}", str(start))
+        job.on_branch(table, f"run/{number}")
+    added = [path for path in sizes(Path(table.uri, "data")) if path not in first]
+    about = added[: jobs[0].fragments] if jobs[0].kind == _APPEND else list(first)[: jobs[0].fragments]
+    merges, copies, theirs, written = [], [], [], []
+    for number, job in enumerate(jobs):
         before = sizes(Path(table.uri))
         merging = LanceTable.open(table.uri, QUICK)
-        taken.append(timed(lambda merging=merging, number=number: merging.merge(f"run/{number}")))  # type: ignore[misc]
-        after = sizes(Path(table.uri))
-        new = {path: size for path, size in after.items() if path not in before}
+        merges.append(timed(lambda merging=merging, number=number: merging.merge(f"run/{number}")))  # type: ignore[misc]
+        new = {path: size for path, size in sizes(Path(table.uri)).items() if path not in before}
         if any(path.suffix == ".lance" for path in new):
             raise RuntimeError("a merge wrote a data file")
         written.append(sum(new.values()))
-    return ms(statistics.median(taken)), f"{int(statistics.median(written)):,}"
+        beside = folder / f"beside-{uuid.uuid4().hex[:8]}"
+        copies.append(timed(lambda beside=beside: _copied(about, beside)))  # type: ignore[misc]
+        shutil.rmtree(beside)
+        clone = lance.dataset(table.uri).shallow_clone(str(beside), start.number)
+        theirs.append(timed(lambda job=job, clone=clone: job.on_clone(clone)))  # type: ignore[misc]
+        shutil.rmtree(beside)
+    merge, copy, other = map(statistics.median, (merges, copies, theirs))
+    return ms(merge), f"{int(statistics.median(written)):,}", ms(copy), ms(other), f"{other / merge:.1f}"
 
 
-def _do(table: LanceTable, kind: str, branch: str, changed: int) -> None:
-    """Change fragments: each round other rows, so that rounds do not contradict each other."""
-    round_number = int(branch.rpartition("/")[2])
-    if kind == APPEND:
-        (file,) = table.stage(_rows(10**7, 1), branch=branch).files
-        table.append(StagedFiles(ROWS.schema, (file,) * changed), branch=branch)
-        return
-    where = f"id < {changed * _ROWS_EACH} and id % {_ROWS_EACH} = {round_number}"
-    if kind == DELETE:
-        table.delete(where, branch=branch)
-    else:
-        table.update({"text": "'other'"}, where=where, branch=branch)
+def _copied(files: Sequence[Path], folder: Path) -> None:
+    folder.mkdir()
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+
+
+def _in_fragments(kind: str, changed: int, number: int) -> _Job:
+    """Return a change of some fragments; of a round its own, so that rounds do not contradict each other."""
+    if kind == _APPEND:
+        return _Job(kind=kind, rows=_rows(_NEW + number * 10**6, changed), fragments=changed)
+    ids = range(number, changed * _ROWS_EACH, _ROWS_EACH)
+    where = f"id < {changed * _ROWS_EACH} and id % {_ROWS_EACH} = {number}"
+    return _Job(kind=kind, rows=_others(ids), fragments=changed, where=where)
 
 
 def _with_real_fragments(folder: Path, fragments: int) -> LanceTable:
     """Make a table whose fragments have rows of their own."""
-    table = LanceTable.create(folder / f"r{fragments}-{uuid.uuid4().hex[:8]}.lance", ROWS.schema, storage_options=QUICK)
+    place = folder / f"r{fragments}-{uuid.uuid4().hex[:8]}.lance"
+    table = LanceTable.create(place, ROWS.schema, storage_options=QUICK)
     files = [table.stage(_rows(number * _ROWS_EACH, 1)).files[0] for number in range(fragments)]
     table.append(StagedFiles(ROWS.schema, tuple(files)))
     return table
@@ -149,9 +158,13 @@ def _rows(first: int, hundreds: int) -> pa.Table:
     return pa.table({"id": pa.array(ids), "text": ["some text"] * len(ids)})
 
 
-def _wide(megabytes: int) -> pa.Table:
+def _others(ids: range) -> pa.Table:
+    return pa.table({"id": pa.array(ids), "text": ["other"] * len(ids)})
+
+
+def _wide(megabytes: int, first: int) -> pa.Table:
     """Make rows of a kilobyte each that do not compress."""
     rows = megabytes * 1_000
-    noise = np.random.default_rng(1).bytes(rows * 992)
+    noise = np.random.default_rng(first).bytes(rows * 992)
     values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(992), rows, [None, pa.py_buffer(noise)])
-    return pa.table({"id": pa.array(range(rows)), "value": values})
+    return pa.table({"id": pa.array(range(first, first + rows)), "value": values})

@@ -107,10 +107,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """How a merge looks at what manifests do not hold."""
+    """How a merge looks at what manifests do not hold.
+
+    `ahead` is told what `deleted` will be asked, all at once.
+    """
 
     deleted: Deleted
     matching: Matching
+    ahead: Callable[[Sequence[tuple[Manifest, Fragment]]], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,27 +8,19 @@ inherits the records of the version it was forked from.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from lance_dagster.changes.row_spaces import (
-    Alias,
-    RowSpace,
-    decode_aliases,
-    decode_fields,
-    encode_aliases,
-    encode_fields,
-)
+from lance_dagster.changes.row_spaces import Alias, RowSpace
 from lance_dagster.changes.sides import Change
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Restore, Transaction
+from lance_dagster.history.records import NOTHING, Record, alias_records, records_of
 from lance_dagster.history.refs import Refs
 from lance_dagster.history.versions import State, Versions
 
-NOTHING = 0
-"""Stands in a record of rows that came to a version by themselves, without the version they are from."""
 _Place = tuple[str, str, int]
 """A branch's id and name, and the number of one of its versions."""
 _NUMBER = re.compile(r"[0-9]{1,20}")
@@ -64,24 +56,6 @@ class Lineage:
     def contains(self, other: "Lineage") -> bool:
         """Tell whether everything another version has is in this one."""
         return self.contained.get(other.id, -1) >= other.state.number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What a merge wrote down about a branch: its last version merged, as which version, and what ids are here.
-
-    `aliases` are those of its rows, `fields` those of its fields where they are others.
-    """
-
-    merged: int
-    dest: int
-    aliases: tuple[Alias, ...] = ()
-    fields: Mapping[int, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """Return it as it stands in the table metadata."""
-        parts = (f"{self.merged}@{self.dest}", encode_aliases(self.aliases), encode_fields(self.fields))
-        return " ".join(part for part in parts if part)
 
 
 def lineage_of(state: State, refs: Refs) -> Lineage:
@@ -140,19 +114,12 @@ def new_records(
             record = replace(record, merged=number, dest=dest.state.number + 1, fields={**record.fields, **together})
         record = replace(record, aliases=(*record.aliases, *aliases.get(branch_id, ())))
         found[f"{MERGED_PREFIX}{branch_id}"] = str(record)
-    return found
+    return found | alias_records(dest.state.manifest, strays(source, aliases))
 
 
-def alias_records(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
-    """Return the table metadata that says what the ids of rows are which came without their version.
-
-    So that a later merge of that version knows them.
-    """
-    known, found = records_of(dest), {}
-    for branch_id, new in aliases.items():
-        had = known.get(branch_id, Record(merged=NOTHING, dest=dest.version + 1))
-        found[f"{MERGED_PREFIX}{branch_id}"] = str(replace(had, aliases=(*had.aliases, *new)))
-    return found
+def strays(source: Lineage, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, Sequence[Alias]]:
+    """Return the ids of rows that came to a version by themselves, from branches it does not contain."""
+    return {branch_id: found for branch_id, found in aliases.items() if branch_id not in source.contained}
 
 
 def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
@@ -363,19 +330,6 @@ def _before(line: Line, number: int, versions: Versions) -> Manifest | None:
         return versions.load(line.branch, number - 1, line.id).manifest
     except VersionNotFoundError:
         return None
-
-
-def records_of(manifest: Manifest) -> dict[str, Record]:
-    """Return by branch id what merges wrote down."""
-    found: dict[str, Record] = {}
-    for key, text in manifest.table_metadata.items():
-        numbers, _, aliases = text.partition(" ")
-        merged, _, dest = numbers.partition("@")
-        if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
-            known = tuple(decode_aliases(aliases)), decode_fields(aliases)
-            record = Record(merged=int(merged), dest=int(dest), aliases=known[0], fields=known[1])
-            found[key.removeprefix(MERGED_PREFIX)] = record
-    return found
 
 
 def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:

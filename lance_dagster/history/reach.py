@@ -9,7 +9,8 @@ from lance_dagster.changes.problems import WARNING, Problem
 from lance_dagster.errors import InvalidInputError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.model import Fragment, Fragments, Manifest
-from lance_dagster.history.lineage import Lineage, lineage_of, records_of
+from lance_dagster.history.lineage import Lineage, lineage_of
+from lance_dagster.history.records import records_of
 from lance_dagster.history.refs import DELETING, Branch, Refs, Tag
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import canonical_uri

@@ -4,7 +4,8 @@ The rules are in `changes.merge`; here is what they need from the store, and wha
 """
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap
@@ -39,7 +40,9 @@ from lance_dagster.history.lineage import (
     merged_as,
     new_records,
     row_space,
+    strays,
 )
+from lance_dagster.history.records import alias_records
 from lance_dagster.history.vectors import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.table.carrying import carried_out
@@ -48,6 +51,7 @@ from lance_dagster.table.parts import Parts
 MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
 _MODES = (MERGE_COMMIT, FAST_FORWARD, SQUASH)
 _FEW_RECORDS = 8
+_FEW_FILES, _READERS = 4, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +179,16 @@ def lookups(parts: Parts) -> Lookups:
             known[file] = deleted_offsets(parts.versions, _state(manifest), fragment)
         return known[file].copy()
 
+    def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
+        if len(fragments) > _FEW_FILES:
+            # One request each: one after the other, those of a thousand fragments would take a minute.
+            with ThreadPoolExecutor(_READERS) as readers:
+                list(readers.map(lambda pair: deleted(*pair), fragments))
+
     def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
         return matching_offsets(parts.dataset(_state(manifest)), predicate, list(fragment_ids))
 
-    return Lookups(deleted=deleted, matching=matching)
+    return Lookups(deleted=deleted, matching=matching, ahead=ahead)
 
 
 def _lineage(parts: Parts, state: State) -> Lineage:
@@ -242,7 +252,10 @@ def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Ch
 
 def _records(how: Joining, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan) -> dict[str, str]:
     if how.mode == SQUASH:
-        return {f"{SQUASHED_PREFIX}{source.id}": str(source.state)}
+        # Nor can the branches be merged any more that were merged into the source.
+        new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
+        squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}
+        return squashed | alias_records(dest.state.manifest, strays(source, plan.aliases))
     return new_records(source, dest, base, aliases=plan.aliases, fields=plan.fields)
 
 

@@ -38,8 +38,8 @@ class Merging(Facade):
             source: The branch, or another ref expression, to merge.
             into: The branch to merge into.
             strategy: Who wins conflicts, "source-wins" or "dest-wins": for all of them, or by unit or kind of
-                conflict, such as `{"rows": "source-wins", "column price": "dest-wins"}`. What is no conflict is
-                kept of both sides whatever the strategy.
+                conflict, such as `{"rows": "source-wins", "column price": "dest-wins"}`, with "*" for all others. What
+                is no conflict is kept of both sides whatever the strategy.
             mode: "merge"; "ff-only" to refuse when `into` has changes that `source` does not contain; "squash" to
                 take the changes over as one commit that does not record what was merged, after which the branch can
                 only be deleted.

@@ -19,8 +19,9 @@ from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.transaction import MESSAGE, Clone, Restore, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
-from lance_dagster.history.lineage import alias_records, lineage_of, row_space
+from lance_dagster.history.lineage import lineage_of, row_space
 from lance_dagster.history.protection import refuse_direct_commit
+from lance_dagster.history.records import alias_records
 from lance_dagster.history.versions import State
 from lance_dagster.table.carrying import carried_out
 from lance_dagster.table.join import lookups, side_of

@@ -118,6 +118,6 @@ def _squashed(main: State, branch: Branch | None, state: State) -> bool:
     """Tell whether a version came to `main` by a squash, and not only an older one of its branch."""
     if branch is None:
         return False
-    record = main.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{branch.id}", "")
-    number = record.rpartition("@")[2]
-    return number.isdecimal() and int(number) >= state.number
+    name, _, number = main.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{branch.id}", "").rpartition("@")
+    # A branch that came with another one is named by that.
+    return name == branch.name and number.isdecimal() and int(number) >= state.number

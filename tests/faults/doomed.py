@@ -25,11 +25,10 @@ _ROWS = pa.table({"key": ["p"], "value": [1]}, schema=SCHEMA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
-    """What is prepared, what is done, and how many versions of main there are when it is done."""
+    """What is prepared and what is done."""
 
     prepare: Callable[[LanceTable], None]
     act: Callable[[LanceTable], object]
-    versions: int
 
 
 def _two_lines(table: LanceTable) -> None:
@@ -69,12 +68,11 @@ def _garbage_prepared(table: LanceTable) -> None:
 
 
 DEEDS: Mapping[str, Deed] = {
-    "merge": Deed(prepare=_merge_prepared, act=lambda table: table.merge("run"), versions=5),
-    "tag": Deed(prepare=_tag_prepared, act=lambda table: table.move_tag("production", "main@4"), versions=4),
+    "merge": Deed(prepare=_merge_prepared, act=lambda table: table.merge("run")),
+    "tag": Deed(prepare=_tag_prepared, act=lambda table: table.move_tag("production", "main@4")),
     "garbage": Deed(
         prepare=_garbage_prepared,
         act=lambda table: table.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0)),
-        versions=2,
     ),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lance
 import pytest
@@ -33,22 +33,29 @@ def seen(table: LanceTable) -> Seen:
     return {name: sorted_rows(version.to_table()) for name, version in found.items()}
 
 
-def undisturbed(folder: Path, deed: str) -> tuple[Seen, Seen]:
-    """What there is to see before a deed and after it."""
+class Either(NamedTuple):
+    """What there is to see before a deed, what there is after it, and which versions of main."""
+
+    before: Seen
+    after: Seen
+    versions: list[int]
+
+
+def undisturbed(folder: Path, deed: str) -> Either:
+    """What a deed does when nothing goes wrong."""
     table = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", deed)
     before = seen(table)
     DEEDS[deed].act(table)
-    return before, seen(table)
+    return Either(before, seen(table), table.versions_after(0))
 
 
-def finished(table: LanceTable, deed: str, either: tuple[Seen, Seen]) -> None:
+def finished(table: LanceTable, deed: str, either: Either) -> None:
     """The table reads as before or as after; done again, the deed is done once, and nothing is wrong."""
-    now = seen(table)
-    assert now in either
+    assert seen(table) in (either.before, either.after)
     again = LanceTable.open(table.uri, table.storage_options)
     DEEDS[deed].act(again)
-    assert either[1] == seen(again)
-    assert DEEDS[deed].versions == len(again.versions_after(0))
+    assert either.after == seen(again)
+    assert either.versions == again.versions_after(0)
     report = again.verify(deep=True)
     assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
     lance.dataset(again.uri, storage_options=dict(again.storage_options) or None).validate()
@@ -89,7 +96,7 @@ def test_killed_before_any_change_to_the_disk(tmp_path: Path, deed: str) -> None
 
     for _ in steps(run):
         finished(made[-1], deed, either)
-    finished(made[-1], deed, (either[1], either[1]))
+    finished(made[-1], deed, either._replace(before=either.after))
 
 
 @pytest.mark.slow
@@ -129,7 +136,7 @@ def test_the_plug_is_pulled_before_any_request(tmp_path: Path, deed: str) -> Non
         try:
             DEEDS[deed].act(through(table, script))
         except PlugPulledError:
-            if seen(table) == either[0]:
+            if seen(table) == either.before:
                 # Nothing came of it, so it is the same table for the next attempt.
                 continue
             finished(table, deed, either)

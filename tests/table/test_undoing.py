@@ -274,3 +274,32 @@ def test_a_merge_brings_what_was_not_picked(tmp_path: Path, picked: list[str]) -
     expected = [("a", 1), *(("b", value) for value in (10, 11, 20, 21, 30))]
     assert expected == contents(table)
     assert table.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("mode", ["merge", "squash"])
+def test_what_was_picked_on_the_way_comes_once(tmp_path: Path, mode: str) -> None:
+    """One branch picked a row of another one; both are merged."""
+    table = new_table(tmp_path, entries("a", 1))
+    for name in ("one", "two"):
+        table.create_branch(name)
+    table.append(entries("t", 10), branch="two")
+    table.cherry_pick("two", onto="one")
+    table.append(entries("t", 20), branch="two")
+    table.merge("one", mode=mode)
+    table.merge("two")
+    assert [("a", 1), ("t", 10), ("t", 20)] == contents(table)
+    sound(table)
+
+
+def test_a_squash_takes_along_what_was_merged_before(tmp_path: Path) -> None:
+    """A branch that came that way cannot be merged any more either: its rows would come twice."""
+    table = new_table(tmp_path, entries("a", 1))
+    for name in ("one", "two"):
+        table.create_branch(name)
+    table.append(entries("t", 10), branch="two")
+    table.merge("two", into="one")
+    table.append(entries("t", 20), branch="two")
+    table.merge("one", mode="squash")
+    with pytest.raises(MergeConflictError, match="one@3 was squashed into it"):
+        table.merge("two")
+    assert [("a", 1), ("t", 10)] == contents(table)

@@ -115,6 +115,7 @@ class _Planner:
 
     def plan(self) -> MergePlan | None:
         arbiter = self._arbiter
+        self._lookups.ahead(self._read_ahead())
         maps = merge_maps(self._base, self._source, self._dest, arbiter)
         self._losses = self._settled_claims()
         for conflict in columns_lost(self._base, self._schema, self._parties(), self._lookups):
@@ -155,6 +156,16 @@ class _Planner:
         """Return the fragments of the base in which the source may have changed something."""
         # A column that comes back has its values in files that nobody touched.
         return self._base.fragments.ids if self._schema.added_by_source else self._source_matched.changed
+
+    def _read_ahead(self) -> list[tuple[Manifest, Fragment]]:
+        """Return the fragments whose deleted rows decide about what the source changed."""
+        changed = self._source_matched.changed
+        places: list[tuple[Manifest, Fragment | None]] = [
+            (self._base, present(self._base, number)) for number in changed
+        ]
+        for matched in (self._source_matched, self._dest_matched) if changed else ():
+            places += [(matched.side, matched.place(number)) for number in changed]
+        return [(manifest, place) for manifest, place in places if place is not None and place.deletion is not None]
 
     @cached_property
     def _source_matched(self) -> Matched:
