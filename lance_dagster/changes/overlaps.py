@@ -9,6 +9,7 @@ from lance_dagster.changes.claims import APPEND, OVERWRITE, UPSERT, Claim
 from lance_dagster.changes.sides import Change, Conflict, Matching, Side, makers
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import Rewrite
 
 Rows = Mapping[int, BitMap]
 """Offsets by fragment."""
@@ -76,7 +77,9 @@ class Overlaps:
     def _found_in_dest(self) -> Iterator[Contested]:
         for mine, claim in _claims(self.source.side):
             if _has_to_look(claim, self.dest.side) and self._matches(self.dest, claim):
-                who = makers(self.dest.side.changes, lambda change: not _tells(change))
+                who = makers(
+                    self.dest.side.changes, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite))
+                )
                 did = _did(mine, claim), f"{who} changed rows there on {self.dest.side.name}"
                 yield _contested(_kind(claim), _scope(claim), did, claim, by_source=True)
 

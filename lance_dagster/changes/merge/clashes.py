@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lance_dagster.changes.conflicts import touched_fragments
 from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
 from lance_dagster.changes.merge.columns import backing, paths_of
 from lance_dagster.changes.merge.rows import Decision, Situation
@@ -106,7 +107,9 @@ class Clashes:
         numbers = ", ".join(map(str, sorted(found)))
         unit = f"{count} row{'s' * (count > 1)} in fragment{'s' * (len(found) > 1)} {numbers} of the merge base"
         sure = "" if self.dest.manifest.stable_row_ids else ", as far as that can be told without stable row ids"
-        did = [f"{_who(side, _ROWS)} changed or deleted them{sure}" for side in (self.source, self.dest)]
+        did = [
+            f"{_who_touched(side, frozenset(found))} changed or deleted them{sure}" for side in (self.source, self.dest)
+        ]
         self.arbiter.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options)
 
     def _settled(self, facts: Situation, *, of_source: bool) -> bool:
@@ -134,6 +137,16 @@ class Clashes:
 
     def _paths(self, fields: frozenset[int]) -> list[str]:
         return sorted(path for number, path in paths_of(self.schema.fields).items() if number in fields)
+
+
+def _who_touched(side: Side, fragments: frozenset[int]) -> str:
+    """Name who changed rows of some fragments of the merge base; all who changed rows, where that cannot be told."""
+    near = [
+        change
+        for change in side.changes
+        if isinstance(change.operation, Update | Delete) and touched_fragments(change.operation) & fragments
+    ]
+    return makers(near, lambda _: True) if near and side.same_ids else _who(side, _ROWS)
 
 
 def _who(side: Side, operations: tuple[type, ...]) -> str:
