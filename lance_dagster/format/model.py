@@ -62,9 +62,9 @@ class BasePath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One `.lance` file of a fragment: which fields it holds, and in which of its columns.
+    """One `.lance` file of a fragment: the fields it holds, and in which of its columns; `size` in bytes, 0 if unknown.
 
-    `size` is in bytes, 0 when unknown. `base_id` names the `BasePath` the file lies under; None is the table itself.
+    `base_id` names the `BasePath` the file lies under; None is the table itself.
     """
 
     path: str
@@ -144,11 +144,9 @@ class Coding(Protocol):
 
     def decode(self, data: bytes) -> Fragment:
         """Read one fragment."""
-        ...
 
     def outline(self, items: Sequence[bytes]) -> Outline:
         """Read of each fragment what an `Outline` says."""
-        ...
 
 
 class Fragments(Sequence[Fragment]):
@@ -160,7 +158,7 @@ class Fragments(Sequence[Fragment]):
     unknown in it.
     """
 
-    __slots__ = ("_checked", "_coding", "_items", "_outline", "_positions")
+    __slots__ = ("_checked", "_coding", "_found", "_items", "_outline", "_positions")
 
     def __init__(self, items: Iterable[Fragment | bytes] = (), coding: Coding | None = None) -> None:
         """Hold fragments; those given as bytes are read by `coding`."""
@@ -168,6 +166,7 @@ class Fragments(Sequence[Fragment]):
         self._coding = coding
         self._outline: Outline | None = None
         self._positions: dict[int, int] | None = None
+        self._found: dict[int, Fragment] = {}
         self._checked = False
 
     @property
@@ -235,8 +234,9 @@ class Fragments(Sequence[Fragment]):
 
     def find(self, number: int) -> Fragment | None:
         """Return the fragment of an id, or None."""
-        position = self._by_id().get(number)
-        return None if position is None else self[position]
+        if number not in self._found and number in self._by_id():
+            self._found[number] = self[self._by_id()[number]]
+        return self._found.get(number)
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
         """Return these fragments and more behind them."""

@@ -106,7 +106,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
             return merged
         base = merge_base(ours, theirs, parts.refs, parts.versions)
         question = _question(parts, ours, theirs, base, strategy=how.strategy)
-        plan = _refusal(how, ours, theirs) or plan_merge(question)
+        plan = _refusal(how, ours, theirs, base) or plan_merge(question)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
         operation, changed = carried_out(parts, plan, source, head, changes=question.source.changes)
@@ -133,7 +133,7 @@ def preview(
     made = MergePreview(source=str(source), dest=str(head), base=str(base.state), fast_forward=ours.contains(theirs))
     if merged_as(ours, theirs, parts.versions) is not None:
         return replace(made, already_merged=True)
-    plan = _refusal(Joining(mode=mode), ours, theirs) or plan_merge(
+    plan = _refusal(Joining(mode=mode), ours, theirs, base) or plan_merge(
         _question(parts, ours, theirs, base, strategy=strategy)
     )
     if not isinstance(plan, MergePlan):
@@ -226,18 +226,36 @@ def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
     )
 
 
-def _refusal(how: Joining, source: Lineage, dest: Lineage) -> tuple[Conflict, ...]:
+def _refusal(how: Joining, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
     """Return why the merge is refused whatever the sides did."""
     if how.mode == FAST_FORWARD and not source.contains(dest):
         told = f"{dest.state} has changes that {source.state} does not contain"
         return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=told),)
-    for one, other in ((source, dest), (dest, source)):
-        squashed = one.state.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{other.id}")
-        if squashed is not None:
-            told = f"{squashed} was squashed into it; nobody can tell which rows both have: reset or delete that branch"
-            did = (told, str(dest.state)) if one is source else (str(source.state), told)
-            return (Conflict(kind="history", unit="history", source=did[0], dest=did[1]),)
+    ours, theirs, known = (_squashed(lineage) for lineage in (source, dest, base))
+    mine, other = _beyond(ours, dest, source), _beyond(theirs, source, dest)
+    both = sorted(ours.keys() & theirs.keys() - known.keys())
+    told = "{} was squashed into it; nobody can tell which rows both have: reset or delete the other one"
+    if mine or other or both:
+        did = (
+            told.format(ours[both[0]] if both else mine) if both or mine else str(source.state),
+            told.format(theirs[both[0]] if both else other) if both or other else str(dest.state),
+        )
+        return (Conflict(kind="history", unit="history", source=did[0], dest=did[1]),)
     return ()
+
+
+def _squashed(lineage: Lineage) -> dict[str, str]:
+    """Return which version of a branch was squashed into one, by the branch's id."""
+    metadata = lineage.state.manifest.table_metadata.items()
+    return {key.removeprefix(SQUASHED_PREFIX): value for key, value in metadata if key.startswith(SQUASHED_PREFIX)}
+
+
+def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str | None:
+    """Return what was squashed of a branch of which the other side has something that was not merged as well."""
+    for branch_id, version in sorted(squashed.items()):
+        if other.contained.get(branch_id, -1) > into.contained.get(branch_id, -1):
+            return version
+    return None
 
 
 def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:

@@ -303,3 +303,37 @@ def test_a_squash_takes_along_what_was_merged_before(tmp_path: Path) -> None:
     with pytest.raises(MergeConflictError, match="one@3 was squashed into it"):
         table.merge("two")
     assert [("a", 1), ("t", 10)] == contents(table)
+
+
+def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None:
+    """A branch of the squashed one has its rows too; so has every other branch it was squashed into."""
+    table = new_table(tmp_path, entries("a", 1))
+    for name in ("run", "twin"):
+        table.create_branch(name)
+    table.append(entries("t", 10), branch="run")
+    table.create_branch("inner", at="run")
+    table.append(entries("t", 20), branch="inner")
+    table.merge("run", mode="squash")
+    table.merge("run", into="twin", mode="squash")
+    for source, into in (("inner", "main"), ("main", "inner"), ("twin", "main"), ("main", "twin")):
+        assert table.preview_merge(source, into=into).conflicts
+        with pytest.raises(MergeConflictError, match="run@3 was squashed into it"):
+            table.merge(source, into=into)
+    table.create_branch("later")
+    table.append(entries("t", 30), branch="later")
+    table.merge("later")
+    assert [("a", 1), ("t", 10), ("t", 30)] == contents(table)
+
+
+def test_a_branch_of_what_was_merged_before_the_squash_is_merged(tmp_path: Path) -> None:
+    """All it has of the squashed branch is known to be there."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.create_branch("run")
+    table.append(entries("t", 10), branch="run")
+    table.merge("run")
+    table.create_branch("inner", at="run")
+    table.append(entries("t", 20), branch="inner")
+    table.append(entries("t", 30), branch="run")
+    table.merge("run", mode="squash")
+    table.merge("inner")
+    assert [("a", 1), ("t", 10), ("t", 20), ("t", 30)] == contents(table)

@@ -8,7 +8,7 @@ from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Ar
 from lance_dagster.changes.merge.columns import backing, paths_of
 from lance_dagster.changes.merge.rows import Decision, Situation
 from lance_dagster.changes.merge.schemas import MergedSchema
-from lance_dagster.changes.sides import Conflict, Side, makers
+from lance_dagster.changes.sides import Change, Conflict, Side, makers
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
 
@@ -141,12 +141,17 @@ class Clashes:
 
 def _who_touched(side: Side, fragments: frozenset[int]) -> str:
     """Name who changed rows of some fragments of the merge base; all who changed rows, where that cannot be told."""
-    near = [
-        change
-        for change in side.changes
-        if isinstance(change.operation, Update | Delete) and touched_fragments(change.operation) & fragments
-    ]
-    return makers(near, lambda _: True) if near and side.same_ids else _who(side, _ROWS)
+    if side.anchor is None or not side.same_ids:
+        return _who(side, _ROWS)
+    others = frozenset(side.anchor.fragments.ids) - fragments
+
+    def may_have(change: Change) -> bool:
+        if not isinstance(change.operation, Update | Delete):
+            return isinstance(change.operation, _ROWS) or change.transaction is None
+        # A fragment the merge base does not have may hold rows that were moved.
+        return not touched_fragments(change.operation) <= others
+
+    return makers(side.changes, may_have)
 
 
 def _who(side: Side, operations: tuple[type, ...]) -> str:

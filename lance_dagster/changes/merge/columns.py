@@ -11,7 +11,6 @@ from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.sides import Change, Side
 from lance_dagster.format.model import Field, Fragment, Manifest
 from lance_dagster.format.transaction import (
-    REWRITE_COLUMNS,
     DataReplacement,
     Merge,
     Overwrite,
@@ -166,9 +165,8 @@ def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Ma
 def _written(change: Change) -> dict[int, frozenset[int]]:
     """Return by fragment which fields a version wrote beside rows that stayed where they were."""
     operation, before, after = change.operation, change.before, change.after
-    in_place = isinstance(operation, Merge | DataReplacement | Restore) or (
-        isinstance(operation, Update) and operation.mode == REWRITE_COLUMNS
-    )
+    # Whatever the mode of an update: pylance leaves it to the caller to say that columns are written anew.
+    in_place = isinstance(operation, Merge | DataReplacement | Restore | Update)
     if not in_place or before is None or after is None:
         return {}
     old = dict(zip(before.fragments.ids, before.fragments.items, strict=True))
