@@ -26,6 +26,8 @@ Behind it stand the row ids that rows of the branch were given, as "first-end=he
 """
 SQUASHED_PREFIX = "lance_dagster.squashed."
 """Table metadata keys: this prefix and a branch id -> the last version of that branch whose changes were taken over."""
+PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
+"""The properties that name the version whose change was taken over, or taken back."""
 OF_MERGES = (MERGED_PREFIX, SQUASHED_PREFIX)
 
 
@@ -175,14 +177,18 @@ class ReserveFragments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapUpdate:
-    """Changes to a mapping of strings: a value of None takes the key out; `replace` starts from an empty mapping."""
+    """Changes to a mapping of strings: a value of None takes the key out; `replace` starts from an empty mapping.
+
+    What merges have recorded stays all the same: without it, rows that were merged would come a second time.
+    """
 
     entries: Mapping[str, str | None]
     replace: bool = False
 
     def applied(self, current: Mapping[str, str]) -> dict[str, str]:
         """Return the mapping with the changes made."""
-        merged: dict[str, str | None] = {**({} if self.replace else current), **self.entries}
+        start = {key: value for key, value in current.items() if not self.replace or key.startswith(OF_MERGES)}
+        merged: dict[str, str | None] = {**start, **self.entries}
         return {key: value for key, value in merged.items() if value is not None}
 
 

@@ -9,8 +9,9 @@ from lance_dagster.changes.merge import Brought, MergePlan
 from lance_dagster.changes.places import data_folder, folder_of, placed_under_root, shared_places
 from lance_dagster.changes.sides import Change
 from lance_dagster.errors import CorruptFileError
+from lance_dagster.format.file_versions import version_of_file
 from lance_dagster.format.layout import DATA
-from lance_dagster.format.model import DataFile, Fragment, Manifest
+from lance_dagster.format.model import DataFile, Flag, Fragment, Manifest
 from lance_dagster.format.transaction import Append, Delete, Merge, Operation, Overwrite, Update
 from lance_dagster.history.vectors import with_deleted
 from lance_dagster.history.versions import State
@@ -46,10 +47,22 @@ def carried_out(
     last = max((fragment.id for fragment in added), default=head.manifest.max_fragment_id)
     manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
     manifest = without_dropped(manifest, head.manifest.fields)
+    if added and len(plan.removed) == len(head.manifest.fragments):
+        manifest = replace(manifest, file_version=source.manifest.file_version)
+    manifest = _open_to_file_versions(manifest, [*changed.values(), *added])
     overwrites = len(plan.removed) == len(head.manifest.fragments) and any(
         isinstance(change.operation, Overwrite) for change in changes
     )
     return _recorded(plan, manifest, changed, added, overwrites=overwrites), manifest
+
+
+def _open_to_file_versions(manifest: Manifest, brought: Iterable[Fragment]) -> Manifest:
+    """Say so where files come that are of another version than those of the table: nobody could read it otherwise."""
+    versions = {version_of_file(file) for fragment in brought for file in fragment.files}
+    if manifest.file_version == "" or versions <= {manifest.file_version}:
+        return manifest
+    mixed = int(Flag.MIXED_FILE_VERSIONS)
+    return replace(manifest, reader_flags=manifest.reader_flags | mixed, writer_flags=manifest.writer_flags | mixed)
 
 
 def _recorded(

@@ -5,9 +5,10 @@ from functools import partial
 
 import pyarrow as pa
 
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import evolution
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.transaction import MapUpdate, UpdateConfig
+from lance_dagster.format.transaction import OF_MERGES, MapUpdate, UpdateConfig
 from lance_dagster.history.versions import Version
 from lance_dagster.table import columns as changing
 from lance_dagster.table.columns import NewColumns
@@ -193,8 +194,14 @@ class Evolving(Facade):
     ) -> Version:
         """Say something about the table; the arguments are those for a column.
 
-        Keys that start with `lance_dagster.` are what merges have recorded: `replace` takes them out too.
+        What merges have recorded there stays, whatever is replaced.
+
+        Raises:
+            InvalidInputError: A key is one that merges record something under.
         """
+        taken = sorted(key for key in metadata if key.startswith(OF_MERGES))
+        if taken:
+            raise InvalidInputError(f"what merges have recorded is not yours to change: {', '.join(taken)}")
         update = MapUpdate(entries=dict(metadata), replace=replace)
         return self._stated(UpdateConfig(table_metadata=update), branch, message)
 

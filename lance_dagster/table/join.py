@@ -94,8 +94,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
-    if how.mode not in _MODES:
-        raise InvalidInputError(f"{how.mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
+    _check_mode(how.mode)
     ours = _lineage(parts, source)
     transaction_id = str(uuid.uuid4())
 
@@ -114,7 +113,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
             read_version=head.number,
             uuid=transaction_id,
             operation=operation,
-            properties={**_properties(how, ours, head, question.source.changes), **how.properties},
+            properties=_properties(how, ours, head, question.source.changes),
         )
         metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, base=base, plan=plan)}
         changed = replace(changed, table_metadata=metadata)
@@ -127,6 +126,7 @@ def preview(
     parts: Parts, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
 ) -> MergePreview:
     """Say what merging a version into a branch would do now."""
+    _check_mode(mode)
     head = parts.head(into)
     ours, theirs = _lineage(parts, source), _lineage(parts, head)
     base = merge_base(ours, theirs, parts.refs, parts.versions)
@@ -152,6 +152,11 @@ def preview(
         needs_backfill=tally.needs_backfill,
         reindex_needed=tuple(sorted({*missing, *lacking})),
     )
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in _MODES:
+        raise InvalidInputError(f"{mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
 
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
@@ -261,6 +266,7 @@ def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str |
 def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
     properties = {
         MESSAGE: how.message or f"{'squash' if how.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
+        **how.properties,
         CLAIMS: encode_claims(_all_claims(changes)),
     }
     if how.mode != SQUASH:

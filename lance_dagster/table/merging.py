@@ -42,7 +42,7 @@ class Merging(Facade):
                 is no conflict is kept of both sides whatever the strategy.
             mode: "merge"; "ff-only" to refuse when `into` has changes that `source` does not contain; "squash" to
                 take the changes over as one commit that does not record what was merged, after which the branch can
-                only be deleted.
+                only be deleted or reset.
             message: What to say in the log.
             properties: Kept with the transaction.
 
@@ -83,7 +83,8 @@ class Merging(Facade):
         Args:
             source: The version to merge.
             into: The branch to merge into.
-            name: The new branch; None for `preview/` and the name of the source's branch.
+            name: The new branch; None for `preview/` and the name of the source's branch, or `main-into-` and the name
+                of `into`.
             strategy: Who wins conflicts.
 
         Raises:
@@ -96,7 +97,7 @@ class Merging(Facade):
         if conflicts:
             raise MergeConflictError(f"cannot merge {state} into {head} of {self.uri}; nothing was written:", conflicts)
         made = branching.create_branch(
-            name or f"preview/{state.branch}",
+            name or f"preview/{_preview_name(state.branch, into)}",
             head,
             self._parts.refs,
             self._parts.versions,
@@ -115,3 +116,8 @@ class Merging(Facade):
         """Return the version of `into` that contains all of `source`, or None when `source` has something new."""
         found = joining.find_merged(self._parts, self._parts.at(source), into)
         return None if found is None else self._described(found)
+
+
+def _preview_name(source: str, into: str) -> str:
+    # No segment of a name can be `main`.
+    return f"main-into-{into}" if source == MAIN else source

@@ -17,7 +17,7 @@ from lance_dagster.changes.row_spaces import Alias
 from lance_dagster.changes.sides import Change, Side
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.codec import decode_row_ids
-from lance_dagster.format.transaction import MESSAGE, Clone, Restore, Transaction
+from lance_dagster.format.transaction import MESSAGE, PICKED, REVERTED, Clone, Restore, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.lineage import lineage_of, row_space
 from lance_dagster.history.protection import refuse_direct_commit
@@ -27,9 +27,6 @@ from lance_dagster.table.carrying import carried_out
 from lance_dagster.table.join import lookups, side_of
 from lance_dagster.table.moving import submit
 from lance_dagster.table.parts import Parts
-
-PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
-"""The properties that name the version whose change was taken over, or taken back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +127,7 @@ def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking) -> State:
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             raise InvalidInputError(f"there is nothing to {verb}: the change of {of} makes no difference to {head}")
-        properties = {MESSAGE: _message(of, kind), kind: of.id or str(of), **how.properties}
+        properties = {MESSAGE: _message(of, kind), **how.properties, kind: of.id or str(of)}
         transaction = Transaction(
             read_version=head.number, uuid=transaction_id, operation=operation, properties=properties
         )

@@ -130,6 +130,27 @@ def test_an_overwritten_table_is_overwritten(table: LanceTable) -> None:
     assert [{"name": "x"}] == table.read().to_pylist()
 
 
+@pytest.mark.parametrize("overwritten", [True, False])
+def test_data_files_of_another_version_come_along(tmp_path: Path, *, overwritten: bool) -> None:
+    """A table all of whose files are replaced gets their version; one with files of two versions says that it has."""
+    uri = str(tmp_path / "table")
+    lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True, data_storage_version="2.0")
+    table = LanceTable.open(uri)
+    table.create_branch("run")
+    lance.write_dataset(entries("b", 2), as_pylance(table, "run"), mode="overwrite", data_storage_version="2.1")
+    if not overwritten:
+        table.create_branch("other")
+        table.append(entries("c", 3), branch="other")
+        lance.write_dataset(entries("d", 4), as_pylance(table, "other"), mode="append", data_storage_version="2.1")
+    table.merge("run" if overwritten else "other")
+    expected = [("b", 2)] if overwritten else [("a", 1), ("c", 3), ("d", 4)]
+    assert expected == contents(table)
+    assert ("2.1" if overwritten else "2.0") == as_pylance(table).data_storage_version
+    lance.write_dataset(entries("e", 5), as_pylance(table), mode="append")
+    assert [*expected, ("e", 5)] == contents(table)
+    assert table.verify(deep=True).ok
+
+
 def test_deletes_by_pylance_are_carried_over(table: LanceTable) -> None:
     """Of single rows, and of a whole fragment."""
     as_pylance(table, "run").delete("key = 'a' and value = 1")

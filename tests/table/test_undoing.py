@@ -258,6 +258,7 @@ def test_a_merge_is_tried_on_a_branch(table: LanceTable) -> None:
     with pytest.raises(MergeConflictError):
         table.preview_branch("other")
     assert "preview/other" not in table.branches()
+    assert "preview/main-into-run" == table.preview_branch("main", into="run").name
 
 
 @pytest.mark.parametrize("picked", [["run@5"], ["run@5", "run@3"], ["run@4", "run@5"], ["run@3", "run@4", "run@5"]])
@@ -337,3 +338,86 @@ def test_a_branch_of_what_was_merged_before_the_squash_is_merged(tmp_path: Path)
     table.merge("run", mode="squash")
     table.merge("inner")
     assert [("a", 1), ("t", 10), ("t", 20), ("t", 30)] == contents(table)
+
+
+# Rows that come back on both sides.
+
+
+def test_what_was_taken_back_is_not_taken_back_again(table: LanceTable) -> None:
+    """Rows of a whole fragment too: they are the same rows, whichever fragment holds them."""
+    deleted = table.delete("key = 'b'")
+    reverted = table.revert(str(deleted))
+    for again in (lambda: table.revert(str(deleted)), lambda: table.cherry_pick(str(reverted))):
+        with pytest.raises(InvalidInputError, match="there is nothing to take"):
+            again()
+    assert BEFORE == contents(table)
+    sound(table)
+
+
+@pytest.mark.parametrize("compacting", [(), ("main",), ("run",), ("main", "run")], ids=str)
+def test_rows_that_both_sides_bring_back_are_there_once(table: LanceTable, compacting: tuple[str, ...]) -> None:
+    """New values that one of them gave them since hold; one that the dest deleted again, only the source brought back."""
+    deleted = table.delete("key = 'b'")
+    table.sync("run")
+    for branch in ("main", "run"):
+        table.revert(str(deleted), branch)
+        if branch in compacting:
+            as_pylance(table, branch).optimize.compact_files()
+    table.update({"value": "30"}, where="value = 3", branch="run")
+    table.delete("value = 4")
+    table.merge("run")
+    assert [("a", 1), ("a", 2), ("b", 4), ("b", 30)] == contents(table)
+    sound(table)
+    table.sync("run")
+    assert contents(table) == contents(table, "run")
+
+
+def test_a_row_brought_back_twice_and_changed_twice_is_a_conflict(table: LanceTable) -> None:
+    """As any other row."""
+    deleted = table.delete("key = 'b'")
+    table.sync("run")
+    for branch, value in (("main", 30), ("run", 31)):
+        table.revert(str(deleted), branch)
+        table.update({"value": str(value)}, where="value = 3", branch=branch)
+    with pytest.raises(MergeConflictError):
+        table.merge("run")
+
+
+def test_a_merge_undone_on_both_sides_stays_undone(table: LanceTable) -> None:
+    """The branch's author took it back too."""
+    gone = table.delete("key = 'b'", branch="run")
+    merged = table.merge("run")
+    table.revert(str(merged), parent=1)
+    table.revert(str(gone), "run")
+    table.merge("run")
+    assert BEFORE == contents(table)
+    sound(table)
+
+
+@pytest.mark.parametrize("replacing", [True, False])
+def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bool) -> None:
+    """Rows come once, whatever is said about the table in between; pylance reads what was said."""
+    table.append(entries("n", 5), branch="run")
+    table.merge("run")
+    table.set_table_metadata({"owner": "ann"}, replace=replacing)
+    assert "ann" == as_pylance(table).metadata["owner"]
+    table.append(entries("n", 6), branch="run")
+    table.merge("run", properties={"lance_dagster.merge": "run@1", "why": "a test"})
+    expected = [("a", 1), ("a", 2), ("b", 3), ("b", 4), ("n", 5), ("n", 6)]
+    assert expected == contents(table)
+    merged = table.at("main")
+    assert ("main@5", "run@5") == merged.parents
+    assert "a test" == merged.properties["why"]
+    record = next(key for key in as_pylance(table).metadata if key.startswith("lance_dagster.merged."))
+    with pytest.raises(InvalidInputError, match="recorded is not yours to change"):
+        table.set_table_metadata({record: None})
+
+
+@pytest.mark.parametrize("strategy", [["source-wins"], 1, b"source-wins", {"rows": None}, ""])
+def test_what_is_no_strategy_is_named(table: LanceTable, strategy: str) -> None:
+    """Of whatever type it is."""
+    table.append(entries("n", 5), branch="run")
+    with pytest.raises(InvalidInputError, match="is no strategy; use 'source-wins' or 'dest-wins'"):
+        table.preview_merge("run", strategy=strategy)
+    with pytest.raises(InvalidInputError, match="'rebase' is no way to merge"):
+        table.preview_merge("run", mode="rebase")

@@ -176,6 +176,8 @@ def test_a_table_of_blobs_is_sound(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("blob")])
     lance.write_dataset(pa.table([pa.array([1, 2]), blobs], schema=schema), tmp_path / "t", data_storage_version="2.2")
     assert () == LanceTable.open(tmp_path / "t").verify(deep=True).problems
+    lance.dataset(tmp_path / "t").drop_columns(["blob"])
+    assert LanceTable.open(tmp_path / "t").verify(deep=True).ok
 
 
 @EITHER

@@ -29,7 +29,8 @@ class Arbiter:
         Raises:
             InvalidInputError: Says which there are.
         """
-        given = [self.strategy] if isinstance(self.strategy, str) else list((self.strategy or {}).values())
+        strategy = self.strategy
+        given = list(strategy.values()) if isinstance(strategy, Mapping) else [] if strategy is None else [strategy]
         for name in given:
             if name not in BOTH:
                 raise InvalidInputError(f"{name!r} is no strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")

@@ -24,6 +24,7 @@ class Clashes:
     source: Side
     dest: Side
     arbiter: Arbiter
+    rows_back: int = 0
     rows_removed: int = 0
     rows_updated: int = 0
     _decisions: dict[int, Decision] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class Clashes:
 
     def decided(self, number: int, facts: Situation, decision: Decision) -> None:
         """Take note of what was decided about a fragment of the merge base."""
+        self.rows_back += len(decision.alive - facts.dest.alive)
         self.rows_removed += len(facts.dest.alive - decision.alive)
         self.rows_updated += len(decision.from_source & facts.source.updated)
         if decision.clash:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lance_dagster.changes.sides import Conflict, Side
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import DataOverlay, UpdateMemWalState
+from lance_dagster.format.transaction import PICKED, REVERTED, DataOverlay, Restore, UpdateMemWalState
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
 
@@ -21,6 +21,10 @@ def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> I
     if crosswise and not base.stable_row_ids:
         told = f"{source.name} and {dest.name} took in the same versions on other ways"
         unknown = "which rows both have cannot be told without stable row ids"
+        yield Conflict(kind="history", unit="history", source=told, dest=unknown)
+    if not base.stable_row_ids and all(_brought_back(side) for side in (source, dest)):
+        told = f"{source.name} and {dest.name} took changes over or back"
+        unknown = "which rows that brought to both cannot be told without stable row ids"
         yield Conflict(kind="history", unit="history", source=told, dest=unknown)
     one, other = source.manifest, dest.manifest
     if not base.stable_row_ids == one.stable_row_ids == other.stable_row_ids:
@@ -52,6 +56,19 @@ def gaps(source: Side, dest: Side) -> Iterator[Conflict]:
                 other = "cannot be held against that; strategy={'history': 'source-wins'} goes on without"
                 did = (told, other) if side is source else (other, told)
                 yield Conflict(kind="history", unit=f"version {change.version}", source=did[0], dest=did[1])
+
+
+def _brought_back(side: Side) -> bool:
+    """Tell whether a side may have put rows in that are there already, or were once, elsewhere."""
+    first = side.anchor.version if side.anchor is not None else 0
+    return any(
+        change.transaction is not None
+        and (
+            not change.transaction.properties.keys().isdisjoint((PICKED, REVERTED))
+            or (isinstance(change.operation, Restore) and change.operation.version < first)
+        )
+        for change in side.changes
+    )
 
 
 def _verb(manifest: Manifest) -> str:

@@ -19,8 +19,12 @@ from lance_dagster.format.model import Fragment, Manifest
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Addresses = np.ndarray[tuple[int], np.dtype[np.int64]]
 OFFSET_BITS = 32
-SHARED = 2**30
-"""From this fragment id on, addresses are of rows both sides have that the base has not: their ids on the dest."""
+GONE, SHARED = 2**30, 2**30 + 2**29
+"""From these fragment ids on, addresses are the ids that rows have on the dest which the base does not have.
+
+Before `SHARED` they are of rows the base had deleted, whole fragments of them, and a side brought back; from it on, of
+rows that came to both sides by other ways.
+"""
 INSERTED = -1
 """Stands in `Elsewhere.addresses` for a row that the merge base does not have."""
 
@@ -60,7 +64,7 @@ class Elsewhere:
         wanted = set(base_ids)
         found: dict[int, tuple[BitMap, BitMap]] = {}
         for number in np.unique(fragments[known]).tolist():
-            if number in wanted or number >= SHARED:
+            if number in wanted or number >= GONE:
                 here = known & (fragments == number)
                 found[number] = (
                     _offsets(self.addresses[here & ~self.updated]),
@@ -113,7 +117,7 @@ class Fates:
         """Return what became of the rows of one fragment of the base."""
         place, stays = self.matched.place(base_id), BitMap()
         if place is not None:
-            stays = _live(self.matched.side, place, self.deleted)
+            stays = live_rows(self.matched.side, place, self.deleted)
             stays -= self.deleted(self.matched.base, present(self.matched.base, base_id))
         moved, updated = self._gathered().get(base_id, (BitMap(), BitMap()))
         rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
@@ -121,7 +125,7 @@ class Fates:
 
     def shared(self) -> set[int]:
         """Return the ids that stand for fragments of rows which both sides have and the base has not."""
-        return {number for number in self._gathered() if number >= SHARED}
+        return {number for number in self._gathered() if number >= GONE}
 
     def holders(self, base_id: int, offsets: BitMap) -> dict[int, BitMap]:
         """Return where rows of a fragment of the base lie elsewhere: offsets by fragment of the side."""
@@ -150,16 +154,17 @@ class Fates:
 def unplaced(matched: Matched, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
     """Return, by fragment of the side, the offsets of live rows that are not where the base has them."""
     for number in matched.others:
-        yield number, _live(matched.side, present(matched.side, number), deleted)
+        yield number, live_rows(matched.side, present(matched.side, number), deleted)
     for base_id in sorted(matched.changed):
         place = matched.place(base_id)
         if place is not None:
-            back = _live(matched.side, place, deleted) & deleted(matched.base, present(matched.base, base_id))
+            back = live_rows(matched.side, place, deleted) & deleted(matched.base, present(matched.base, base_id))
             if back:
                 yield place.id, back
 
 
-def _live(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMap:
+def live_rows(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMap:
+    """Return the offsets of the rows of a fragment that are not deleted."""
     return BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment)
 
 

@@ -15,7 +15,7 @@ of columns put beside them; fragments of the source are added under new ids, for
 The data files lie under the table's root already.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,12 +34,13 @@ from lance_dagster.changes.merge.columns import Columns, backing, columns_of, pa
 from lance_dagster.changes.merge.columns_lost import Party, brought_back, columns_lost
 from lance_dagster.changes.merge.comparable import gaps, obstacles
 from lance_dagster.changes.merge.contest import Claims, Loss, claimed
-from lance_dagster.changes.merge.fates import SHARED, Fate, Fates
+from lance_dagster.changes.merge.drawing import Drawing
+from lance_dagster.changes.merge.fates import GONE, SHARED, Fate, Fates, live_rows
 from lance_dagster.changes.merge.maps import merge_maps
 from lance_dagster.changes.merge.matching import Matched, match, present
 from lance_dagster.changes.merge.replay import UntraceableError, located_by_replay
-from lance_dagster.changes.merge.result import Assembly, Brought, Draft
-from lance_dagster.changes.merge.rows import Decision, Situation, decide
+from lance_dagster.changes.merge.result import Assembly, Brought
+from lance_dagster.changes.merge.rows import Situation, decide
 from lance_dagster.changes.merge.schemas import MergedSchema, Schemas
 from lance_dagster.changes.merge.stable import Identities, located_by_ids
 from lance_dagster.changes.merge.tally import Tally
@@ -111,7 +112,6 @@ class _Planner:
     def __init__(self, question: Question, arbiter: Arbiter) -> None:
         self._base, self._source, self._dest = question.base, question.source, question.dest
         self._space, self._lookups, self._arbiter = question.space, question.lookups, arbiter
-        self._draft = Draft()
 
     def plan(self) -> MergePlan | None:
         arbiter = self._arbiter
@@ -129,28 +129,14 @@ class _Planner:
         for number in sorted({*self._touched(), *self._losses[1].undone, *self._shared()}):
             self._decide(number, clashes)
         for number, rows in self._source_rows.elsewhere.items():
-            self._draft.take(number, rows.inserted - self._losses[0].dropped.get(number, BitMap()))
+            self._drawing.draft.take(number, rows.inserted - self._losses[0].dropped.get(number, BitMap()))
         for number, offsets in self._losses[1].dropped.items():
-            self._draft.mask(number, offsets)
-        for columns in self._beside_others():
+            self._drawing.draft.mask(number, offsets)
+        for columns in self._drawing.beside_others():
             clashes.beside(columns)
         clashes.finish()
-        return None if arbiter.conflicts else self._assembled(maps, clashes)
-
-    def _beside_others(self) -> Iterator[frozenset[int]]:
-        """Find columns of the source that come beside rows it does not have there: the files hold what nobody wrote."""
-        for number, (of, columns) in self._draft.columns.items():
-            if self._alive(number) - self._live(self._source.manifest, of):
-                yield columns
-
-    def _alive(self, number: int) -> BitMap:
-        """Return the offsets of the rows of a fragment of the dest that live on in it."""
-        fragment, nothing = present(self._dest.manifest, number), BitMap()
-        kept = self._live(self._dest.manifest, fragment) | self._draft.revived.get(number, nothing)
-        return kept - self._draft.masked.get(number, nothing)
-
-    def _live(self, manifest: Manifest, fragment: Fragment) -> BitMap:
-        return BitMap(range(fragment.physical_rows)) - self._lookups.deleted(manifest, fragment)
+        made = None if arbiter.conflicts else self._assembled(maps, clashes)
+        return None if arbiter.conflicts else made
 
     def _touched(self) -> Collection[int]:
         """Return the fragments of the base in which the source may have changed something."""
@@ -166,6 +152,16 @@ class _Planner:
         for matched in (self._source_matched, self._dest_matched) if changed else ():
             places += [(matched.side, matched.place(number)) for number in changed]
         return [(manifest, place) for manifest, place in places if place is not None and place.deletion is not None]
+
+    @cached_property
+    def _drawing(self) -> Drawing:
+        return Drawing(
+            source=self._source_matched,
+            dest=self._dest_matched,
+            source_rows=self._source_rows,
+            dest_rows=lambda: self._dest_rows,
+            deleted=self._lookups.deleted,
+        )
 
     @cached_property
     def _source_matched(self) -> Matched:
@@ -211,9 +207,10 @@ class _Planner:
 
     def _shared(self) -> set[int]:
         """Return what stands for fragments of rows that both sides have and the base has not."""
-        if not self._base.stable_row_ids or not self._identities[0].shared.stretches:
+        if not self._base.stable_row_ids:
             return set()
-        return self._source_rows.shared() | self._dest_rows.shared()
+        mine = self._source_rows.shared()
+        return mine | self._dest_rows.shared() if mine or self._identities[0].shared.stretches else set()
 
     def _settled_claims(self) -> tuple[Loss, Loss]:
         if not claimed((self._source, self._dest)):
@@ -233,8 +230,10 @@ class _Planner:
 
     def _decide(self, number: int, clashes: Clashes) -> None:
         source, dest = self._apart(number, self._source_rows.of(number), self._dest_rows.of(number))
-        fragment = None if number >= SHARED else present(self._base, number)
-        live = source.alive | dest.alive if fragment is None else self._live(self._base, fragment)
+        fragment = None if number >= GONE else present(self._base, number)
+        # Rows that came to both on other ways, a base of both would have; what the base had deleted, it has not.
+        unplaced = source.alive | dest.alive if number >= SHARED else BitMap()
+        live = unplaced if fragment is None else live_rows(self._base, fragment, self._lookups.deleted)
         undone = tuple(loss.undone.get(number, BitMap()) for loss in self._losses)
         ids = self._schema.from_source
         mine = self._other_values(fragment, source, self._source_columns, ids.get)
@@ -254,7 +253,7 @@ class _Planner:
         )
         decision = decide(facts, rows=clashes.rows_strategy(), columns=clashes.columns_strategy(mine | theirs))
         clashes.decided(number, facts, decision)
-        self._draw(number, facts, decision)
+        self._drawing.draw(number, facts, decision)
 
     def _apart(self, number: int, source: Fate, dest: Fate) -> tuple[Fate, Fate]:
         """Take rows that both sides have with the same new values, from the same file, as changed by the dest alone."""
@@ -278,45 +277,12 @@ class _Planner:
         found = {number for own in changed if (number := result(own)) is not None}
         return frozenset((found | self._schema.kept if columns is self._dest_columns else found) & kept)
 
-    def _draw(self, number: int, facts: Situation, decision: Decision) -> None:
-        """Write down what the decision means for the fragments of both sides."""
-        source, dest, draft = facts.source, facts.dest, self._draft
-        taken = decision.from_source
-        if dest.place is not None:
-            back = BitMap()
-            if not facts.dest_columns:
-                # The dest's files still hold them; for columns it wrote since, they would hold what nobody wrote.
-                same = source.stays if facts.source_columns else source.stays | source.moved
-                back = taken & same - dest.alive
-            taken = taken - back
-            draft.mask(dest.place.id, dest.stays - (decision.alive - taken))
-            draft.revive(dest.place.id, back | (BitMap() if facts.dest_columns else taken & source.stays))
-            if source.place is not None and facts.source_columns:
-                draft.columns[dest.place.id] = source.place, facts.source_columns
-        if source.place is not None and (dest.place is None or facts.dest_columns):
-            draft.take(source.place.id, taken & source.stays)
-        gone = (dest.moved | dest.updated) - (decision.alive - taken)
-        for holder, offsets in self._dest_rows.holders(number, gone).items() if gone else ():
-            draft.mask(holder, offsets)
-        for holder, offsets in self._source_rows.holders(number, taken - source.stays).items():
-            self._take(holder, offsets)
-
-    def _take(self, holder: int, offsets: BitMap) -> None:
-        """Take rows from a fragment of the source; or from the dest's in the same place, where it has the files."""
-        own = self._source_matched.base_of(holder)
-        place = None if own is None else self._dest_matched.place(own)
-        mine = present(self._source.manifest, holder)
-        if place is not None and place.file_names == mine.file_names:
-            self._draft.revive(place.id, offsets)
-        else:
-            self._draft.take(holder, offsets)
-
     def _assembled(self, maps: tuple[dict[str, str], dict[str, str], dict[str, bytes]], clashes: Clashes) -> MergePlan:
         dest = self._dest.manifest
         space, aliases = self._source.space.brought_to(self._dest.space)
         ids = self._schema.from_source
         assembly = Assembly(
-            draft=self._draft,
+            draft=self._drawing.draft,
             source=self._source_matched,
             dest=self._dest_matched,
             dest_rows=lambda: self._dest_rows,
@@ -324,10 +290,18 @@ class _Planner:
             from_source=ids,
             row_ids=self._source.space.translation(space),
             deleted=self._lookups.deleted,
+            # Up to the merge base, the numbers of both sides' versions mean the same.
+            common=self._base.version if self._source.same_ids and self._dest.same_ids else 0,
         )
         changed, removed = assembly.changed()
         last = -1 if dest.max_fragment_id is None else dest.max_fragment_id
         added = assembly.added(max(last, max(dest.fragments.ids, default=-1)) + 1)
+        doubled = assembly.doubled(added)
+        if doubled:
+            # Nothing leads here that is known; rows that are there twice would be worse than a refusal.
+            unit, told = f"{doubled} rows", f"{self._source.name} brings them in again"
+            has = f"{self._dest.name} has them"
+            self._arbiter.refuse(Conflict(kind="history", unit=unit, source=told, dest=has))
         manifest = replace(
             dest,
             fields=self._schema.fields,
@@ -349,14 +323,14 @@ class _Planner:
 
     def _indexed(self, manifest: Manifest) -> Manifest:
         """Leave of the dest's indices what is still true; those of the source speak for fragments of other ids."""
-        manifest = without_fragments(with_relevant(manifest), self._draft.revived)
-        for number, (_, columns) in self._draft.columns.items():
+        manifest = without_fragments(with_relevant(manifest), self._drawing.draft.revived)
+        for number, (_, columns) in self._drawing.draft.columns.items():
             manifest = without_values(manifest, columns, [number])
         before, after = ({index.name for index in indices_of(state)} for state in (self._base, self._source.manifest))
         return without_indices(manifest, before - after)
 
     def _tally(self, clashes: Clashes, added: Sequence[Brought]) -> Tally:
-        schema, draft = self._schema, self._draft
+        schema, draft = self._schema, self._drawing.draft
         mine = self._source_rows.elsewhere
         inserted = sum(len(draft.taken.get(number, BitMap()) & rows.inserted) for number, rows in mine.items())
         filled = {number for brought in added for file in brought.files for number in file.fields}
@@ -369,7 +343,7 @@ class _Planner:
         could_be_null = {field.id for field in before if field.nullable}
         dropped = sum(len(offsets) for offsets in self._losses[1].dropped.values())
         return Tally(
-            rows_added=inserted,
+            rows_added=inserted + clashes.rows_back,
             rows_updated=clashes.rows_updated,
             rows_removed=clashes.rows_removed + dropped,
             schema_changed=before != schema.fields,

@@ -4,7 +4,7 @@ Fragments of the source get ids of the dest's, their fields and row ids those of
 had keeps the versions the dest says it was created and last updated at; everything else came with this version.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,7 +65,8 @@ class Draft:
 class Assembly:
     """What it takes to make fragments of the result out of a draft.
 
-    `from_source` gives by field id of the source the one of the result, `row_ids` the row ids likewise.
+    `from_source` gives by field id of the source the one of the result, `row_ids` the row ids likewise. Versions up to
+    `common` have the same numbers on both sides.
     """
 
     draft: Draft
@@ -76,6 +77,7 @@ class Assembly:
     from_source: Mapping[int, int]
     row_ids: Translation
     deleted: Deleted
+    common: int
 
     @property
     def version(self) -> int:
@@ -117,6 +119,23 @@ class Assembly:
             found.append(Brought(fragment=new, files=files, deleted=deleted or None))
         return found
 
+    def doubled(self, added: Sequence[Brought]) -> int:
+        """Return how many rows of the source would be in the result twice: none, unless something was overlooked."""
+        if not self.dest.side.stable_row_ids or not added:
+            return 0
+        ids = np.concatenate(
+            [_live_ids(brought.fragment, brought.deleted or BitMap(), "the result") for brought in added]
+        )
+        known = ids[ids < np.uint64(self.dest.side.next_row_id)]
+        twice = len(ids) - len(np.unique(ids))
+        places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
+        for number in {*self.dest.others, *places, *self.draft.revived} if len(known) else ():
+            fragment = present(self.dest.side, number)
+            left = self.deleted(self.dest.side, fragment) - self.draft.revived.get(number, BitMap())
+            there = _live_ids(fragment, left | self.draft.masked.get(number, BitMap()), "the dest")
+            twice += int(np.isin(there, known).sum())
+        return twice
+
     def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
         """Put the source's values of some columns beside the dest's rows, and take the dest's out."""
         if fragment.id not in self.draft.columns:
@@ -147,8 +166,9 @@ class Assembly:
     def _stamped(self, fragment: Fragment, alive: BitMap) -> Fragment:
         where = f"fragment {fragment.id} of the source"
         ids, _ = self.row_ids.apply(decode_row_ids(fragment.row_ids, fragment.physical_rows, where))
-        created = np.full(fragment.physical_rows, self.version, np.uint64)
-        updated = created.copy()
+        updated = np.full(fragment.physical_rows, self.version, np.uint64)
+        own = decode_versions(fragment.created_at, fragment.physical_rows, where)
+        created = np.where(own <= np.uint64(self.common), own, updated)
         addresses, written = self._addresses(fragment)
         wanted = np.zeros(fragment.physical_rows, np.bool_)
         wanted[np.array(alive, np.int64)] = True
@@ -210,6 +230,12 @@ class Assembly:
 
     def _elsewhere(self, missing: Addresses) -> Iterable[Elsewhere]:
         return self.dest_rows().elsewhere.values() if len(missing) else ()
+
+
+def _live_ids(fragment: Fragment, deleted: BitMap, where: str) -> U64Array:
+    """Return the row ids of the rows of a fragment that are not deleted."""
+    ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+    return np.delete(ids, np.array(deleted, np.int64))
 
 
 def _versions(fragment: Fragment) -> tuple[U64Array, U64Array]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lance_dagster.changes.merge.fates import (
+    GONE,
     INSERTED,
     OFFSET_BITS,
     SHARED,
@@ -31,10 +32,14 @@ from lance_dagster.format.transaction import Merge, Restore, Update
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """What the row ids of a side mean: ids of the merge base, or addresses of rows that only the sides share."""
+    """What the row ids of a side mean: ids of the merge base, or addresses of rows that only the sides share.
+
+    `gone` are the addresses of rows that the base knows, for those it has deleted.
+    """
 
     base: Translation
     shared: Translation
+    gone: Translation
 
     @classmethod
     def of_both(cls, base: RowSpace, source: RowSpace, dest: RowSpace) -> "tuple[Identities, Identities]":
@@ -42,12 +47,22 @@ class Identities:
 
         Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the base.
         """
-        ours, theirs = source.translation(base), dest.translation(base)
-        shared = source.translation(dest).beyond(ours)
-        start = SHARED << OFFSET_BITS
-        there = shared.back
-        known = Translation(tuple((first, end, first) for first, end, _ in there.stretches)).shifted(start)
-        return cls(ours, shared.shifted(start)), cls(theirs, known.beyond(theirs))
+        ours, theirs, both = source.translation(base), dest.translation(base), source.translation(dest)
+        shared = both.beyond(ours)
+        gone = both.beyond(shared)
+        return (
+            cls(ours, shared.shifted(SHARED << OFFSET_BITS), gone.shifted(GONE << OFFSET_BITS)),
+            cls(
+                theirs,
+                _itself(shared.back).shifted(SHARED << OFFSET_BITS),
+                _itself(gone.back).shifted(GONE << OFFSET_BITS),
+            ),
+        )
+
+
+def _itself(translation: Translation) -> Translation:
+    """Return a translation of the same ids to themselves."""
+    return Translation(tuple((first, end, first) for first, end, _ in translation.stretches))
 
 
 def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted: Deleted) -> dict[int, Elsewhere]:
@@ -74,16 +89,18 @@ def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted
         else:
             ids = _ids(fragment, side.name)
             addresses, alive = index.addresses(*identities.base.apply(ids))
-            back = (addresses != INSERTED) & ~alive
             there, shared = identities.shared.apply(ids)
             addresses[shared] = there[shared].astype(np.int64)
+            there, known = identities.gone.apply(ids)
+            back = known & ~alive & ~shared
+            addresses[back] = there[back].astype(np.int64)
             new = updated.among(ids)
             if updated.by_stamps:
                 new |= index.stamped_otherwise(addresses, _stamps(fragment, side.name))
             own = matched.base_of(number)
             if own is not None:
                 # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
-                addresses = np.where(alive, addresses, addresses_of(fragment, own))
+                addresses = np.where(alive | back, addresses, addresses_of(fragment, own))
                 new, back = alive, ~alive
         found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=new, back=back, live=live)
     return found
@@ -112,7 +129,7 @@ class _Index:
         differ = np.zeros(len(addresses), np.bool_)
         known = addresses != INSERTED
         # What the base does not have may have changed: more is refused then than has to be.
-        differ |= addresses >> OFFSET_BITS >= SHARED
+        differ |= addresses >> OFFSET_BITS >= GONE
         known &= ~differ
         for number in np.unique(addresses[known] >> OFFSET_BITS).tolist():
             here = known & (addresses >> OFFSET_BITS == number)
