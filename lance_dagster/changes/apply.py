@@ -29,7 +29,7 @@ from lance_dagster.format.model import (
 from lance_dagster.format.schema import with_field_metadata
 from lance_dagster.format.transaction import REWRITE_COLUMNS, Transaction
 
-_LAST_FRAGMENT_ID, _LAST_ROW_ID = 2**32 - 1, 2**64 - 1
+LAST_FRAGMENT_ID, LAST_ROW_ID = 2**32 - 1, 2**64 - 1
 _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
 
 
@@ -364,10 +364,10 @@ def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> M
     # What the manifest says, or what it has where that is more: an id given twice would cost rows.
     last = -1 if head.max_fragment_id is None else head.max_fragment_id
     fragment_id = max(last, max(head.fragments.ids, default=-1))
-    if fragment_id + len(added) > _LAST_FRAGMENT_ID:
+    if fragment_id + len(added) > LAST_FRAGMENT_ID:
         raise InvalidInputError(f"version {head.version} has a fragment {fragment_id}; there are no more ids after it")
     row_id = head.next_row_id
-    if row_id + sum(fragment.physical_rows for fragment in added) > _LAST_ROW_ID:
+    if row_id + sum(fragment.physical_rows for fragment in added) > LAST_ROW_ID:
         raise InvalidInputError(f"version {head.version} gave row ids up to {row_id}; there are no more ids after it")
     numbered: list[Fragment] = []
     for fragment in added:

@@ -137,5 +137,9 @@ class Conflict:
 
 def makers(changes: Iterable[Change], select: Callable[[Change], bool]) -> str:
     """Name who made the selected changes."""
-    named = [f"{change.who} ({change.version})" for change in changes if select(change)]
+    named = [
+        f"taking back {change.version}" if change.undone else f"{change.who} ({change.version})"
+        for change in changes
+        if change.undone or select(change)
+    ]
     return ", ".join(dict.fromkeys(named)) or "an unknown writer"

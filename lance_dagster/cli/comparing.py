@@ -1,7 +1,7 @@
 """`lance-dagster diff`."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -56,7 +56,10 @@ def diff(table: "LanceTable", answer: Answer, versions: tuple[str, ...], **optio
     columns = options["columns"] or None
     stat = found.stat(columns) if options["stat"] else None
     rows = _first(found.rows(columns=columns), options["limit"]) if options["rows"] else None
-    answer.give(_document(found, stat, rows), [*_lines(found, stat), *_table(rows, options["limit"])])
+    document = _document(found, stat)
+    if rows is not None:
+        document |= {"rows": _plain(rows[: options["limit"]]), "more": len(rows) > options["limit"]}
+    answer.give(document, [*_lines(found, stat), *_table(rows, options["limit"])])
 
 
 def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, ...]) -> "Diff":
@@ -113,7 +116,7 @@ def _cell(value: object) -> str:
     return shown if len(shown) <= _CELL else f"{shown[: _CELL - 3]}..."
 
 
-def _document(found: "Diff", stat: "RowCounts | None", rows: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
+def _document(found: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
     document: dict[str, Any] = {
         "before": found.before,
         "after": found.after,
@@ -128,8 +131,6 @@ def _document(found: "Diff", stat: "RowCounts | None", rows: Iterable[Mapping[st
     }
     if stat is not None:
         document["stat"] = asdict(stat)
-    if rows is not None:
-        document["rows"] = _plain(list(rows))
     return document
 
 

@@ -8,6 +8,8 @@ import click
 from lance_dagster.cli.command import Answer, about_table, aligned
 from lance_dagster.cli.named import BRANCH, REF, TAG
 from lance_dagster.cli.versions import printable
+from lance_dagster.errors import ConflictError
+from lance_dagster.format.layout import MAIN
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs import Branch, Tag
@@ -21,6 +23,7 @@ class _BranchOptions(TypedDict):
     at: str
     exist_ok: bool
     delete: bool
+    force: bool
     rename: str | None
 
 
@@ -40,12 +43,14 @@ class _TagOptions(TypedDict):
 @click.argument("name", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to fork from.")
 @click.option("--exist-ok", is_flag=True, help="Take the branch of that name when there is one.")
-@click.option("--delete", "-d", is_flag=True, help="Delete the branch.")
+@click.option("--delete", "-d", is_flag=True, help="Delete the branch, when all it has is in main.")
+@click.option("--force", is_flag=True, help="With --delete: although it has versions that main does not contain.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the branch another name.")
 def branch(table: "LanceTable", answer: Answer, name: str, **options: Unpack[_BranchOptions]) -> None:
     """Fork the branch NAME from a version of TABLE, delete it or rename it."""
     _only_one(delete=options["delete"], rename=options["rename"])
     if options["delete"]:
+        _refuse_unmerged(table, name, force=options["force"])
         table.delete_branch(name)
         _deleted(answer, name)
     elif options["rename"]:
@@ -106,6 +111,15 @@ def _only_one(**asked: object) -> None:
     given = [name for name, value in asked.items() if value]
     if len(given) > 1:
         raise click.UsageError(f"give only one of {', '.join(f'--{name}' for name in given)}")
+
+
+def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
+    if force or name not in table.branches():
+        return
+    ahead, _ = table.ahead_behind(name, MAIN)
+    if ahead:
+        versions = f"{ahead} version{'s' * (ahead > 1)}"
+        raise ConflictError(f"{name!r} has {versions} that main does not contain; merge it, or add --force")
 
 
 def _deleted(answer: Answer, name: str) -> None:

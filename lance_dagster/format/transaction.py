@@ -26,6 +26,8 @@ Behind it stand the row ids that rows of the branch were given, as "first-end=he
 """
 SQUASHED_PREFIX = "lance_dagster.squashed."
 """Table metadata keys: this prefix and a branch id -> the last version of that branch whose changes were taken over."""
+COLUMNS_MOVED = "lance_dagster.merge.columns"
+"""The property that names, by their ids, the fields of which a merge brought values for rows it moved."""
 PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
 """The properties that name the version whose change was taken over, or taken back."""
 OF_MERGES = (MERGED_PREFIX, SQUASHED_PREFIX)

@@ -4,8 +4,9 @@ The rules are in `changes.merge`; here is what they need from the store, and wha
 """
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap
@@ -16,11 +17,12 @@ from lance_dagster.changes.indices import indices_of, not_covering
 from lance_dagster.changes.merge import MergePlan, Question, Strategy, Tally, plan_merge
 from lance_dagster.changes.sides import Change, Conflict, Lookups, Side
 from lance_dagster.datafiles import matching_offsets
-from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import DeletionFile, Fragment, Manifest
 from lance_dagster.format.transaction import (
     CLAIMS,
+    COLUMNS_MOVED,
     MERGE,
     MERGED_BRANCH,
     MESSAGE,
@@ -105,7 +107,8 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
             return merged
         base = merge_base(ours, theirs, parts.refs, parts.versions)
         question = _question(parts, ours, theirs, base, strategy=how.strategy)
-        plan = _refusal(how, ours, theirs, base) or plan_merge(question)
+        with _named(parts, source, head):
+            plan = _refusal(how, ours, theirs, base) or plan_merge(question)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
         operation, changed = carried_out(parts, plan, source, head, changes=question.source.changes)
@@ -113,7 +116,7 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
             read_version=head.number,
             uuid=transaction_id,
             operation=operation,
-            properties=_properties(how, ours, head, question.source.changes),
+            properties=_properties(how, ours, head, question.source.changes) | columns_moved(plan),
         )
         metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, base=base, plan=plan)}
         changed = replace(changed, table_metadata=metadata)
@@ -133,16 +136,14 @@ def preview(
     made = MergePreview(source=str(source), dest=str(head), base=str(base.state), fast_forward=ours.contains(theirs))
     if merged_as(ours, theirs, parts.versions) is not None:
         return replace(made, already_merged=True)
-    plan = _refusal(Joining(mode=mode), ours, theirs, base) or plan_merge(
-        _question(parts, ours, theirs, base, strategy=strategy)
-    )
+    with _named(parts, source, head):
+        plan = _refusal(Joining(mode=mode), ours, theirs, base) or plan_merge(
+            _question(parts, ours, theirs, base, strategy=strategy)
+        )
+        lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
     if not isinstance(plan, MergePlan):
         return replace(made, conflicts=plan)
     tally: Tally = plan.tally
-    names = {index.name for index in indices_of(plan.manifest)}
-    missing = {index.name for index in indices_of(source.manifest)} - names
-    changed = plan.manifest.fragments.changed(plan.removed, {}).added([brought.fragment for brought in plan.added])
-    lacking = not_covering(replace(plan.manifest, fragments=changed))
     return replace(
         made,
         rows_added=tally.rows_added,
@@ -150,13 +151,32 @@ def preview(
         rows_removed=tally.rows_removed,
         schema_changed=tally.schema_changed,
         needs_backfill=tally.needs_backfill,
-        reindex_needed=tuple(sorted({*missing, *lacking})),
+        reindex_needed=lacking,
     )
+
+
+def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
+    """Return the names of indices that do not speak for every fragment of the result, or that only the source has."""
+    names = {index.name for index in indices_of(plan.manifest)}
+    missing = {index.name for index in indices_of(source.manifest)} - names
+    changed = plan.manifest.fragments.changed(plan.removed, {}).added([brought.fragment for brought in plan.added])
+    return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
 
 
 def _check_mode(mode: str) -> None:
     if mode not in _MODES:
         raise InvalidInputError(f"{mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
+
+
+@contextmanager
+def _named(parts: Parts, source: State, head: State) -> Iterator[None]:
+    """Say which manifests damage was found in, where that was found by rules that know no files."""
+    try:
+        yield
+    except CorruptFileError as error:
+        if parts.uri in error.path:
+            raise
+        raise CorruptFileError(f"{source} or {head} of {parts.uri}", f"{error.path}: {error.problem}") from error
 
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
@@ -272,6 +292,11 @@ def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Ch
     if how.mode != SQUASH:
         properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}
     return properties
+
+
+def columns_moved(plan: MergePlan) -> dict[str, str]:
+    """Return what a transaction says about columns that came with rows which moved."""
+    return {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
 
 
 def _records(how: Joining, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan) -> dict[str, str]:

@@ -24,7 +24,7 @@ from lance_dagster.history.protection import refuse_direct_commit
 from lance_dagster.history.records import alias_records
 from lance_dagster.history.versions import State
 from lance_dagster.table.carrying import carried_out
-from lance_dagster.table.join import lookups, side_of
+from lance_dagster.table.join import columns_moved, lookups, side_of
 from lance_dagster.table.moving import submit
 from lance_dagster.table.parts import Parts
 
@@ -39,11 +39,11 @@ class Picking:
 
 
 def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
-    """Make the change of a version on another branch too.
+    """Make the change of a version on another branch too; the head as it is when it has that already.
 
     Raises:
         MergeConflictError: It contradicts what the branch did; nothing was written.
-        InvalidInputError: It changes nothing there, or is a merge and no parent was given.
+        InvalidInputError: It is a merge and no parent was given.
     """
     parent = _parent(parts, commit_, how.parent)
     change = _change(parent, commit_)
@@ -52,11 +52,11 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
 
 
 def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
-    """Take the change of a version back, as the next version of a branch.
+    """Take the change of a version back, as the next version of a branch; the head when there is nothing to take back.
 
     Raises:
         MergeConflictError: Later changes build on it; nothing was written.
-        InvalidInputError: There is nothing to take back, or it is a merge and no parent was given.
+        InvalidInputError: It is a merge and no parent was given.
     """
     parent = _parent(parts, commit_, how.parent)
     change = _change(parent, commit_, undone=True)
@@ -109,7 +109,7 @@ def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking) -> State:
     transaction_id = str(uuid.uuid4())
     parts.head(branch)
 
-    def propose(head: State) -> Proposal:
+    def propose(head: State) -> Proposal | State:
         question = Question(
             base=way.base.manifest,
             space=row_space(base, parts.versions),
@@ -126,10 +126,13 @@ def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking) -> State:
         known = alias_records(head.manifest, _aliases_of_brought(plan))
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
-            raise InvalidInputError(f"there is nothing to {verb}: the change of {of} makes no difference to {head}")
+            return head
         properties = {MESSAGE: _message(of, kind), **how.properties, kind: of.id or str(of)}
         transaction = Transaction(
-            read_version=head.number, uuid=transaction_id, operation=operation, properties=properties
+            read_version=head.number,
+            uuid=transaction_id,
+            operation=operation,
+            properties=properties | columns_moved(plan),
         )
         refuse_direct_commit(parts.store, branch, transaction)
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))

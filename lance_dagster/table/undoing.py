@@ -23,7 +23,7 @@ class Undoing(Facade):
         strategy: Strategy = None,
         properties: Mapping[str, str] | None = None,
     ) -> Version:
-        """Make the change of one version on another branch too.
+        """Make the change of one version on another branch too; the newest version of that when it has it already.
 
         Args:
             commit: The version whose change is meant.
@@ -34,7 +34,7 @@ class Undoing(Facade):
 
         Raises:
             MergeConflictError: With every reason why not; nothing was written.
-            InvalidInputError: It changes nothing there, or it is a merge and no parent was given.
+            InvalidInputError: It is a merge and no parent was given.
         """
         how = Picking(parent=parent, strategy=strategy, properties=properties or {})
         return self._described(picking.cherry_pick(self._parts, self._parts.at(commit), onto, how))
@@ -50,9 +50,10 @@ class Undoing(Facade):
     ) -> Version:
         """Take the change of one version back, and keep everything that was done since.
 
-        Rows it added go, rows it deleted come back, rows it gave new values get those they had. The version stays in
-        the log. A merge that was taken back counts as merged all the same: what it brought comes again only with a
-        revert of the revert.
+        When there is nothing to take back, the newest version is returned and nothing is written. Rows it added go,
+        rows it deleted come back, rows it gave new values get those they had. The version stays in the log. A merge
+        that was taken back counts as merged all the same: what it brought comes again only with a revert of the
+        revert.
 
         Args:
             commit: The version whose change is meant.
@@ -63,7 +64,7 @@ class Undoing(Facade):
 
         Raises:
             MergeConflictError: Later changes contradict it; nothing was written.
-            InvalidInputError: There is nothing to take back, or it is a merge and no parent was given.
+            InvalidInputError: It is a merge and no parent was given.
         """
         how = Picking(parent=parent, strategy=strategy, properties=properties or {})
         return self._described(picking.revert(self._parts, self._parts.at(commit), branch, how))

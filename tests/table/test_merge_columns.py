@@ -294,3 +294,24 @@ def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
     table.append(entries("n", 5), branch="run")
     with pytest.raises(ValueError, match="'ours' is no strategy; use 'source-wins' or 'dest-wins'"):
         table.merge("run", strategy="ours")
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_columns_written_as_pylance_shows_it_survive_a_compaction(tmp_path: Path, *, stable: bool) -> None:
+    """Its example of `update_columns` commits an update that does not say that it wrote columns."""
+    uri = str(tmp_path / "written")
+    lance.write_dataset(
+        pa.table({"id": range(6), "value": range(6)}), uri, max_rows_per_file=3, enable_stable_row_ids=stable
+    )
+    table = LanceTable.open(uri)
+    table.create_branch("run")
+    run = lance.dataset(uri).checkout_version(("run", None))
+    new = pa.table({"id": range(3), "value": range(100, 103)})
+    fragment, fields = run.get_fragments()[0].update_columns(new, left_on="id", right_on="id")
+    operation = lance.LanceOperation.Update(updated_fragments=[fragment], fields_modified=fields)
+    run = lance.LanceDataset.commit(run, operation, read_version=run.version)
+    run.optimize.compact_files()
+    if stable:
+        lance.dataset(uri).optimize.compact_files()
+    table.merge("run")
+    assert [3, 4, 5, 100, 101, 102] == sorted(table.read()["value"].to_pylist())

@@ -160,6 +160,19 @@ def test_a_replaced_partition_is_found_behind_a_compaction_of_the_dest(table: La
     sound(table)
 
 
+def test_an_update_by_pylance_after_crosswise_merges_finds_when_rows_were_created(stable: LanceTable) -> None:
+    """It looks where a row was at any time: in a fragment that came with it, deleted there, as well."""
+    stable.append(entries("n", 5), branch="run")
+    as_pylance(stable).optimize.compact_files()
+    as_pylance(stable).update({"value": "20"}, where="value = 2")
+    stable.merge("run")
+    stable.merge("main", into="run")
+    created = ["_rowid", "_row_created_at_version"]
+    before = as_pylance(stable, "run").to_table(columns=created, filter="value = 20")
+    as_pylance(stable, "run").update({"value": "21"}, where="value = 20")
+    assert before == as_pylance(stable, "run").to_table(columns=created, filter="value = 21")
+
+
 def test_rows_keep_their_ids_and_the_versions_they_were_created_at(stable: LanceTable) -> None:
     """Whichever side moved them; new values count from the merge."""
     update(stable, 10, "value = 1", "run")

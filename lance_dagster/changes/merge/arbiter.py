@@ -1,5 +1,6 @@
 """Who wins where both sides changed the same thing: nobody, unless a strategy says so."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from lance_dagster.errors import InvalidInputError
 SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
 BOTH = (SOURCE_WINS, DEST_WINS)
 EVERYTHING = "*"
+KINDS = ("rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", "history")
 Strategy = str | Mapping[str, str] | None
 """One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}.
 
@@ -34,6 +36,16 @@ class Arbiter:
         for name in given:
             if name not in BOTH:
                 raise InvalidInputError(f"{name!r} is no strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")
+        for key in strategy if isinstance(strategy, Mapping) else ():
+            # A unit, such as "column price", has more than one word; who misspells one is told the conflict again.
+            if " " not in key and key not in (*KINDS, EVERYTHING):
+                close = difflib.get_close_matches(key, KINDS, n=1)
+                hint = (
+                    f"did you mean {close[0]!r}?"
+                    if close
+                    else f"there are {', '.join(KINDS)}, and units such as 'column price'"
+                )
+                raise InvalidInputError(f"{key!r} is no kind of conflict; {hint}")
 
     def settle(self, conflict: Conflict, options: Sequence[str] = BOTH) -> str | None:
         """Return which strategy holds for a conflict, or None when it stays one.

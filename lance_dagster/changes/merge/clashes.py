@@ -24,6 +24,7 @@ class Clashes:
     source: Side
     dest: Side
     arbiter: Arbiter
+    columns_moved: frozenset[int] = frozenset()
     rows_back: int = 0
     rows_removed: int = 0
     rows_updated: int = 0
@@ -70,6 +71,8 @@ class Clashes:
 
     def decided(self, number: int, facts: Situation, decision: Decision) -> None:
         """Take note of what was decided about a fragment of the merge base."""
+        if decision.from_source:
+            self.columns_moved |= facts.source_columns
         self.rows_back += len(decision.alive - facts.dest.alive)
         self.rows_removed += len(facts.dest.alive - decision.alive)
         self.rows_updated += len(decision.from_source & facts.source.updated)
@@ -94,7 +97,9 @@ class Clashes:
             self._tell_rows(self._decisions)
         for (columns, of_source), count in self._lacking.items():
             wrote = f"{_who(self.source if of_source else self.dest, _COLUMNS)} wrote its values"
-            moved = f"{_who(self.dest if of_source else self.source, _ROWS)} updated {count} rows without them"
+            moved = (
+                f"{_who(self.dest if of_source else self.source, _ROWS)} updated {count} rows without them{self._sure}"
+            )
             self._tell_column(columns, (wrote, moved) if of_source else (moved, wrote))
         for columns, others in self._both_moved:
             wrote = f"{_who(self.source, _COLUMNS)} wrote its values beside rows that moved"
@@ -108,11 +113,16 @@ class Clashes:
         options = [name for name in BOTH if all(name in decision.options for decision in found.values())]
         numbers = ", ".join(map(str, sorted(found)))
         unit = f"{count} row{'s' * (count > 1)} in fragment{'s' * (len(found) > 1)} {numbers} of the merge base"
-        sure = "" if self.dest.manifest.stable_row_ids else ", as far as that can be told without stable row ids"
         did = [
-            f"{_who_touched(side, frozenset(found))} changed or deleted them{sure}" for side in (self.source, self.dest)
+            f"{_who_touched(side, frozenset(found))} changed or deleted them{self._sure}"
+            for side in (self.source, self.dest)
         ]
         self.arbiter.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options)
+
+    @property
+    def _sure(self) -> str:
+        stable = self.dest.manifest.stable_row_ids
+        return "" if stable else ", as far as that can be told without stable row ids"
 
     def _settled(self, facts: Situation, *, of_source: bool) -> bool:
         """Tell whether a strategy says what becomes of updated rows that lack the other side's columns."""

@@ -11,6 +11,7 @@ from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.sides import Change, Side
 from lance_dagster.format.model import Field, Fragment, Manifest
 from lance_dagster.format.transaction import (
+    COLUMNS_MOVED,
     DataReplacement,
     Merge,
     Overwrite,
@@ -65,6 +66,7 @@ def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
         for own, fields in _written(change).items():
             number = origin.get(own)
             written[number] = written.get(number, frozenset()) | (fields & live)
+        written[None] = written.get(None, frozenset()) | (_moved_in(change) & live)
     if any(change.after is None for change in side.changes):
         # Nobody can look up any more beside which rows they were written.
         written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
@@ -160,6 +162,12 @@ def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Ma
             path = backing(then).get(number)
             return path is not None and path == backing(place).get(number)
     return False
+
+
+def _moved_in(change: Change) -> frozenset[int]:
+    """Return the fields of which a merge brought values for rows it moved."""
+    told = change.transaction.properties.get(COLUMNS_MOVED, "") if change.transaction is not None else ""
+    return frozenset(int(number) for number in told.split(",") if number.isascii() and number.isdigit())
 
 
 def _written(change: Change) -> dict[int, frozenset[int]]:

@@ -21,6 +21,7 @@ from functools import cached_property
 
 from pyroaring import BitMap
 
+from lance_dagster.changes.apply import LAST_ROW_ID
 from lance_dagster.changes.indices import (
     indices_of,
     with_relevant,
@@ -46,6 +47,7 @@ from lance_dagster.changes.merge.stable import Identities, located_by_ids
 from lance_dagster.changes.merge.tally import Tally
 from lance_dagster.changes.row_spaces import NO_FIELD, Alias, RowSpace
 from lance_dagster.changes.sides import Conflict, Lookups, Side
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.evolution import next_field_id
 from lance_dagster.format.model import Fragment, Manifest
 
@@ -73,7 +75,8 @@ class MergePlan:
     `manifest` is the dest with the result's schema, settings and next row id; its fragments are the dest's still.
     `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
     caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source
-    got, `fields` which ids fields of the source have.
+    got, `fields` which ids fields of the source have,
+    `columns` the fields that rows got values of as they came from the source, moved and otherwise unchanged.
     """
 
     manifest: Manifest
@@ -82,6 +85,7 @@ class MergePlan:
     added: tuple[Brought, ...]
     aliases: Mapping[str, list[Alias]]
     fields: Mapping[int, int]
+    columns: frozenset[int]
     tally: Tally
 
     @property
@@ -280,6 +284,10 @@ class _Planner:
     def _assembled(self, maps: tuple[dict[str, str], dict[str, str], dict[str, bytes]], clashes: Clashes) -> MergePlan:
         dest = self._dest.manifest
         space, aliases = self._source.space.brought_to(self._dest.space)
+        if space.end > LAST_ROW_ID:
+            raise InvalidInputError(
+                f"version {dest.version} gave row ids up to {dest.next_row_id}; there are no more ids after it"
+            )
         ids = self._schema.from_source
         assembly = Assembly(
             draft=self._drawing.draft,
@@ -318,6 +326,7 @@ class _Planner:
             added=tuple(added),
             aliases=aliases if added else {},
             fields={field.id: ids.get(field.id, NO_FIELD) for field in self._source.manifest.fields},
+            columns=clashes.columns_moved,
             tally=self._tally(clashes, added),
         )
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pyroaring import BitMap
 
+from lance_dagster.changes.apply import LAST_FRAGMENT_ID
 from lance_dagster.changes.merge.columns import backing
 from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Addresses, Elsewhere, Fates, Flags
 from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.row_spaces import Translation
 from lance_dagster.changes.rows import with_new_values
 from lance_dagster.changes.sides import Deleted
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
 from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
 
@@ -104,7 +106,14 @@ class Assembly:
         return changed, tuple(removed)
 
     def added(self, first_id: int) -> list[Brought]:
-        """Return the fragments of the source that are new, numbered from `first_id`."""
+        """Return the fragments of the source that are new, numbered from `first_id`.
+
+        Raises:
+            InvalidInputError: There are no more ids.
+        """
+        if first_id + len(self.draft.taken) > LAST_FRAGMENT_ID:
+            version = self.dest.side.version
+            raise InvalidInputError(f"version {version} has a fragment {first_id - 1}; there are no more ids after it")
         found: list[Brought] = []
         for number in self.source.side.fragments.ids:
             alive = self.draft.taken.get(number)
@@ -113,7 +122,7 @@ class Assembly:
             fragment = present(self.source.side, number)
             files = tuple(self._renumbered(file) for file in fragment.files)
             files = tuple(file for file in files if any(own >= 0 for own in file.fields)) or files[:1]
-            stamped = self._stamped(fragment, alive) if self.dest.side.stable_row_ids else fragment
+            stamped = self._stamped(fragment) if self.dest.side.stable_row_ids else fragment
             deleted = BitMap(range(fragment.physical_rows)) - alive
             new = replace(stamped, id=first_id + len(found), files=(), deletion=None)
             found.append(Brought(fragment=new, files=files, deleted=deleted or None))
@@ -121,8 +130,9 @@ class Assembly:
 
     def doubled(self, added: Sequence[Brought]) -> int:
         """Return how many rows of the source would be in the result twice: none, unless something was overlooked."""
-        if not self.dest.side.stable_row_ids or not added:
-            return 0
+        same = self._in_same_files(added)
+        if same or not self.dest.side.stable_row_ids or not added:
+            return same
         ids = np.concatenate(
             [_live_ids(brought.fragment, brought.deleted or BitMap(), "the result") for brought in added]
         )
@@ -134,6 +144,18 @@ class Assembly:
             left = self.deleted(self.dest.side, fragment) - self.draft.revived.get(number, BitMap())
             there = _live_ids(fragment, left | self.draft.masked.get(number, BitMap()), "the dest")
             twice += int(np.isin(there, known).sum())
+        return twice
+
+    def _in_same_files(self, added: Sequence[Brought]) -> int:
+        """Count the rows that are alive in the same file on the dest: it has them by a way that nothing tells of."""
+        holders = {brought.files[0].path: brought for brought in added if brought.files}
+        twice = 0
+        for number in self.dest.others if holders else ():
+            fragment = present(self.dest.side, number)
+            for brought in (holders[file.path] for file in fragment.files if file.path in holders):
+                dead = self.deleted(self.dest.side, fragment) | self.draft.masked.get(number, BitMap())
+                dead = dead - self.draft.revived.get(number, BitMap())
+                twice += len(BitMap(range(fragment.physical_rows)) - dead - (brought.deleted or BitMap()))
         return twice
 
     def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
@@ -163,16 +185,15 @@ class Assembly:
             file, fields=tuple(number if only is None or number in only else TOMBSTONE_FIELD for number in ids)
         )
 
-    def _stamped(self, fragment: Fragment, alive: BitMap) -> Fragment:
+    def _stamped(self, fragment: Fragment) -> Fragment:
         where = f"fragment {fragment.id} of the source"
         ids, _ = self.row_ids.apply(decode_row_ids(fragment.row_ids, fragment.physical_rows, where))
         updated = np.full(fragment.physical_rows, self.version, np.uint64)
         own = decode_versions(fragment.created_at, fragment.physical_rows, where)
         created = np.where(own <= np.uint64(self.common), own, updated)
         addresses, written = self._addresses(fragment)
-        wanted = np.zeros(fragment.physical_rows, np.bool_)
-        wanted[np.array(alive, np.int64)] = True
-        wanted &= addresses != INSERTED
+        # The deleted rows too: pylance looks up there when a row was created that it moves.
+        wanted = addresses != INSERTED
         if wanted.any():
             known, when, last = self._stamps(addresses[wanted])
             places = np.flatnonzero(wanted)[known]
