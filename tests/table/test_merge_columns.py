@@ -314,4 +314,4 @@ def test_columns_written_as_pylance_shows_it_survive_a_compaction(tmp_path: Path
     if stable:
         lance.dataset(uri).optimize.compact_files()
     table.merge("run")
-    assert [3, 4, 5, 100, 101, 102] == sorted(table.read()["value"].to_pylist())
+    assert [3, 4, 5, 100, 101, 102] == table.read().sort_by("value")["value"].to_pylist()

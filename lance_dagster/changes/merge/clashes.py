@@ -126,6 +126,9 @@ class Clashes:
 
     def _settled(self, facts: Situation, *, of_source: bool) -> bool:
         """Tell whether a strategy says what becomes of updated rows that lack the other side's columns."""
+        if facts.uncertain:
+            # A row might lose its new values to a column that was never written beside it.
+            return False
         columns, owner, mover = facts.source_columns, SOURCE_WINS, facts.dest
         if not of_source:
             columns, owner, mover = facts.dest_columns, DEST_WINS, facts.source

@@ -10,6 +10,7 @@ from lance_dagster.changes.merge.fates import Fates
 from lance_dagster.changes.merge.schemas import MergedSchema, casts
 from lance_dagster.changes.sides import Conflict, Lookups, Side, makers
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update
 
@@ -29,7 +30,8 @@ class Party:
     def has_nulls(self, number_in_base: int, path: str, lookups: Lookups) -> bool:
         """Tell whether a row it put in or gave new values has no value in a column."""
         written = {number: offsets for number, found in self.rows().elsewhere.items() if (offsets := found.written)}
-        written |= self._written_in_place(number_in_base)
+        for number, offsets in self._written_in_place(number_in_base).items():
+            written[number] = written.get(number, BitMap()) | offsets
         if not written:
             return False
         quoted = ".".join(f"`{name}`" for name in path.split("."))
@@ -41,13 +43,18 @@ class Party:
         return any(written[number] & offsets for number, offsets in found.items())
 
     def _written_in_place(self, number: int) -> dict[int, BitMap]:
-        """Return all rows of the fragments in which a column was written anew beside them."""
-        own, found = self.columns.ids.get(number), {}
+        """Return rows beside which a column may have been written anew, wherever they are."""
+        top = next((field for field in self.side.manifest.fields if field.id == self.columns.ids.get(number)), None)
+        inner = {field.id for field in subtree(self.side.manifest.fields, top)} if top is not None else set()
+        found: dict[int, BitMap] = {}
         for base_id, fields in self.columns.written.items():
+            if not inner & fields:
+                continue
             places = self.rows().matched.base.fragments.ids if base_id is None else [base_id]
-            for place in map(self.rows().matched.place, places if own in fields else ()):
+            for place in map(self.rows().matched.place, places):
                 if place is not None:
                     found[place.id] = BitMap(range(place.physical_rows))
+            found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows().elsewhere.items()}
         return found
 
 

@@ -254,6 +254,7 @@ class _Planner:
             source_undone=undone[0],
             dest_undone=undone[1],
             traceable=self._base.stable_row_ids,
+            uncertain=bool(self._source_columns.written.get(None) or self._dest_columns.written.get(None)),
         )
         decision = decide(facts, rows=clashes.rows_strategy(), columns=clashes.columns_strategy(mine | theirs))
         clashes.decided(number, facts, decision)
@@ -273,11 +274,13 @@ class _Planner:
     ) -> frozenset[int]:
         """Return the fields, by their ids in the result, of which a side has other values for a fragment's rows."""
         kept = {field.id for field in self._schema.fields}
-        if fate.place is None or fragment is None:
-            changed = set(columns.written_beside(None if fragment is None else fragment.id))
-        else:
+        changed: set[int] = set()
+        if fate.place is None or fragment is None or fate.moved or fate.updated:
+            # Rows that moved have what was written beside them on the way.
+            changed |= columns.written_beside(None if fragment is None else fragment.id)
+        if fate.place is not None and fragment is not None:
             had, has, base_ids = backing(fragment), backing(fate.place), columns.base_ids
-            changed = {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
+            changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
         found = {number for own in changed if (number := result(own)) is not None}
         return frozenset((found | self._schema.kept if columns is self._dest_columns else found) & kept)
 

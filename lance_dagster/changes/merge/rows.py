@@ -26,7 +26,8 @@ class Situation:
 
     `source_columns` and `dest_columns` are the fields one side has other values of, or values at all.
     `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable` says that rows
-    can be found wherever they are moved, so that they may be.
+    can be found wherever they are moved, so that they may be. `uncertain` says that columns were written beside rows of
+    which nobody knows where they were in the base, so perhaps not beside these.
     """
 
     live: BitMap
@@ -37,6 +38,7 @@ class Situation:
     source_undone: BitMap
     dest_undone: BitMap
     traceable: bool
+    uncertain: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

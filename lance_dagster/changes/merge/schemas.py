@@ -226,6 +226,8 @@ class _Merger:
         return number
 
     def _is_same(self, field: Field, twin: Field) -> bool:
+        if field.name in self._cast_by_source & self._cast_by_dest:
+            return False
         facets = all(getattr(field, facet) == getattr(twin, facet) for facet in _FACETS)
         mine, theirs = (_files_of(side.manifest, number) for side, number in self._sides(field, twin))
         return facets and (mine.items() <= theirs.items() or theirs.items() <= mine.items())

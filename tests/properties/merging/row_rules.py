@@ -83,6 +83,9 @@ class _Decision:
             other, before = _stamp(theirs, token), _stamp(was, token)
             if cell.stamp in (other, before):
                 continue
+            if self.three.source.column(token) is None or self.three.dest.column(token) is None:
+                # The column goes, and its cells with it.
+                continue
             if other != before:
                 self.clash("rows", "a cell written by both")
                 if self.strategy != SOURCE_WINS:
