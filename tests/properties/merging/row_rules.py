@@ -83,7 +83,8 @@ class _Decision:
             other, before = _stamp(theirs, token), _stamp(was, token)
             if cell.stamp in (other, before):
                 continue
-            if self.three.source.column(token) is None or self.three.dest.column(token) is None:
+            sides = (self.three.source, self.three.dest)
+            if self.three.base.column(token) is not None and any(side.column(token) is None for side in sides):
                 # The column goes, and its cells with it.
                 continue
             if other != before:
