@@ -27,7 +27,7 @@ from lance_dagster.format.model import (
     WriterVersion,
 )
 from lance_dagster.format.schema import with_field_metadata
-from lance_dagster.format.transaction import REWRITE_COLUMNS, Transaction
+from lance_dagster.format.transaction import Transaction
 
 LAST_FRAGMENT_ID, LAST_ROW_ID = 2**32 - 1, 2**64 - 1
 _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
@@ -158,7 +158,7 @@ def _with_vectors(head: Manifest, updated: Sequence[Fragment]) -> list[Fragment]
 
 def _update(head: Manifest, operation: ops.Update) -> Manifest:
     updated: Sequence[Fragment] = operation.updated_fragments
-    if operation.mode != REWRITE_COLUMNS:
+    if not operation.writes_columns:
         updated = _with_vectors(head, updated)
     elif head.stable_row_ids:
         updated = list(restamped(operation, head.version + 1))
@@ -167,7 +167,7 @@ def _update(head: Manifest, operation: ops.Update) -> Manifest:
         added = _with_creation(head, operation)
     kept = _without(head, operation.removed_fragment_ids, updated)
     changed = _with_added(head, kept, added)
-    if operation.mode == REWRITE_COLUMNS:
+    if operation.writes_columns:
         touched = [fragment.id for fragment in operation.updated_fragments]
         changed = without_values(changed, operation.fields_modified, touched)
         changed = _without_dead_files(changed, touched)

@@ -15,7 +15,7 @@ from lance_dagster.changes.claims import UPSERT, claims_of
 from lance_dagster.changes.indices import covered
 from lance_dagster.format import transaction as ops
 from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, IndexMetadata
-from lance_dagster.format.transaction import REWRITE_COLUMNS, Operation, Transaction
+from lance_dagster.format.transaction import Operation, Transaction
 
 
 class Verdict(Enum):
@@ -113,7 +113,7 @@ def _judge_row_change(mine: RowChange, other: Operation) -> Verdict:
 def _judge_two_row_changes(mine: RowChange, other: RowChange) -> Verdict:
     if not touched_fragments(mine) & touched_fragments(other):
         return COMPATIBLE
-    columns = any(isinstance(side, ops.Update) and side.mode == REWRITE_COLUMNS for side in (mine, other))
+    columns = any(isinstance(side, ops.Update) and side.writes_columns for side in (mine, other))
     return RETRYABLE if columns else REBASE
 
 
@@ -140,7 +140,7 @@ def _judge_create_index(mine: ops.CreateIndex, other: Operation) -> Verdict:
         case ops.DataReplacement():
             replaced = {number for _, file in other.replacements for number in file.fields}
             return RETRYABLE if fields & replaced else COMPATIBLE
-        case ops.Update() if fields.intersection(other.fields_modified) and other.mode == REWRITE_COLUMNS:
+        case ops.Update() if fields.intersection(other.fields_modified):
             # Stricter than pylance: the new index holds the old values and would claim to speak for the new ones.
             return RETRYABLE
         case ops.Merge() | ops.Project():
@@ -254,7 +254,7 @@ def _rewrites(
 ) -> bool:
     """Tell whether a change moved the rows of some fragments, or wrote values of some fields there."""
     match other:
-        case ops.Update(mode=mode) if mode == REWRITE_COLUMNS:
+        case ops.Update(writes_columns=True):
             written, touched = set(other.fields_modified), touched_fragments(other)
         case ops.Update():
             written, touched = fields, touched_fragments(other)

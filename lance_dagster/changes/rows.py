@@ -20,7 +20,7 @@ from lance_dagster.format.codec import (
     version_run,
 )
 from lance_dagster.format.model import Fragment
-from lance_dagster.format.transaction import REWRITE_COLUMNS, Update
+from lance_dagster.format.transaction import Update
 
 _NEW = "a new fragment"
 
@@ -69,7 +69,7 @@ def restamped(operation: Update, version: int) -> Iterator[Fragment]:
     """
     for fragment in operation.updated_fragments:
         offsets = _rewritten(operation, fragment)
-        if operation.mode != REWRITE_COLUMNS or not offsets:
+        if not operation.writes_columns or not offsets:
             yield fragment
             continue
         where = f"fragment {fragment.id}"

@@ -98,6 +98,11 @@ class Update:
     updated_offset_bitmaps: Mapping[int, bytes] = field(default_factory=dict)
     compacted_sstables: tuple[CompactedSstable, ...] = ()
 
+    @property
+    def writes_columns(self) -> bool:
+        """Whether values were written beside rows that stay; pylance's own example of it names fields and no mode."""
+        return self.mode == REWRITE_COLUMNS or bool(self.fields_modified)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:

@@ -1,6 +1,7 @@
 """Columns that pylance changes between our look at a table and our commit: no value is lost or read as another."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,36 @@ def test_rows_of_pylance_meet_our_cast(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="conflict"):
         stale.insert(entries("late", 2))
     assert [("a", 1)] == rows(uri)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_values_beside_rows_without_a_mode(tmp_path: Path, *, stable: bool) -> None:
+    """A row that is updated takes along what pylance's `update_columns` wrote beside it, naming fields and no mode."""
+    uri = str(tmp_path / "table")
+    lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=stable)
+    script = intruder_at_commit(lambda: _write_beside(uri))
+    LanceTable(parts_on(ScriptedStore(open_store(uri), script))).update({"value": "10"}, where="value = 1")
+    assert [("a", 2), ("a", 3), ("beside", 10)] == rows(uri)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_values_beside_rows_are_committed_as_pylance_says_them(tmp_path: Path, *, stable: bool) -> None:
+    """Its transaction without a mode, committed by us, gives the same rows."""
+    uri = str(tmp_path / "table")
+    lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=stable)
+    _write_beside(uri)
+    table = LanceTable.open(uri)
+    transaction = parts_on(open_store(uri)).at("main@2").transaction
+    assert transaction is not None
+    table.restore("main@1")
+    again = replace(transaction, uuid="again", read_version=3)
+    assert "main@4" == str(table.commit(again))
+    assert [("a", 2), ("a", 3), ("beside", 1)] == rows(uri)
+
+
+def _write_beside(uri: str) -> None:
+    dataset = lance.dataset(uri)
+    values = pa.table({"value": pa.array([1], pa.int64()), "key": ["beside"]})
+    updated, fields = dataset.get_fragments()[0].update_columns(values, left_on="value", right_on="value")
+    operation = lance.LanceOperation.Update(updated_fragments=[updated], fields_modified=fields)
+    lance.LanceDataset.commit(uri, operation, read_version=dataset.version)

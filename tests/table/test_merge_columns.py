@@ -133,6 +133,34 @@ ROW_CHANGES: dict[str, Change] = {
 }
 
 
+COMING: dict[str, Callable[[LanceTable], list[str]]] = {
+    "cast, merged": lambda table: [*_cast(table), str(table.merge("run"))],
+    "cast, picked": lambda table: [*_cast(table), str(table.cherry_pick("run"))],
+    "cast, taken back": lambda table: [*_cast(table, "main"), str(table.revert("main"))],
+    "dropped, taken back": lambda table: [str(table.drop_columns(["value"])), str(table.revert("main"))],
+    "child dropped, taken back": lambda table: [str(table.drop_columns(["place.city"])), str(table.revert("main"))],
+}
+
+
+def _cast(table: LanceTable, branch: str = "run") -> list[str]:
+    return [str(table.cast_column("value", pa.int32(), branch=branch))]
+
+
+@pytest.mark.parametrize("coming", COMING)
+def test_a_column_that_comes_again_has_its_place(tmp_path: Path, coming: str) -> None:
+    """Not the last one: others may read columns by number."""
+    places = pa.array([{"city": "x", "zone": 1}], pa.struct({"city": pa.string(), "zone": pa.int64()}))
+    given = pa.table({"key": ["a"], "value": [1], "place": places, "more": [2]})
+    table = LanceTable.create(str(tmp_path / "table"), given.schema)
+    table.append(given)
+    table.create_branch("run")
+    COMING[coming](table)
+    table.add_columns({"last": "more"})
+    assert ["key", "value", "place", "more", "last"] == table.schema().names
+    assert ["city", "zone"] == [field.name for field in table.schema().field("place").type]
+    assert ["key", "value", "place", "more", "last"] == as_pylance(table).schema.names
+
+
 @pytest.mark.parametrize("of_rows", ROW_CHANGES)
 @pytest.mark.parametrize("of_columns", SCHEMA_CHANGES)
 @pytest.mark.parametrize("side", ["run", "main"])

@@ -17,7 +17,7 @@ from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Addresses, 
 from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.sides import Change, Deleted, Side
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.transaction import REWRITE_ROWS, Overwrite, Restore, Rewrite, RewriteGroup, Update
+from lance_dagster.format.transaction import Overwrite, Restore, Rewrite, RewriteGroup, Update
 
 
 class UntraceableError(Exception):
@@ -94,7 +94,7 @@ def _updates(change: Change) -> bool:
     """Tell whether a version may have written rows anew: not one that took rows out and put in others instead."""
     operation = change.operation
     replaces = bool(change.claims) and all(claim.mode in (APPEND, REPLACE) for claim in change.claims)
-    return isinstance(operation, Update) and operation.mode == REWRITE_ROWS and not replaces
+    return isinstance(operation, Update) and not operation.writes_columns and not replaces
 
 
 @dataclass(frozen=True, slots=True)

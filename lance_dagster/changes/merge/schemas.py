@@ -269,7 +269,11 @@ class _Merger:
                 )
 
     def _order(self) -> list[int]:
-        """Return the ids of the result's fields in the order of one side: of the source where only it changed that."""
+        """Return the ids of the result's fields in the order of one side: of the source where only it changed that.
+
+        A field that the source brings stands before the one that follows it there; so a column that was cast, or comes
+        back, has its place again.
+        """
         source_ids, dest_ids = self._all.source_columns.ids, self._all.dest_columns.ids
         shared = [field.id for field in self._all.base.fields if field.id in source_ids and field.id in dest_ids]
         base_of_source = self._all.source_columns.base_ids
@@ -281,7 +285,16 @@ class _Merger:
             moved = iter([dest_ids[number] for number in by_source])
             places = {dest_ids[number] for number in shared}
             dest_order = [next(moved) if number in places else number for number in dest_order]
-        return [*dest_order, *(new for number in self._source if (new := self._from_source.get(number)) is not None)]
+        follower, following = {}, dict[int, int]()
+        for number, field in reversed(self._source.items()):
+            new = self._from_source.get(number)
+            if new in self._dest:
+                following[field.parent_id] = new
+            elif new is not None:
+                follower[new] = following.get(field.parent_id)
+        for new, before in reversed(follower.items()):
+            dest_order.insert(len(dest_order) if before is None else dest_order.index(before), new)
+        return dest_order
 
     @staticmethod
     def _who(side: Side) -> str:
