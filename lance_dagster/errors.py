@@ -1,6 +1,6 @@
 """Every exception this package raises, grouped by what a handler would do about it.
 
-    LanceDagsterError                        .hint: what to try next
+    LanceDagsterError                        .hint: what to try next; .remedy: the same, with the call to make
     |- NotFoundError (LookupError)           ask for something else
     |    TableNotFoundError, VersionNotFoundError, RefNotFoundError (.ref .known)
     |- AlreadyExistsError                    choose another name
@@ -21,19 +21,64 @@ Constructors take plain positional arguments, so that every error survives pickl
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 _MAYBE_COMMIT = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A method of a table and what to give it, for whoever is to call it: from Python, or by typing a command."""
+
+    method: str
+    given: tuple[object, ...] = ()
+    named: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return it as it is written in Python."""
+        arguments = [*map(repr, self.given), *(f"{name}={value!r}" for name, value in self.named.items())]
+        return f"{self.method}({', '.join(arguments)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What puts an error right: a sentence, in which `{}` stands for a call where there is one to make."""
+
+    sentence: str
+    call: Call | None = None
+
+    def __str__(self) -> str:
+        """Say it in Python's words."""
+        return self.said(str)
+
+    def said(self, written: Callable[[Call], str]) -> str:
+        """Say it, with the call as it is written elsewhere."""
+        return self.sentence if self.call is None else self.sentence.format(written(self.call))
+
+
 class LanceDagsterError(Exception):
     """Report something this package cannot do, in one sentence a person can act on."""
+
+    def __init__(self, *arguments: object, remedy: Remedy | None = None) -> None:
+        """Keep what is wrong, and what would put it right."""
+        super().__init__(*arguments)
+        self.remedy = remedy
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong, without what would put it right."""
+        return super().__str__()
 
     @property
     def hint(self) -> str | None:
         """What to try next, where there is something to try."""
-        return None
+        return None if self.remedy is None else str(self.remedy)
+
+    def __str__(self) -> str:
+        """Say what is wrong, and what would put it right."""
+        return self.complaint if self.remedy is None else f"{self.complaint}; {self.remedy}"
 
 
 class NotFoundError(LanceDagsterError, LookupError):
@@ -51,16 +96,22 @@ class VersionNotFoundError(NotFoundError):
 class RefNotFoundError(NotFoundError):
     """Report that no branch or tag has the name asked for."""
 
-    def __init__(self, ref: str, known: Sequence[str], where: str) -> None:
-        """Keep the name asked for, the names that exist and the table they were looked up in."""
-        super().__init__(ref, known, where)
+    def __init__(
+        self, ref: str, known: Sequence[str], where: str, kind: str = "branch or tag", instead: str = ""
+    ) -> None:
+        """Keep the name asked for, the names that exist, the table, what kind of name was wanted and what it is."""
+        super().__init__(ref, known, where, kind, instead)
         self.ref = ref
         self.known = tuple(known)
         self.where = where
+        self.kind = kind
+        self.instead = instead
 
     @property
     def hint(self) -> str:
-        """The nearest names, or all of them when none is near."""
+        """What the name stands for if not for this; else the nearest names, or all of them when none is near."""
+        if self.instead:
+            return self.instead
         near = difflib.get_close_matches(self.ref, self.known, n=3, cutoff=0.5)
         if near:
             return f"did you mean {' or '.join(repr(name) for name in near)}?"
@@ -68,8 +119,8 @@ class RefNotFoundError(NotFoundError):
 
     def __str__(self) -> str:
         """Name the ref, the table and the nearest names."""
-        kinds = "branch, tag or commit" if _MAYBE_COMMIT.fullmatch(self.ref) else "branch or tag"
-        return f"no {kinds} {self.ref!r} in {self.where}; {self.hint}"
+        commit = self.kind == "branch or tag" and _MAYBE_COMMIT.fullmatch(self.ref)
+        return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
 
 
 class AlreadyExistsError(LanceDagsterError):
@@ -106,8 +157,9 @@ class RefSyntaxError(InvalidInputError):
         self.expected = expected
 
     def __str__(self) -> str:
-        """Point at the character and name what could stand there."""
-        return f"cannot read ref {self.expression!r} at character {self.position}: expected {self.expected}"
+        """Point at the character, unless it is the first one, and name what could stand there."""
+        at = f" at character {self.position}" if self.position else ""
+        return f"cannot read ref {self.expression!r}{at}: expected {self.expected}"
 
 
 class SchemaMismatchError(InvalidInputError):
@@ -195,23 +247,18 @@ class RefMovedError(ConflictError):
 class ProtectedError(LanceDagsterError):
     """Report what a branch or tag is protected from; nothing was written."""
 
-    def __init__(self, kind: str, name: str, refused: str, because: str, hint: str) -> None:
+    def __init__(self, kind: str, name: str, refused: str, because: str, instead: Remedy) -> None:
         """Keep what was asked of which branch or tag, the rule that forbids it and what to do instead."""
-        super().__init__(kind, name, refused, because, hint)
+        super().__init__(kind, name, refused, because, instead, remedy=instead)
         self.kind = kind
         self.name = name
         self.refused = refused
         self.because = because
-        self._hint = hint
 
     @property
-    def hint(self) -> str:
-        """What to do instead."""
-        return self._hint
-
-    def __str__(self) -> str:
-        """Name the branch or tag, the rule and what to do instead."""
-        return f"cannot {self.refused} {self.kind} {self.name!r}: {self.because}; {self.hint}"
+    def complaint(self) -> str:
+        """The branch or tag, and the rule."""
+        return f"cannot {self.refused} {self.kind} {self.name!r}: {self.because}"
 
 
 class PublishRefusedError(LanceDagsterError):

@@ -82,7 +82,7 @@ def test_the_log_is_shown(table: LanceTable) -> None:
     """Newest first, across forks, with what was said about each."""
     lines = run("log", table.uri, "--ref", "run/1").stdout.splitlines()
     assert ["run/1@3", "run/1@2", "main@2", "main@1"] == [line.split()[0] for line in lines]
-    assert lines[0].endswith("4 rows  one more")
+    assert lines[0].endswith("4 rows  (run/1) one more")
     assert 1 == len(run("log", table.uri, "-n", "1").stdout.splitlines())
     documents = json.loads(run("log", table.uri, "--json").stdout)
     assert ["main@3", "main@2", "main@1"] == [document["version"] for document in documents]
@@ -194,7 +194,7 @@ def test_a_table_is_named_with_a_version(table: LanceTable) -> None:
     assert "looked at 1 version" in run("verify", text).stdout
     for wrong, problem in (
         (("log", text, "--ref", "main"), "TABLE names the ref 'run/1@3' already; give one only"),
-        (("tags", text), "this subcommand is about a whole table; leave out 'lance+' and '?ref='"),
+        (("tags", text), "tags is about a whole table; leave out 'lance+' and '?ref=', and give the ref apart"),
         (("log", f"{text}&key=hunter2"), "after '?' the URI of a version has only ref=<expression>, not 'key'"),
     ):
         result = run(*wrong)

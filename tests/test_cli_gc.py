@@ -97,3 +97,29 @@ def test_damage_is_told_by_the_exit_code(table: LanceTable) -> None:
     assert "error: _versions/18446744073709551613.manifest\n" in result.stdout
     assert "so nothing is deleted" in result.stdout
     assert before == files(table)
+
+
+def test_what_is_deleted_is_told_apart(table: LanceTable) -> None:
+    """Versions that expire, and what waited since they did."""
+    run(table.uri, "--older-than", "7d", "--delete")
+    age(table, 2 * DAY)
+    lines = run(table.uri, "--older-than", "7d", "--delete").stdout.splitlines()
+    assert any(line.startswith("    5 manifests of versions that expired before  ") for line in lines)
+    assert lines[-1].startswith("0 versions and ")
+
+
+def test_who_keeps_a_lot_is_told(table: LanceTable) -> None:
+    """Those who keep the most first, and not all of many."""
+    table.create_branch("idle", at="main@5")
+    age(table, 30 * DAY)
+    line = "branch 'idle' alone keeps 2 versions: merge it, sync it, or delete it"
+    assert line == run(table.uri, "--older-than", "7d").stdout.splitlines()[-2]
+    for number in range(12):
+        table.create_branch(f"run/{number:02}", at="main@7")
+        table.append(entries("r", 1), branch=f"run/{number:02}")
+        table.append(entries("r", 2), branch=f"run/{number:02}")
+    age(table, 30 * DAY)
+    lines = run(table.uri, "--older-than", "7d").stdout.splitlines()
+    told = [line for line in lines if "alone keeps" in line]
+    assert (10, "and so do 3 branches more") == (len(told), lines[-2])
+    assert "branch 'idle' alone keeps 2 versions" in told[0]

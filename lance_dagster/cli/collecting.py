@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
+_KINDS = {"versions": "manifests of versions that expired before"}
+_MANY, _SHOWN = 2, 10
 
 
 class _Duration(click.ParamType[timedelta]):
@@ -95,8 +97,18 @@ def _lines(report: "GarbageReport", *, files: bool) -> Iterator[str]:
         yield from (f"    {path}" for path in report.paths)
     what = "deleted" if done else "can be deleted" if report.ok else "could be deleted if everything could be read"
     yield f"{report.versions:,} versions and {report.files:,} files ({_size(report.bytes)}) {what}"
+    yield from _held(report.held)
     if report.dry_run and (report.versions or report.files or report.branches):
         yield "nothing was deleted; --delete does it"
+
+
+def _held(held: Mapping[str, int]) -> Iterator[str]:
+    """Say which branches keep what nothing else needs, those that keep the most first."""
+    many = sorted(((name, count) for name, count in held.items() if count >= _MANY), key=lambda item: -item[1])
+    for name, count in many[:_SHOWN]:
+        yield f"branch {name!r} alone keeps {count:,} versions: merge it, sync it, or delete it"
+    if len(many) > _SHOWN:
+        yield f"and so do {len(many) - _SHOWN:,} branches more"
 
 
 def _kept(versions: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
@@ -109,7 +121,7 @@ def _kept(versions: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
 def _counts(title: str, counts: "Mapping[str, FileCount]") -> Iterator[str]:
     if counts:
         yield f"{title}:"
-        rows = [(f"{count.files:,} {kind}", _size(count.bytes)) for kind, count in counts.items()]
+        rows = [(f"{count.files:,} {_KINDS.get(kind, kind)}", _size(count.bytes)) for kind, count in counts.items()]
         yield from (f"    {line}" for line in aligned(rows))
 
 

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from lance_dagster.cli.remedies import told
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
 
 if TYPE_CHECKING:
@@ -22,18 +23,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Refusal(click.ClickException):
-    """An error of this package as one line on standard error."""
+    """An error of this package as one line on standard error, and one of what to do where that takes one."""
 
     exit_code = REFUSED
 
-    def __init__(self, error: LanceDagsterError) -> None:
+    def __init__(self, message: str, hint: str = "") -> None:
         """Tell whoever typed the command what is wrong."""
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        super().__init__("; ".join(lines).replace(":;", ":"))
+        super().__init__(message)
+        self.hint = hint
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the line."""
+        """Print the lines."""
         click.echo(f"lance-dagster: {self.format_message()}", file=file, err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", file=file, err=True)
 
 
 class Misuse(Refusal):
@@ -50,9 +53,9 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except (InvalidInputError, NotFoundError) as error:
-            raise Misuse(error) from error
+            raise Misuse(told(error, ctx.obj or "TABLE")) from error
         except LanceDagsterError as error:
-            raise Refusal(error) from error
+            raise Refusal(told(error, ctx.obj or "TABLE")) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ def about_table(command: F) -> F:
     @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
     @functools.wraps(command)
     def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **others: object) -> object:
+        # Read where an error is told.
+        click.get_current_context().find_root().obj = table
         opened, ref = open_table(table, storage_options_from(storage_options))
         if ref is not None:
             _put_ref(others, ref)
@@ -109,9 +114,12 @@ def open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTabl
 
 def _put_ref(arguments: dict[str, object], ref: str) -> None:
     """Let a subcommand begin at the ref its TABLE names."""
+    context = click.get_current_context()
     if "ref" not in arguments:
-        raise click.UsageError("this subcommand is about a whole table; leave out 'lance+' and '?ref='")
-    if click.get_current_context().get_parameter_source("ref") is not ParameterSource.DEFAULT:
+        name = context.info_name
+        raise click.UsageError(f"{name} is about a whole table; leave out 'lance+' and '?ref=', and give the ref apart")
+    given = (name for name in ("ref", "begin") if name in arguments)
+    if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in given):
         raise click.UsageError(f"TABLE names the ref {ref!r} already; give one only")
     arguments["ref"] = ref
 

@@ -1,9 +1,9 @@
 """`lance-dagster diff`."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
     from lance_dagster.table import Diff, LanceTable, RowCounts
 
+F = TypeVar("F", bound=Callable[..., Any])
 _COLOURS = {"+": "green", "-": "red", "~": "yellow"}
 _SIGNS = {"insert": "+", "delete": "-", "update_preimage": "-", "update_postimage": "+"}
 _CELL = 40
 _LIMIT = 20
+_NULL = "null"
+with_limit: Callable[[F], F] = click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Show at most so many rows."
+)
 
 
 class _Options(TypedDict):
@@ -33,9 +38,7 @@ class _Options(TypedDict):
 @click.argument("versions", nargs=-1, required=True, metavar="A..B | A...B | A B")
 @click.option("--stat", is_flag=True, help="Count the rows that differ; reads those that moved.")
 @click.option("--rows", is_flag=True, help="Show the rows that differ: - as they were, + as they are.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Show at most so many rows."
-)
+@with_limit
 @click.option(
     "--key", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
 )
@@ -45,7 +48,7 @@ class _Options(TypedDict):
     "columns",
     metavar="COLUMN",
     multiple=True,
-    help="Look at the rows of this column only; may be given again.",
+    help="Look at this column of the rows only, and show it beside the key; may be given again.",
 )
 def diff(table: "LanceTable", answer: Answer, versions: tuple[str, ...], **options: "Unpack[_Options]") -> None:
     """Show what differs between two versions of TABLE.
@@ -53,13 +56,37 @@ def diff(table: "LanceTable", answer: Answer, versions: tuple[str, ...], **optio
     A..B, or A B, is what turns version A into version B. A...B is what B did since A and B were last the same.
     """
     found = _compared(table, versions, options["keys"])
-    columns = options["columns"] or None
-    stat = found.stat(columns) if options["stat"] else None
-    rows = _first(found.rows(columns=columns), options["limit"]) if options["rows"] else None
-    document = _document(found, stat)
-    if rows is not None:
-        document |= {"rows": _plain(rows[: options["limit"]]), "more": len(rows) > options["limit"]}
-    answer.give(document, [*_lines(found, stat), *_table(rows, options["limit"])])
+    rows = options["limit"] if options["rows"] else None
+    shown = Shown.of(found, stat=options["stat"], rows=rows, columns=options["columns"])
+    answer.give(shown.document, shown.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What differs, for programs and for people."""
+
+    document: dict[str, Any]
+    lines: list[str]
+
+    @classmethod
+    def of(cls, found: "Diff", *, stat: bool, rows: int | None, columns: Sequence[str] = ()) -> "Shown":
+        """Show a difference.
+
+        Args:
+            found: What differs.
+            stat: Whether rows are counted.
+            rows: How many rows are shown; None for no rows at all.
+            columns: The columns of the rows that are looked at; all of them if none is given.
+        """
+        counts = found.stat(columns or None) if stat else None
+        document, lines = _document(found, counts), list(_lines(found, counts))
+        if rows is not None:
+            # Rows are shown under what they are known by: its values are the same in both versions.
+            wanted = list(dict.fromkeys([*(found.key or ()), *columns])) if columns else None
+            some = first(found.rows(columns=wanted), rows)
+            document |= {"rows": plain(some[:rows]), "more": len(some) > rows}
+            lines += _table(some, rows)
+        return cls(document, lines)
 
 
 def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, ...]) -> "Diff":
@@ -77,7 +104,7 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
             raise click.UsageError("give two versions: A..B, A...B or A B")
 
 
-def _first(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any]]:
+def first(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any]]:
     """Return the first rows, and one more where there are more."""
     found: list[dict[str, Any]] = []
     for batch in reader:
@@ -94,13 +121,13 @@ def _lines(found: "Diff", stat: "RowCounts | None") -> Iterator[str]:
         yield str(stat)
 
 
-def _table(rows: list[dict[str, Any]] | None, limit: int) -> Iterator[str]:
+def _table(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
     if not rows:
         return
     names = [name for name in rows[0] if not name.startswith("_change_")]
     cells = [
         ["", *names],
-        *([_SIGNS[row["_change_type"]], *(_cell(row[name]) for name in names)] for row in rows[:limit]),
+        *([_SIGNS[row["_change_type"]], *(cell(row[name]) for name in names)] for row in rows[:limit]),
     ]
     yield ""
     for line in aligned(cells):
@@ -109,9 +136,9 @@ def _table(rows: list[dict[str, Any]] | None, limit: int) -> Iterator[str]:
         yield "there are more; --limit shows them"
 
 
-def _cell(value: object) -> str:
-    # A line for each row, whatever is in it.
-    text = "" if value is None else str(value) if not isinstance(value, str) else value
+def cell(value: object) -> str:
+    """Return a value as text that takes its place in a line for each row, whatever is in it."""
+    text = _NULL if value is None else str(value) if not isinstance(value, str) else value
     shown = "".join(character if character.isprintable() else " " for character in text)
     return shown if len(shown) <= _CELL else f"{shown[: _CELL - 3]}..."
 
@@ -134,10 +161,11 @@ def _document(found: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
     return document
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow values are in Python
+def plain(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow values are in Python
+    """Return a value as JSON can show it."""
     if isinstance(value, float) and not math.isfinite(value):
         # JSON has no such numbers.
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+        return {str(key): plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -11,11 +11,12 @@ from lance_dagster.cli.looking import branches, tags
 from lance_dagster.cli.merging import merge, merge_base, preview_branch, sync
 from lance_dagster.cli.naming import branch, protect, tag
 from lance_dagster.cli.promoting import promote, rollback
+from lance_dagster.cli.showing import show
 from lance_dagster.cli.standing import status
 from lance_dagster.cli.undoing import cherry_pick, reset, restore, revert
 from lance_dagster.cli.upkeep import clone, compact, move_base, relocate
 from lance_dagster.cli.verifying import verify
-from lance_dagster.cli.versions import log, show
+from lance_dagster.cli.versions import log
 
 TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Look": (status, log, show, diff, branches, tags, merge_base),

@@ -2,22 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lance_dagster.cli.command import Answer, about_table, aligned
+from lance_dagster.cli.conflict_rows import RowOptions, ShownRows, with_rows
 from lance_dagster.cli.named import BRANCH, REF
 from lance_dagster.cli.outcome import (
     conflict_lines,
     conflicts_told,
     exit_refused,
     give_version,
+    hint_for,
+    properties_from,
     strategy_from,
     with_message,
+    with_properties,
     with_strategy,
 )
 from lance_dagster.cli.versions import document, shown_time
+from lance_dagster.errors import AlreadyExistsError, ConflictError, Remedy
 
 if TYPE_CHECKING:
     from lance_dagster.table import LanceTable, MergePreview
@@ -25,13 +31,22 @@ if TYPE_CHECKING:
 _MERGE, _FAST_FORWARD, _SQUASH = "merge", "ff-only", "squash"
 
 
-class _Options(TypedDict):
+class _Options(RowOptions):
     """The options of `merge` that say how."""
 
     strategies: Sequence[str]
     ff_only: bool
     squash: bool
     message: str | None
+    properties: Sequence[str]
+
+
+class _PreviewOptions(TypedDict):
+    """The options of `preview-branch` that say how."""
+
+    name: str | None
+    replace: bool
+    strategies: Sequence[str]
 
 
 @click.command()
@@ -39,10 +54,12 @@ class _Options(TypedDict):
 @click.argument("source", type=REF)
 @click.option("--into", type=BRANCH, default="main", show_default=True, help="The branch to merge into.")
 @click.option("--preview", is_flag=True, help="Only say what would be done. Exits with 1 when it would be refused.")
+@with_rows
 @with_strategy
 @click.option("--ff-only", is_flag=True, help="Refuse when the branch has changes that SOURCE does not contain.")
 @click.option("--squash", is_flag=True, help="Take the changes over without recording what was merged.")
 @with_message
+@with_properties
 def merge(
     table: "LanceTable", answer: Answer, source: str, into: str, *, preview: bool, **options: Unpack[_Options]
 ) -> None:
@@ -53,14 +70,20 @@ def merge(
     """
     if options["ff_only"] and options["squash"]:
         raise click.UsageError("give --ff-only or --squash, not both")
+    if options["rows"] and not preview:
+        raise click.UsageError("--rows shows what would be in conflict; give --preview too")
     mode = _FAST_FORWARD if options["ff_only"] else _SQUASH if options["squash"] else _MERGE
-    strategy = strategy_from(options["strategies"])
+    strategy, properties = strategy_from(options["strategies"]), properties_from(options["properties"])
     if preview:
-        _preview(answer, table.preview_merge(source, into, strategy=strategy, mode=mode))
+        found = table.preview_merge(source, into, strategy=strategy, mode=mode)
+        rows = ShownRows.of(found, options)
+        _preview(answer, found, rows, hint_for(found.conflicts, strategy, f"{into}...{source}"))
         return
     before = table.head(into)
-    with conflicts_told(answer):
-        made = table.merge(source, into, strategy=strategy, mode=mode, message=options["message"])
+    with conflicts_told(answer, strategy, lambda: f"{into}...{source}"):
+        made = table.merge(
+            source, into, strategy=strategy, mode=mode, message=options["message"], properties=properties
+        )
     give_version(answer, before, made, f"nothing to do: {made} has everything of {source}")
 
 
@@ -69,13 +92,22 @@ def merge(
 @click.argument("source", type=REF)
 @click.option("--into", type=BRANCH, default="main", show_default=True, help="The branch to merge into.")
 @click.option("--name", help="The new branch; preview/ and the name of the source's branch, if not given.")
+@click.option("--replace", is_flag=True, help="Delete the preview that has the name, once the merge is known to work.")
 @with_strategy
 def preview_branch(
-    table: "LanceTable", answer: Answer, source: str, into: str, name: str | None, strategies: Sequence[str]
+    table: "LanceTable", answer: Answer, source: str, into: str, **options: Unpack[_PreviewOptions]
 ) -> None:
     """Make a branch that holds what merging SOURCE would give, for checks to run on."""
-    with conflicts_told(answer):
-        made = table.preview_branch(source, into, name=name, strategy=strategy_from(strategies))
+    strategy = strategy_from(options["strategies"])
+    make = partial(table.preview_branch, source, into, name=options["name"], strategy=strategy)
+    with conflicts_told(answer, strategy, lambda: f"{into}...{source}"):
+        try:
+            made = make()
+        except AlreadyExistsError as error:
+            if not options["replace"]:
+                raise AlreadyExistsError(error.complaint, remedy=Remedy("--replace makes a preview anew")) from error
+            _delete_preview(table, options["name"], source, into)
+            made = make()
     head = table.head(made.name)
     answer.give(
         {"branch": made.name, "forked_from": made.parent, "version": document(head)},
@@ -83,7 +115,17 @@ def preview_branch(
     )
 
 
-@click.command()
+def _delete_preview(table: "LanceTable", name: str | None, source: str, into: str) -> None:
+    """Delete the branch that is in the way of a preview, if it is one."""
+    from lance_dagster.table.merging import PREVIEW_OF, preview_name
+
+    found = table.branch(name or preview_name(table.at(source).branch, into))
+    if PREVIEW_OF not in found.metadata:
+        raise ConflictError(f"branch {found.name!r} of {table.uri} is no preview; give another --name, or delete it")
+    table.delete_branch(found.name)
+
+
+@click.command(epilog="Example: lance-dagster sync orders.lance work --strategy rows=dest-wins")
 @about_table
 @click.argument("branch", type=BRANCH)
 @with_strategy
@@ -91,8 +133,9 @@ def preview_branch(
 def sync(table: "LanceTable", answer: Answer, branch: str, strategies: Sequence[str], message: str | None) -> None:
     """Merge what happened on the branch that BRANCH was forked from into BRANCH."""
     before = table.head(branch)
-    with conflicts_told(answer):
-        made = table.sync(branch, strategy=strategy_from(strategies), message=message)
+    strategy = strategy_from(strategies)
+    with conflicts_told(answer, strategy, lambda: f"{branch}...{table.branch(branch).parent_branch}"):
+        made = table.sync(branch, strategy=strategy, message=message)
     give_version(answer, before, made, f"nothing to do: {made} has everything of the branch it was forked from")
 
 
@@ -106,10 +149,11 @@ def merge_base(table: "LanceTable", answer: Answer, one: str, other: str) -> Non
     answer.give(document(base), aligned([(str(base), base.id[:10], shown_time(base), f"{base.rows:,} rows")]))
 
 
-def _preview(answer: Answer, found: "MergePreview") -> None:
-    answer.give({"ok": not found.conflicts, **asdict(found)}, list(_lines(found)))
+def _preview(answer: Answer, found: "MergePreview", rows: ShownRows, hint: str) -> None:
+    facts = {name: value for name, value in asdict(found).items() if not name.startswith("_")}
+    answer.give({"ok": not found.conflicts, **facts, **rows.document}, [*_lines(found), *rows.lines])
     if found.conflicts:
-        exit_refused()
+        exit_refused(hint)
 
 
 def _lines(found: "MergePreview") -> Iterator[str]:

@@ -38,7 +38,7 @@ class _TagOptions(TypedDict):
     history: bool
 
 
-@click.command()
+@click.command(epilog="Example: lance-dagster branch orders.lance run/1 --at production")
 @about_table
 @click.argument("name", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to fork from.")
@@ -59,7 +59,7 @@ def branch(table: "LanceTable", answer: Answer, name: str, **options: Unpack[_Br
         _give_branch(answer, table.create_branch(name, options["at"], exist_ok=options["exist_ok"]))
 
 
-@click.command()
+@click.command(epilog="Example: lance-dagster tag orders.lance v1.0 --at main~1 --immutable")
 @about_table
 @click.argument("name", type=TAG)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to name.")

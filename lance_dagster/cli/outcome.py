@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lance_dagster.cli.command import REFUSED, Answer, Refusal
+from lance_dagster.cli.remedies import command, quoted
 from lance_dagster.cli.versions import document, printable
-from lance_dagster.errors import ConflictError, MergeConflictError
+from lance_dagster.errors import MergeConflictError
+from lance_dagster.format.transaction import MESSAGE
 
 if TYPE_CHECKING:
     from lance_dagster.changes.merge import Strategy
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _BOTH = ("source-wins", "dest-wins")
 _ALL = "*"
+_OURS = "lance_dagster."
 
 with_strategy: Callable[[F], F] = click.option(
     "--strategy",
@@ -32,6 +35,14 @@ with_strategy: Callable[[F], F] = click.option(
 )
 """The option `strategies`, for `strategy_from`."""
 with_message: Callable[[F], F] = click.option("--message", "-m", help="What to say in the log.")
+with_properties: Callable[[F], F] = click.option(
+    "--property",
+    "properties",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="What to keep with the version, such as ticket=77; may be given again.",
+)
+"""The option `properties`, for `properties_from`."""
 
 
 def strategy_from(given: Sequence[str]) -> "Strategy":
@@ -51,9 +62,32 @@ def strategy_from(given: Sequence[str]) -> "Strategy":
     return found or None
 
 
+def properties_from(given: Sequence[str], message: str | None = None) -> dict[str, str]:
+    """Read what is kept with a version, and what is said in the log if anything is.
+
+    Raises:
+        click.UsageError: One is no pair, or has a key of this package's.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise click.UsageError("--property takes KEY=VALUE, such as ticket=77")
+        if key.startswith((_OURS, MESSAGE)):
+            raise click.UsageError(f"--property cannot be {key!r}, which is kept by what makes the version")
+        found[key] = value
+    return found if message is None else {**found, MESSAGE: message}
+
+
 @contextmanager
-def conflicts_told(answer: Answer) -> Iterator[None]:
-    """Print each conflict on a line of its own when there are any, and exit as refused."""
+def conflicts_told(answer: Answer, strategy: "Strategy", changes: Callable[[], str]) -> Iterator[None]:
+    """Print each conflict on a line of its own when there are any, and exit as refused with a hint.
+
+    Args:
+        answer: How to answer.
+        strategy: Who was to win.
+        changes: Returns the range of what was to come, for `diff`.
+    """
     try:
         yield
     except MergeConflictError as error:
@@ -61,7 +95,37 @@ def conflicts_told(answer: Answer) -> Iterator[None]:
             {"made": False, "before": None, "version": None, "conflicts": conflict_documents(error.conflicts)},
             conflict_lines(error.conflicts),
         )
-        raise Refusal(ConflictError(error.message.rstrip(":"))) from error
+        raise Refusal(error.message.rstrip(":"), hint_for(error.conflicts, strategy, changes())) from error
+
+
+def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) -> str:
+    """Return how to look at conflicts and how to settle them; empty where the history itself is in the way.
+
+    Args:
+        conflicts: What no strategy settled.
+        strategy: Who was to win.
+        changes: The range of what was to come, for `diff`.
+    """
+    told = [conflict for conflict in _known(conflicts) if conflict.kind != "history"]
+    if not told:
+        return ""
+    table = str(click.get_current_context().find_root().obj)
+    winners = " ".join(f"--strategy {quoted(f'{name}={_BOTH[0]}')}" for name in _open(told, strategy))
+    settle = f"settle with {winners} (or {_BOTH[1]}), or change one side" if winners else "then change one side"
+    return printable(f"look with {command('diff', table, changes, '--rows')}; {settle}")
+
+
+def _open(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[str]:
+    """Return what a strategy can be given for, that was not given one in vain; by kind where that has several units."""
+    from lance_dagster.changes.merge.arbiter import Arbiter
+
+    arbiter = Arbiter(strategy)
+    units: dict[str, set[str]] = {}
+    for conflict in conflicts:
+        if arbiter.winner(conflict.kind, conflict.unit) is None:
+            units.setdefault(conflict.kind, set()).add(conflict.unit)
+    # Rows have no names, and are not the same ones next time.
+    return [kind if kind == "rows" or len(found) > 1 else next(iter(found)) for kind, found in units.items()]
 
 
 def conflict_documents(conflicts: Iterable[object]) -> list[dict[str, str]]:
@@ -94,8 +158,10 @@ def give_version(answer: Answer, before: "Version", made: "Version", nothing: st
     answer.give(shown, [line if new else nothing])
 
 
-def exit_refused() -> None:
-    """Exit as refused, after everything was said."""
+def exit_refused(hint: str) -> None:
+    """Exit as refused, after everything was said, with what to do."""
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
     sys.exit(REFUSED)
 
 

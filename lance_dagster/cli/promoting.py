@@ -6,7 +6,7 @@ import click
 
 from lance_dagster.cli.command import Answer, about_table
 from lance_dagster.cli.named import REF, TAG
-from lance_dagster.errors import InvalidInputError, RefNotFoundError, VersionNotFoundError
+from lance_dagster.errors import Call, InvalidInputError, RefNotFoundError, Remedy, VersionNotFoundError
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs import Tag
@@ -88,12 +88,20 @@ def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
         try:
             earlier.append(earlier_target(tag, len(earlier) + 1))
         except InvalidInputError:
-            known = ", ".join(earlier) or "nothing"
-            raise InvalidInputError(
-                f"tag {tag.name!r} of {table.uri} is not known to have been at {wanted}; before {tag.ref} it was at "
-                f"{known}"
-            ) from None
+            raise _never_there(table, tag, wanted) from None
     return len(earlier)
+
+
+def _never_there(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInputError:
+    """Return the error for a version that a tag cannot be rolled back to, with where it was."""
+    from lance_dagster.history.tags import history_of
+
+    known = list(dict.fromkeys(move.after for move in history_of(tag)))
+    said = f"is not known to have been at {wanted}; it was at {', '.join(known)}"
+    if wanted in known:
+        said = f"cannot be rolled back to {wanted}, from where it was rolled back"
+    remedy = Remedy("{} moves it there", Call("move_tag", (tag.name, wanted)))
+    return InvalidInputError(f"tag {tag.name!r} of {table.uri} {said}", remedy=remedy)
 
 
 def _was(current: "Tag | None", expected: "Version | None") -> str | None:

@@ -1,13 +1,21 @@
 """`lance-dagster cherry-pick`, `revert`, `restore` and `reset`."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lance_dagster.cli.command import Answer, about_table
 from lance_dagster.cli.named import BRANCH, REF
-from lance_dagster.cli.outcome import conflicts_told, give_version, strategy_from, with_message, with_strategy
+from lance_dagster.cli.outcome import (
+    conflicts_told,
+    give_version,
+    properties_from,
+    strategy_from,
+    with_message,
+    with_properties,
+    with_strategy,
+)
 
 if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
@@ -17,19 +25,30 @@ _with_parent = click.option(
 )
 
 
+class _Options(TypedDict):
+    """How a change is taken over or taken back."""
+
+    parent: int | None
+    strategies: Sequence[str]
+    message: str | None
+    properties: Sequence[str]
+
+
 @click.command("cherry-pick")
 @about_table
 @click.argument("version", type=REF)
 @click.option("--onto", type=BRANCH, default="main", show_default=True, help="The branch that gets the change.")
 @_with_parent
 @with_strategy
-def cherry_pick(
-    table: "LanceTable", answer: Answer, version: str, onto: str, parent: int | None, strategies: Sequence[str]
-) -> None:
+@with_message
+@with_properties
+def cherry_pick(table: "LanceTable", answer: Answer, version: str, onto: str, **options: Unpack[_Options]) -> None:
     """Make the change of one VERSION on another branch too."""
+    parent, strategy = options["parent"], strategy_from(options["strategies"])
+    properties = properties_from(options["properties"], options["message"])
     before = table.head(onto)
-    with conflicts_told(answer):
-        made = table.cherry_pick(version, onto, parent=parent, strategy=strategy_from(strategies))
+    with conflicts_told(answer, strategy, lambda: f"{version}^{parent or ''}..{version}"):
+        made = table.cherry_pick(version, onto, parent=parent, strategy=strategy, properties=properties)
     give_version(answer, before, made, f"nothing to do: {made} has the change already")
 
 
@@ -39,13 +58,15 @@ def cherry_pick(
 @click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch it is taken back on.")
 @_with_parent
 @with_strategy
-def revert(
-    table: "LanceTable", answer: Answer, version: str, branch: str, parent: int | None, strategies: Sequence[str]
-) -> None:
+@with_message
+@with_properties
+def revert(table: "LanceTable", answer: Answer, version: str, branch: str, **options: Unpack[_Options]) -> None:
     """Take the change of one VERSION back, and keep what was done since."""
+    parent, strategy = options["parent"], strategy_from(options["strategies"])
+    properties = properties_from(options["properties"], options["message"])
     before = table.head(branch)
-    with conflicts_told(answer):
-        made = table.revert(version, branch, parent=parent, strategy=strategy_from(strategies))
+    with conflicts_told(answer, strategy, lambda: f"{version}..{branch}"):
+        made = table.revert(version, branch, parent=parent, strategy=strategy, properties=properties)
     give_version(answer, before, made, f"nothing to do: {made} does not have the change")
 
 
@@ -61,7 +82,7 @@ def restore(table: "LanceTable", answer: Answer, version: str, branch: str, mess
     give_version(answer, before, made, f"nothing to do: {made} is the newest version")
 
 
-@click.command()
+@click.command(epilog="Example: lance-dagster reset orders.lance work --at production")
 @about_table
 @click.argument("branch", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to start from.")

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from lance_dagster.cli.command import Answer, about_table, aligned, storage_options_from
 from lance_dagster.cli.named import BRANCH, REF
-from lance_dagster.cli.outcome import give_version, with_message
+from lance_dagster.cli.outcome import give_version, properties_from, with_message, with_properties
 from lance_dagster.cli.progress import bar
 from lance_dagster.cli.versions import document
 
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 _checked = click.option("--check/--no-check", default=True, help="Look for every file first (the default), or do not.")
 _dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+
+class _Options(TypedDict):
+    """What is worth rewriting, and what is said about it."""
+
+    target_rows: int
+    deleted_share: float
+    message: str | None
+    properties: Sequence[str]
 
 
 @click.command()
@@ -37,14 +46,22 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be 
     help="The share of deleted rows above which a fragment is rewritten even alone.",
 )
 @with_message
-def compact(
-    table: "LanceTable", answer: Answer, branch: str, target_rows: int, deleted_share: float, message: str | None
-) -> None:
-    """Write small fragments of TABLE, and those with many deleted rows, anew; rows stay as they are."""
+@with_properties
+def compact(table: "LanceTable", answer: Answer, branch: str, **options: Unpack[_Options]) -> None:
+    """Write small fragments of TABLE, and those with many deleted rows, anew; rows stay as they are.
+
+    Makes two versions: the first one reserves the numbers of the new fragments.
+    """
+    properties = properties_from(options["properties"])
     before = table.head(branch)
     with bar() as progress:
         made = table.compact(
-            branch=branch, target_rows=target_rows, deleted_share=deleted_share, message=message, progress=progress
+            branch=branch,
+            target_rows=options["target_rows"],
+            deleted_share=options["deleted_share"],
+            message=options["message"],
+            properties=properties,
+            progress=progress,
         )
     give_version(answer, before, made, f"nothing to do: no fragment of {made} is worth rewriting")
 

@@ -1,6 +1,7 @@
-"""`lance-dagster log` and `show`."""
+"""`lance-dagster log`, and how versions are shown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
@@ -8,6 +9,8 @@ import click
 from lance_dagster.cli.command import Answer, about_table, aligned
 from lance_dagster.cli.lanes import Cells, Drawn, draw, width_of
 from lance_dagster.cli.named import REF
+from lance_dagster.errors import FormatError
+from lance_dagster.format.layout import MAIN
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 _COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan")
 _ID_DIGITS = 10
-_CUT = "(cut: what it was made from was cleaned up)"
+CUT = "(cut: what it was made from was cleaned up)"
 
 
 class _Time(click.ParamType["datetime"]):
@@ -39,6 +42,8 @@ class _Time(click.ParamType["datetime"]):
 class _Options(TypedDict):
     """The options of `log` that say which versions to show, and how."""
 
+    begin: str | None
+    decorate: bool
     graph: bool
     first_parent: bool | None
     committer: str | None
@@ -48,12 +53,15 @@ class _Options(TypedDict):
     until: "datetime | None"
 
 
-@click.command()
-@click.option(
-    "--ref", type=REF, default="main", show_default=True, help="Where to begin: a branch, a tag, main@17, main~3."
-)
+@click.command(epilog="Example: lance-dagster log orders.lance main..run/1 --graph --since '2 days ago'")
+@about_table
+@click.argument("ref", type=REF, required=False, metavar="[REF | A..B]")
+@click.option("--ref", "begin", type=REF, help="The same as REF.")
 @click.option("--after", type=REF, metavar="REF", help="Leave out what this version contains.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most so many versions.")
+@click.option(
+    "--decorate/--no-decorate", default=True, help="Show which branches and tags name a version (the default), or not."
+)
 @click.option("--graph", is_flag=True, help="Draw which version was made from which.")
 @click.option(
     "--first-parent/--all-parents",
@@ -71,16 +79,19 @@ class _Options(TypedDict):
     multiple=True,
     help="Show versions with this property; may be given again, and all have to hold.",
 )
-@about_table
 def log(
     table: "LanceTable",
     answer: Answer,
-    ref: str,
+    ref: str | None,
     after: str | None,
     limit: int | None,
     **options: Unpack[_Options],
 ) -> None:
-    """Show the versions of TABLE, newest first."""
+    """Show the versions of TABLE, newest first: those REF contains, which is main if not given.
+
+    A..B shows what B contains and A does not. REF is a branch, a tag, or an expression such as main@17 or main~3.
+    """
+    ref, after = _span(ref, options["begin"], after)
     graph, first_parent, only = options["graph"], options["first_parent"], _filter(options)
     if graph and not first_parent:
         edges = table.log_graph(ref, after=after, limit=limit, only=only)
@@ -88,38 +99,27 @@ def log(
         found = table.log(ref, after=after, limit=limit, first_parent=first_parent is not False, only=only)
         edges = [(version, tuple(map(str, found[place : place + 1]))) for place, version in enumerate(found, start=1)]
     documents = [document(version) | ({"below": list(below)} if graph else {}) for version, below in edges]
-    lines = aligned([_row(version) for version, _ in edges]) if edges else []
-    answer.give(documents, _with_lanes(edges, lines) if graph else lines)
+    lines = []
+    if edges and not answer.as_json:
+        lines = _rows(table, [version for version, _ in edges], decorate=options["decorate"])
+    answer.give(documents, _with_lanes(edges, lines) if graph and lines else lines)
 
 
-@click.command()
-@about_table
-@click.argument("ref", type=REF, default="main")
-@click.option("--content", is_flag=True, help="Show the content id too, for which deletion files are read.")
-def show(table: "LanceTable", answer: Answer, ref: str, *, content: bool) -> None:
-    """Show one version of TABLE: what made it, from what, and its columns."""
-    version = table.at(ref)
-    schema = table.schema(str(version))
-    digest = table.content_id(str(version)) if content else None
-    columns = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in schema]
-    facts = [
-        ("version", str(version)),
-        ("id", version.id),
-        *((("content", digest),) if digest else ()),
-        ("from", ", ".join(version.parents) + (f" {_CUT}" if version.cut else "") or "nothing"),
-        ("committed", shown_time(version)),
-        ("by", printable(version.committer)),
-        ("operation", version.operation),
-        ("transaction", version.transaction),
-        ("rows", f"{version.rows:,}"),
-        *((("message", printable(version.message)),) if version.message else ()),
-        *((key, printable(value)) for key, value in sorted(version.properties.items())),
-    ]
-    shown = [(field.name, str(field.type) + ("" if field.nullable else " not null")) for field in schema]
-    answer.give(
-        {**document(version), **({"content_id": digest} if digest else {}), "columns": columns},
-        [*aligned(facts), "", *(f"    {line}" for line in aligned(shown))],
-    )
+def _span(ref: str | None, begin: str | None, after: str | None) -> tuple[str, str | None]:
+    """Return where the log begins, and what it leaves out."""
+    from lance_dagster.history.expressions import is_range, parse_range
+
+    if ref is not None and begin is not None:
+        raise click.UsageError("give REF, or --ref REF, not both")
+    text = ref if ref is not None else begin if begin is not None else MAIN
+    if not is_range(text):
+        return text, after
+    asked = parse_range(text)
+    if asked.since_base:
+        raise click.UsageError(f"log takes A..B, what B contains and A does not: {asked.left}..{asked.right}")
+    if after is not None:
+        raise click.UsageError(f"{text} says what to leave out already; take --after away")
+    return asked.right, asked.left
 
 
 def _filter(options: _Options) -> "LogFilter":
@@ -160,17 +160,43 @@ def document(version: "Version") -> dict[str, Any]:
     }
 
 
-def _row(version: "Version") -> tuple[str, ...]:
+def _rows(table: "LanceTable", found: Sequence["Version"], *, decorate: bool) -> list[str]:
+    names = _names(table, found) if decorate else {}
+    # Without anybody who said who they are, it would be the same program on every line.
+    people = any(version.committer != version.writer for version in found)
+    return aligned([_row(version, names.get(str(version), ()), people=people) for version in found])
+
+
+def _row(version: "Version", names: Iterable[str], *, people: bool) -> tuple[str, ...]:
     said = printable((version.message or "").partition("\n")[0])
-    said = f"{said} {_CUT}".strip() if version.cut else said
+    said = f"{said} {CUT}".strip() if version.cut else said
+    named = ", ".join(names)
     return (
         str(version),
         version.id[:_ID_DIGITS],
         shown_time(version),
+        *((printable(version.committer),) if people else ()),
         version.operation,
         f"{version.rows:,} rows",
-        said,
+        f"({named}) {said}".rstrip() if named else said,
     )
+
+
+def _names(table: "LanceTable", found: Sequence["Version"]) -> Mapping[str, Sequence[str]]:
+    """Return by version the branches whose newest one it is, and the tags that name it.
+
+    Only the branches are looked at that have a version among these: there may be many others.
+    """
+    names: dict[str, list[str]] = {}
+    for branch in dict.fromkeys(version.branch for version in found):
+        # By name alone; empty where it was deleted since.
+        for newest in table.versions_after(0, branch)[-1:]:
+            names.setdefault(f"{branch}@{newest}", []).append(branch)
+    with suppress(FormatError):
+        # A tag that is damaged is for verify to tell of.
+        for tag in sorted(table.tags().values(), key=lambda tag: tag.name):
+            names.setdefault(tag.ref, []).append(f"tag {tag.name}")
+    return names
 
 
 def _with_lanes(edges: Sequence[tuple["Version", Sequence[str]]], lines: Sequence[str]) -> list[str]:

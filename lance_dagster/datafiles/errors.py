@@ -1,5 +1,6 @@
 """pylance's errors as this package's."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,11 @@ _UNFINISHED = (
     "mixed data-file-version capability",
 )
 """What pylance says of data files written while their version of the format was still being worked on."""
+_NO_FIELD = re.compile(
+    r"No field named (?P<name>[^\s\"']+)\. (Valid fields are (?P<known>[^()]*)|Did you mean '(?P<near>[^']*)'\?)\."
+)
+"""What it says of a column that is not there: of a text without quotes, mostly."""
+_OF_PYLANCE = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
 _CRASHED = "reader producer terminated"
 """What is left of a crash in one of pylance's threads."""
 
@@ -88,4 +94,12 @@ def _crashes(what: str, where: str) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     # pylance appends the place in its own source, which is noise to whoever made the call.
-    return str(error).partition("\n")[0].partition(", /")[0]
+    said = str(error).partition("\n")[0].partition(", /")[0]
+    unknown = _NO_FIELD.search(said)
+    if unknown is None:
+        return said
+    name, near = unknown["name"], unknown["near"]
+    # Of those it lists, some are not the table's.
+    fields = [field for field in (unknown["known"] or "").split(", ") if field and field not in _OF_PYLANCE]
+    known = f"; did you mean the column {near}?" if near else f"; there are {', '.join(fields)}" if fields else ""
+    return f"No field named {name}{known}; a text is written '{name}', in quotes"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format.layout import DATA, DELETIONS, INDICES, MAIN, TRANSACTIONS, VERSIONS
+from lance_dagster.format.texts import check_text
 
 _RESERVED = frozenset(
     {DATA, VERSIONS, TRANSACTIONS, DELETIONS, INDICES, MAIN, "HEAD", "_refs", "tree", "_blobs", "_fri", "_mem_wal"}
@@ -50,7 +51,9 @@ def check_branch_name(name: str) -> None:
 
     Raises:
         InvalidRefNameError: With the rule that is broken.
+        InvalidInputError: It is no text.
     """
+    check_text("the name of a branch", name)
     rule = "'main' is reserved for the main branch" if name == MAIN else _broken(name) or _reserved(name)
     if rule:
         raise InvalidRefNameError("branch", name, rule)
@@ -62,6 +65,7 @@ def check_tag_name(name: str) -> None:
     Raises:
         InvalidRefNameError: With the rule that is broken.
     """
+    check_text("the name of a tag", name)
     rule = "'main' is reserved for the main branch" if name == MAIN else None
     if "/" in name:
         rule = "a tag name cannot contain '/'"

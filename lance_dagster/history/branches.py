@@ -21,10 +21,11 @@ from dataclasses import replace
 
 from lance_dagster.changes.apply import with_flags
 from lance_dagster.changes.places import fork
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_writable
 from lance_dagster.format.names import check_branch_name
+from lance_dagster.format.texts import check_texts
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.expired import set_aside
@@ -131,11 +132,12 @@ def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
 
 
 def refuse_our_keys(metadata: Mapping[str, object]) -> None:
-    """Refuse metadata under keys that this package keeps.
+    """Refuse metadata under keys that this package keeps, and what is no text.
 
     Raises:
         InvalidInputError: With the keys.
     """
+    check_texts("metadata", metadata, removing=True)
     taken = sorted(key for key in metadata if key.startswith(OURS))
     if taken:
         raise InvalidInputError(f"keys that start with {OURS!r} are not yours to change: {', '.join(taken)}")
@@ -158,9 +160,11 @@ def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
 
 def _unused(name: str, do: str, refs: Refs) -> Branch:
     """Return a branch that nothing refers to."""
+    if name == layout.MAIN:
+        raise InvalidInputError(f"main of {refs.store.uri} cannot be deleted: every Lance program looks for it")
     branch = refs.branch(name)
     if branch is None:
-        raise RefNotFoundError(name, refs.known(), refs.store.uri)
+        raise refs.no_branch(name)
     refuse_to(do, name, refs.store)
     refuse_renaming(branch, do, refs)
     refuse_users(name, do, refs)
@@ -245,7 +249,7 @@ def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
     parent = refs.branch(branch.parent_branch)
     if parent is None or parent.state != READY or parent.lineage != branch.lineage[:-1]:
         refs.remove_branch(branch.name)
-        raise RefNotFoundError(branch.parent_branch, refs.known(), refs.store.uri)
+        raise refs.no_branch(branch.parent_branch)
 
 
 def _fenced(branch: Branch, refs: Refs) -> Branch:
@@ -322,5 +326,5 @@ def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Br
     refuse_our_keys(updates)
     branch = refs.branch(name)
     if branch is None or branch.state != READY:
-        raise RefNotFoundError(name, refs.known(), refs.store.uri)
+        raise refs.no_branch(name)
     return refs.change_branch(branch, lambda current: with_metadata(current, dict(updates)))

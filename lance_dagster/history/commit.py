@@ -284,7 +284,8 @@ def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> S
         if mine.read_version < _first(versions, branch):
             raise _made_again(versions, f"{branch}@{number}", mine) from None
     else:
-        theirs, who = state.transaction, state.writer
+        theirs = state.transaction
+        who = (theirs.properties.get(COMMITTER) if theirs else None) or state.writer
         if theirs is not None and theirs.uuid == mine.uuid:
             # Another process commits the same transaction, and was faster.
             return _counted(versions, state, mine)

@@ -22,6 +22,7 @@ _TIME = re.compile(r"@\{([^{}]*)\}")
 _STEP = re.compile(r"([~^])([0-9]{0,19})")
 _SPACED_DOTS = re.compile(r"\s(\.{2,3})\s")
 _DOTS = re.compile(r"\.{2,}")
+_RANGE = re.compile(r"[^./\s]\s*\.{2,3}\s*[^./\s]")
 _BRACES = re.compile(r"\{[^{}]*\}")
 
 
@@ -74,6 +75,8 @@ def parse(text: str) -> Expression:
     """
     if not isinstance(text, str):
         raise InvalidInputError(f"a ref is text such as 'main' or 'main@17', not {text!r}")
+    if is_range(text):
+        raise RefSyntaxError(text, _masked(text).index(".."), "one version; diff and log take ranges such as this one")
     kind = _KIND.match(text)
     start = kind.end() if kind else 0
     name = _NAME.match(text, start)
@@ -100,8 +103,7 @@ def parse_range(text: str) -> RefRange:
     Raises:
         RefSyntaxError: The text is no range, or it can be read in several ways.
     """
-    # Dots inside a time are no range.
-    masked = _BRACES.sub(lambda braces: "x" * len(braces[0]), text)
+    masked = _masked(text)
     spaced = [(found.start(), found.end(), found[1]) for found in _SPACED_DOTS.finditer(masked)]
     found = spaced or [(dots.start(), dots.end(), dots[0]) for dots in _DOTS.finditer(masked)]
     if not found:
@@ -115,6 +117,25 @@ def parse_range(text: str) -> RefRange:
     if not left or not right:
         raise RefSyntaxError(text, end if left else begin, f"a ref {'after' if left else 'before'} {dots!r}")
     return RefRange(left, right, dots == "...")
+
+
+def is_range(text: str) -> bool:
+    """Tell whether a text is meant as a range: dots between two refs, not those of a path."""
+    return _RANGE.search(_masked(text)) is not None
+
+
+def branch_of_version(text: str) -> str | None:
+    """Return the branch that an expression counts from, such as `main` in `main~1`; None where it is a plain name."""
+    try:
+        read = parse(text)
+    except InvalidInputError:
+        return None
+    return read.name if read.suffix or read.steps else None
+
+
+def _masked(text: str) -> str:
+    """Return a text without the dots of times, which make no range."""
+    return _BRACES.sub(lambda braces: "x" * len(braces[0]), text)
 
 
 def _steps(text: str, position: int, *, qualified: bool) -> tuple[Step, ...]:

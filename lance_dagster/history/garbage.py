@@ -31,6 +31,7 @@ class GarbageReport:
         waiting: By kind, files that only expired versions name; they go when these have been expired for long enough.
         young: By kind, files that no version names yet; somebody may be about to commit them.
         kept: By version, such as `main@3`, everything that keeps it.
+        held: By branch, how many versions stay for its sake alone: they expire once it is merged, synced or deleted.
         branches: Branches that were half deleted, or had no metadata, and are gone.
         put_back: Versions that expired and were named by somebody at that moment, so they are there again.
         others: How many objects lie there that are not of a table; they are left alone.
@@ -46,6 +47,7 @@ class GarbageReport:
     waiting: Mapping[str, FileCount] = field(default_factory=dict)
     young: Mapping[str, FileCount] = field(default_factory=dict)
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
     branches: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
     others: int = 0

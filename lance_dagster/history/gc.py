@@ -192,6 +192,7 @@ class _Collection:
             waiting=counted(judged.waiting),
             young=counted(judged.young),
             kept={f"{branch}@{number}": why for (branch, number), why in sorted(mark.kept.items())},
+            held=dict(sorted(mark.held.items())),
             branches=tuple(sorted(mark.dead)),
             others=inventory.unknown,
             paths=tuple(sorted(entry.key for entry in judged.files)),

@@ -17,7 +17,7 @@ What a branch that another program deleted had is not known, so only the two loo
 
 from dataclasses import dataclass
 
-from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, RefNotFoundError, StoreError
+from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.ref_files import CREATING, READY, RENAMED_FROM, RENAMING_TO, Branch
@@ -47,7 +47,7 @@ class Guard:
             return None
         branch = self.refs.branch(self.name)
         if branch is None or not _takes_commits(branch):
-            raise RefNotFoundError(self.name, self.refs.known(), self.refs.store.uri)
+            raise self.refs.no_branch(self.name)
         if head.number < branch.first or seen not in (None, branch.id):
             raise self._gone(head)
         target = self._renamed_to(branch)

@@ -1,5 +1,6 @@
 """Read every version of a table, and say which stay, which expire, and which files each of the two name."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -54,12 +55,17 @@ class Found:
 
 @dataclass(slots=True)
 class Mark:
-    """What stays and what goes. `dead` are the branches nobody can reach, of which no version stays."""
+    """What stays and what goes.
+
+    `dead` are the branches nobody can reach, of which no version stays. `held` counts by branch the versions that stay
+    for the sake of that branch alone.
+    """
 
     by_kept: NamedFiles
     by_expired: NamedFiles
     dead: set[str] = field(default_factory=set)
     kept: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    held: Counter[str] = field(default_factory=Counter)
     expired: list[Found] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -201,6 +207,9 @@ class Marking:
         reasons = (*((why,) if why else ()), *self._needs.reasons.get(place, ()))
         if reasons:
             self.mark.kept[place] = reasons
+            holders = self._needs.holders.get(place, set())
+            if why is None and len(holders) == 1:
+                self.mark.held.update(holder for holder in holders if holder is not None)
             self._name(self.mark.by_kept, version, manifest)
         else:
             self.mark.expired.append(version)

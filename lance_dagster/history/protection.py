@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lance_dagster.errors import CorruptFileError, InvalidInputError, ProtectedError, StoreError
+from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, ProtectedError, Remedy, StoreError
 from lance_dagster.format.layout import MAIN, PROTECTION
 from lance_dagster.format.transaction import CreateIndex, ReserveFragments, Rewrite, Transaction
 from lance_dagster.store import Store
@@ -95,10 +95,10 @@ def refuse_direct_commit(store: Store, branch: str, transaction: Transaction) ->
         ProtectedError: The branch is protected.
     """
     if not isinstance(transaction.operation, _UPKEEP):
-        refuse_to("commit to", branch, store, "commit to another branch and merge it into this one")
+        refuse_to("commit to", branch, store, Remedy("commit to another branch and merge it into this one"))
 
 
-def refuse_to(do: str, branch: str, store: Store, instead: str | None = None) -> None:
+def refuse_to(do: str, branch: str, store: Store, instead: Remedy | None = None) -> None:
     """Refuse to do something to a protected branch.
 
     Raises:
@@ -106,7 +106,7 @@ def refuse_to(do: str, branch: str, store: Store, instead: str | None = None) ->
     """
     pattern = protection(store).of_branch(branch)
     if pattern is not None:
-        because = f"branches {pattern!r} of {store.uri} are protected"
+        because = _because(branch, pattern, store)
         raise ProtectedError("branch", branch, do, because, instead or _unprotect("branches", pattern))
 
 
@@ -126,15 +126,20 @@ def refuse_tag(do: str, tag: str, store: Store, target: str | None = None) -> No
     pattern = rules.of_tag(tag)
     if pattern is None or target == MAIN or (target is not None and rules.of_branch(target) is not None):
         return
-    because = f"tags {pattern!r} of {store.uri} are protected"
+    because = _because(tag, pattern, store)
     if target is None:
         raise ProtectedError("tag", tag, do, because, _unprotect("tags", pattern))
-    because = f"{because} and name only what is on main or on a protected branch, unlike {target!r}"
-    raise ProtectedError("tag", tag, do, because, f"merge {target!r} first")
+    because = f"{because} and names only what is on main or on a protected branch, unlike {target!r}"
+    raise ProtectedError("tag", tag, do, because, Remedy(f"merge {target!r} first"))
 
 
-def _unprotect(kind: str, pattern: str) -> str:
-    return f"unprotect({kind}=[{pattern!r}]) takes that back"
+def _because(name: str, pattern: str, store: Store) -> str:
+    by = "" if name == pattern else f" by the pattern {pattern!r}"
+    return f"it is protected{by} in {store.uri}"
+
+
+def _unprotect(kind: str, pattern: str) -> Remedy:
+    return Remedy("{} takes that back", Call("unprotect", named={kind: [pattern]}))
 
 
 def _matching(name: str, patterns: Sequence[str]) -> str | None:

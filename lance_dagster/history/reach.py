@@ -20,13 +20,18 @@ _VERSION = re.compile(r"(?:^|[^\w./@-])([A-Za-z0-9][A-Za-z0-9._/-]*)@(\d{1,20})(
 
 @dataclass(slots=True)
 class Needs:
-    """Versions that are needed, each with the reasons, and what was found wrong while looking."""
+    """Versions that are needed, each with the reasons, and what was found wrong while looking.
+
+    `holders` are the branches without which there would be no such reason; None stands for what is no branch.
+    """
 
     reasons: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    holders: dict[tuple[str, int], set[str | None]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def add(self, branch: str, number: int, reason: str) -> None:
-        """Write down that a version is needed."""
+    def add(self, branch: str, number: int, reason: str, holder: str | None = None) -> None:
+        """Write down that a version is needed, for the sake of a branch if it is for one."""
+        self.holders.setdefault((branch, number), set()).add(holder)
         found = self.reasons.setdefault((branch, number), [])
         if reason not in found:
             found.append(reason)
@@ -51,8 +56,9 @@ def needed_by_names(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) -> 
         for branch, number in sorted(earlier - {(tag.branch, str(tag.version))}):
             needs.add(branch, int(number), f"named earlier by tag {tag.name!r}")
     for branch in live(branches).values():
-        needs.add(branch.parent_branch, branch.parent_version, f"where branch {branch.name!r} was forked")
-        needs.add(branch.name, branch.first, f"the first of branch {branch.name!r}")
+        name = branch.name
+        needs.add(branch.parent_branch, branch.parent_version, f"where branch {name!r} was forked", name)
+        needs.add(name, branch.first, f"the first of branch {name!r}", name)
     return needs
 
 
@@ -80,10 +86,10 @@ def add_needed_by_merges(needs: Needs, branches: Mapping[str, Branch], merges: M
         for other in dict.fromkeys((branch.parent_branch, layout.MAIN)):
             if name in found and other in found:
                 _add_common(needs, found[name], found[other])
-                _add_unmerged(needs, found[name], found[other], merges)
-                _add_unmerged(needs, found[other], found[name], merges)
+                for one, beside in ((name, other), (other, name)):
+                    _add_unmerged(needs, found[one], found[beside], merges, holder=name)
     for lineage in found.values():
-        _add_merges(needs, lineage, {other.id for other in found.values()})
+        _add_merges(needs, lineage, {other.id: other.state.branch for other in found.values()})
 
 
 def _lineages(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> dict[str, Lineage]:
@@ -106,13 +112,13 @@ def _lineages(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> d
     return found
 
 
-def _add_unmerged(needs: Needs, of: Lineage, other: Lineage, merges: Merges) -> None:
+def _add_unmerged(needs: Needs, of: Lineage, other: Lineage, merges: Merges, *, holder: str) -> None:
     reason = f"not merged into {other.lines[0].branch!r} yet"
     for line in of.lines:
         after = max(line.forked, other.contained.get(line.id, -1))
         for number in merges.numbers.get(line.branch, ()):
             if after < number <= line.number:
-                needs.add(line.branch, number, reason)
+                needs.add(line.branch, number, reason, holder)
 
 
 def _add_common(needs: Needs, source: Lineage, dest: Lineage) -> None:
@@ -120,15 +126,16 @@ def _add_common(needs: Needs, source: Lineage, dest: Lineage) -> None:
     reason = f"where {source.lines[0].branch!r} and {dest.lines[0].branch!r} can be merged from"
     for branch_id in source.contained.keys() & dest.contained.keys() & names.keys():
         number = min(source.contained[branch_id], dest.contained[branch_id])
-        needs.add(names[branch_id], number, reason)
+        needs.add(names[branch_id], number, reason, source.state.branch)
 
 
-def _add_merges(needs: Needs, lineage: Lineage, live_ids: Iterable[str]) -> None:
+def _add_merges(needs: Needs, lineage: Lineage, live_ids: Mapping[str, str]) -> None:
     records = records_of(lineage.state.manifest)
-    for branch_id in records.keys() & set(live_ids):
+    for branch_id in records.keys() & live_ids.keys():
         number = records[branch_id].dest
         line = next((line for line in reversed(lineage.lines) if number <= line.number), lineage.lines[0])
-        needs.add(line.branch, number, "a merge that later ones go on from")
+        holder = next((name for name in (live_ids[branch_id], lineage.state.branch) if name != layout.MAIN), None)
+        needs.add(line.branch, number, "a merge that later ones go on from", holder)
 
 
 @dataclass(slots=True)

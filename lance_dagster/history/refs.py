@@ -10,9 +10,19 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, RefMovedError, RefNotFoundError, StoreError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    Call,
+    ConflictError,
+    RefMovedError,
+    RefNotFoundError,
+    Remedy,
+    StoreError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.paths import is_path_inside
+from lance_dagster.format.texts import check_text
+from lance_dagster.history.expressions import branch_of_version
 from lance_dagster.history.ref_files import (
     CLOSING,
     CREATING,
@@ -69,6 +79,7 @@ class Refs:
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
+        check_text("the name of a branch", name)
         if not is_path_inside(name):
             return None
         path = layout.branch_file(name)
@@ -77,6 +88,7 @@ class Refs:
 
     def tag(self, name: str) -> Tag | None:
         """Read one tag, or return None."""
+        check_text("the name of a tag", name)
         if not is_path_inside(name):
             return None
         path = layout.tag_file(name)
@@ -87,6 +99,20 @@ class Refs:
         """Say which tags and branches refer to a branch, those included that are being made."""
         users = [f"tag {tag.name!r}" for tag in self.tags().values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in self.branches().values() if other.parent_branch == branch]
+
+    def no_branch(self, name: str) -> RefNotFoundError:
+        """Return the error that says that a name is none of a branch, and what it is instead."""
+        if self.tag(name) is not None:
+            instead = "that is a tag, and a branch is wanted"
+        elif (version_of := branch_of_version(name)) is not None:
+            instead = f"that is a version, and a branch is wanted, such as {version_of!r}"
+        else:
+            instead = ""
+        return RefNotFoundError(name, self.known(), self.store.uri, "branch", instead)
+
+    def no_tag(self, name: str) -> RefNotFoundError:
+        """Return the error that says that a name is none of a tag."""
+        return RefNotFoundError(name, list(self.tags()), self.store.uri, "tag")
 
     def known(self) -> list[str]:
         """Return the names of the branches that can be used."""
@@ -151,7 +177,8 @@ class Refs:
         """
         marked = _marked(tag)
         if not self._put_once(layout.tag_file(tag.name), tag_file_of(marked)):
-            raise AlreadyExistsError(f"tag {tag.name!r} of {self.store.uri} exists; move it instead")
+            remedy = Remedy("{} moves it", Call("move_tag", (tag.name, tag.ref)))
+            raise AlreadyExistsError(f"tag {tag.name!r} of {self.store.uri} exists", remedy=remedy)
         return marked
 
     def swap_tag(self, tag: Tag, expected: str | None = None) -> Tag:
@@ -189,7 +216,7 @@ class Refs:
         for _ in range(_ATTEMPTS):
             found = self.store.get_with_tag(path) if is_path_inside(name) else None
             if found is None:
-                raise RefNotFoundError(name, list(self.tags()), self.store.uri)
+                raise self.no_tag(name)
             current = parse_tag(name, found[0], f"{self.store.uri}/{path}")
             wanted = change(current)
             if wanted == current:

@@ -16,7 +16,7 @@ A tag moves the same way: the old one is marked, the new one put, the old one de
 
 from dataclasses import replace
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.names import check_branch_name, check_tag_name
@@ -56,7 +56,7 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
     if branch is None:
         if target is not None and target.state == READY and target.metadata.get(RENAMED_FROM) == old:
             return target
-        raise RefNotFoundError(old, refs.known(), refs.store.uri)
+        raise refs.no_branch(old)
     begun = target if target is not None and _is_copy(target, branch) else None
     if begun is None or begun.state != READY:
         begun = _copied(branch, new, refs, versions, begun=begun)
@@ -70,7 +70,7 @@ def _is_copy(target: Branch, branch: Branch) -> bool:
 
 def _copied(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: Branch | None) -> Branch:
     if branch.state != READY:
-        raise RefNotFoundError(branch.name, refs.known(), refs.store.uri)
+        raise refs.no_branch(branch.name)
     for name in (branch.name, new):
         refuse_to("rename", name, refs.store)
     branches.refuse_users(branch.name, "rename", refs)
@@ -163,7 +163,7 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     if tag is None:
         if target is not None and target.metadata.get(RENAMED_FROM) == old:
             return target
-        raise RefNotFoundError(old, list(refs.tags()), refs.store.uri)
+        raise refs.no_tag(old)
     refuse_tag("rename", old, refs.store)
     refuse_tag("rename", new, refs.store)
     refuse_immutable("rename", tag)

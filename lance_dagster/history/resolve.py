@@ -150,7 +150,8 @@ def _commit(read: Expression, ancestry: Ancestry) -> Place:
     if not found:
         branches = [branch.name for branch in refs.branches().values() if branch.state == READY]
         names = {BRANCH: [MAIN, *branches], TAG: [*refs.tags()]}
-        raise RefNotFoundError(read.name, names.get(read.kind, [*names[BRANCH], *names[TAG]]), refs.store.uri)
+        known, kind = names.get(read.kind, [*names[BRANCH], *names[TAG]]), read.kind or "branch or tag"
+        raise RefNotFoundError(read.name, known, refs.store.uri, kind, _as_in_git(read.name))
     if len(found) > 1:
         shown = ", ".join(f"{own_id[: _digits(found)]} ({place})" for own_id, place in found[:_SHOWN_CANDIDATES])
         more = ", ..." if len(found) > _SHOWN_CANDIDATES else ""
@@ -158,6 +159,16 @@ def _commit(read: Expression, ancestry: Ancestry) -> Place:
             f"{len(found)} commit ids of {refs.store.uri} begin with {read.name!r}; write more of one: {shown}{more}"
         )
     return found[0][1]
+
+
+def _as_in_git(name: str) -> str:
+    """Return what to write for a name that git has; empty where it has none such."""
+    if name == "HEAD":
+        return f"there is no HEAD, since nobody has a branch checked out: name the branch, such as {MAIN}"
+    for folder, kind in (("refs/heads/", BRANCH), ("refs/tags/", TAG)):
+        if name.startswith(folder):
+            return f"write {kind}:{name.removeprefix(folder)}"
+    return ""
 
 
 def _digits(found: Sequence[tuple[str, Place]]) -> int:
@@ -197,7 +208,11 @@ def _at_time(branch: str, read: Expression, ancestry: Ancestry) -> Place:
     for number in reversed(numbers[:later]):
         if committed_at(number) <= moment:
             return Place(branch, number)
-    raise VersionNotFoundError(f"branch {branch!r} of {ancestry.refs.store.uri} has no version as old as {moment}")
+    has = f"branch {branch!r} of {ancestry.refs.store.uri} has no version as old as {moment}"
+    if not numbers:
+        raise VersionNotFoundError(has)
+    oldest = committed_at(numbers[0]).in_timezone("UTC")
+    raise VersionNotFoundError(f"{has}; the oldest is {branch}@{numbers[0]}, of {oldest:%Y-%m-%d %H:%M:%S}Z")
 
 
 def _stepped(place: Place, read: Expression, ancestry: Ancestry) -> Place:

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field, replace
 
 import pendulum
 
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError, ProtectedError, RefMovedError, RefNotFoundError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    Call,
+    InvalidInputError,
+    ProtectedError,
+    RefMovedError,
+    RefNotFoundError,
+    Remedy,
+)
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.names import check_tag_name
 from lance_dagster.history.branches import refuse_our_keys
@@ -150,7 +158,7 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
     """
     tag = refs.tag(name)
     if tag is None:
-        raise RefNotFoundError(name, list(refs.tags()), refs.store.uri)
+        raise refs.no_tag(name)
     refuse_tag("delete", name, refs.store)
     if not force:
         _refuse_immutable("delete", tag)
@@ -181,9 +189,9 @@ def _refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
     # Another program may have moved it all the same; putting it back is no move.
     if tag.immutable and (target is None or target != _recorded(tag)[0].after):
         because = "it was created to stay where it is"
-        raise ProtectedError(
-            "tag", tag.name, do, because, "give the version another name, or delete it with force=True"
-        )
+        delete = Call("delete_tag", (tag.name,), {"force": True})
+        remedy = Remedy("give the version another name, or delete the tag with {}", delete)
+        raise ProtectedError("tag", tag.name, do, because, remedy)
 
 
 def _moved(tag: Tag, target: Target, versions: Versions, moves: Sequence[TagMove]) -> Tag:
@@ -268,11 +276,11 @@ def _line_of(branch: str, refs: Refs) -> str:
         return MAIN
     found = refs.branch(branch)
     if found is None or found.state != READY:
-        raise RefNotFoundError(branch, refs.known(), refs.store.uri)
+        raise refs.no_branch(branch)
     return found.id
 
 
 def _refuse_gone(branch: str, line: str, refs: Refs) -> None:
     """Look again once a tag names a version of a branch: whoever deletes the branch may not have seen the tag."""
     if _line_of(branch, refs) != line:
-        raise RefNotFoundError(branch, refs.known(), refs.store.uri)
+        raise refs.no_branch(branch)

@@ -19,6 +19,7 @@ from lance_dagster.changes.places import (
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
+from lance_dagster.format.texts import check_said
 from lance_dagster.format.transaction import MESSAGE, Transaction, UpdateBases
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.protection import refuse_to
@@ -39,6 +40,14 @@ class NewBase:
     is_dataset_root: bool = False
     message: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no text.
+
+        Raises:
+            InvalidInputError: Names it.
+        """
+        check_said(self.message, self.properties)
 
 
 def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:

@@ -256,8 +256,11 @@ def _key_columns(comparison: Comparison, key: Sequence[str], before: State, afte
     known = {column.after: column for column in comparison.columns}
     for name in key:
         if name not in known:
+            renamed = next((column.after for column in comparison.columns if column.before == name), None)
+            called = f"; {name} is called {renamed} in {after}" if renamed else ""
             raise InvalidInputError(
-                f"column {name!r} cannot be a key: {before} and {after} have in common {', '.join(known) or 'none'}"
+                f"column {name!r} cannot be a key: {before} and {after} have in common "
+                f"{', '.join(known) or 'none'}{called}"
             )
     return tuple(known[name] for name in dict.fromkeys(key))
 

@@ -189,7 +189,7 @@ class Editing(Facade):
             CommitConflictError: Others replaced the table, or were faster again and again.
         """
         note = Note(branch=branch, message=message, properties=properties or {}, partitions=partitions)
-        return self._described(upsert(self._parts, data, on, rules=Rules(**when), note=note))
+        return self._described(upsert(self._parts, data, on, rules=Rules.of(when), note=note))
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
         """Commit a transaction, or find the version it made when it landed before.

@@ -8,6 +8,7 @@ import pyarrow as pa
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import evolution
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.texts import check_texts
 from lance_dagster.format.transaction import OF_MERGES, MapUpdate, UpdateConfig
 from lance_dagster.history.versions import Version
 from lance_dagster.table import columns as changing
@@ -169,7 +170,7 @@ class Evolving(Facade):
             InvalidInputError: The path names nothing.
         """
         note = Note(branch=branch, message=message)
-        update = MapUpdate(entries=dict(metadata), replace=replace)
+        update = _update("metadata", metadata, replace=replace)
         return self._described(changing.describe_column(self._parts, path, update, note))
 
     def set_schema_metadata(
@@ -181,7 +182,7 @@ class Evolving(Facade):
         message: str | None = None,
     ) -> Version:
         """Say something about the schema, as Arrow's schema metadata; the arguments are those for a column."""
-        update = MapUpdate(entries=dict(metadata), replace=replace)
+        update = _update("metadata", metadata, replace=replace)
         return self._stated(UpdateConfig(schema_metadata=update), branch, message)
 
     def set_table_metadata(
@@ -199,11 +200,15 @@ class Evolving(Facade):
         Raises:
             InvalidInputError: A key is one that merges record something under.
         """
+        update = _update("metadata", metadata, replace=replace)
         taken = sorted(key for key in metadata if key.startswith(OF_MERGES))
         if taken:
             raise InvalidInputError(f"what merges have recorded is not yours to change: {', '.join(taken)}")
-        update = MapUpdate(entries=dict(metadata), replace=replace)
         return self._stated(UpdateConfig(table_metadata=update), branch, message)
+
+    def config(self, ref: str = MAIN) -> dict[str, str]:
+        """Return the settings of a version that Lance programs go by, and rules kept with the table."""
+        return dict(self._parts.at(ref).manifest.config)
 
     def set_config(
         self,
@@ -213,9 +218,17 @@ class Evolving(Facade):
         branch: str = MAIN,
         message: str | None = None,
     ) -> Version:
-        """Change settings that Lance programs go by, such as `lance.auto_cleanup.interval`; as for a column."""
-        update = MapUpdate(entries=dict(settings), replace=replace)
+        """Change settings that Lance programs go by, such as `lance.auto_cleanup.interval`; as for a column.
+
+        `config` returns them.
+        """
+        update = _update("settings", settings, replace=replace)
         return self._stated(UpdateConfig(config=update), branch, message)
 
     def _stated(self, operation: UpdateConfig, branch: str, message: str | None) -> Version:
         return self._described(changing.describe(self._parts, operation, Note(branch=branch, message=message)))
+
+
+def _update(what: str, given: Mapping[str, str | None], *, replace: bool) -> MapUpdate:
+    check_texts(what, given, removing=True)
+    return MapUpdate(entries=dict(given), replace=replace)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from lance_dagster.errors import AlreadyExistsError, RefNotFoundError
+from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history import branches as branching, protection as protecting, renaming
 from lance_dagster.history.protection import Protection
@@ -29,7 +29,7 @@ class Naming(Facade):
         """
         found = self._parts.refs.branch(name)
         if found is None or found.state != READY:
-            raise RefNotFoundError(name, self._parts.refs.known(), self.uri)
+            raise self._parts.refs.no_branch(name)
         return found
 
     def create_branch(

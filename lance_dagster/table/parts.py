@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from lance_dagster.datafiles import LanceDataset, open_dataset
-from lance_dagster.errors import RefNotFoundError
 from lance_dagster.format.codec import check_sound
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
@@ -44,8 +43,7 @@ class Parts:
         if branch != MAIN:
             found = self.refs.branch(branch)
             if found is None or found.state != READY:
-                known = [other.name for other in self.refs.branches().values() if other.state == READY]
-                raise RefNotFoundError(branch, [MAIN, *known], self.uri)
+                raise self.refs.no_branch(branch)
         return self.versions.head(branch)
 
     def dataset(self, state: State) -> LanceDataset:

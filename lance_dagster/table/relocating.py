@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lance_dagster.changes.places import ROOT_BASE, repointed, with_repointed
-from lance_dagster.errors import InvalidInputError, VersionNotFoundError
+from lance_dagster.errors import Call, InvalidInputError, Remedy, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath
 from lance_dagster.format.transaction import MESSAGE, Clone, Transaction, UpdateBases
@@ -107,7 +107,8 @@ def move_base(parts: Parts, name: str, uri: str, how: How) -> Relocation:
     """
     new = canonical_uri(uri)
     if name == ROOT_BASE or spelled(name) == parts.uri:
-        raise InvalidInputError(f"{name!r} is the table itself; move its folder, open it there and call relocate()")
+        remedy = Remedy("move its folder, then {} for the new place", Call("relocate"))
+        raise InvalidInputError(f"{name!r} is the table itself", remedy=remedy)
     bases = [base for head in heads(parts) for base in head.manifest.base_paths]
     if not any(name == base.name or spelled(name) == spelled(base.path) for base in bases):
         known = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
@@ -292,7 +293,7 @@ def _ids_by_elimination(parts: Parts, newest: State, foreign: set[str]) -> dict[
     roots = {spelled(base.path).removesuffix(found[base.id]) for base in newest.manifest.base_paths if base.id in found}
     if len(roots) > 1:
         raise InvalidInputError(
-            f"cannot tell which of {', '.join(sorted(roots))} was the place of the table that {newest} belongs to; "
-            "give it as old_uri"
+            f"cannot tell which of {', '.join(sorted(roots))} was the place of the table that {newest} belongs to",
+            remedy=Remedy("say which, as in {}", Call("relocate", (min(roots),))),
         )
     return found

@@ -11,7 +11,13 @@ from contextlib import suppress
 import pyarrow as pa
 
 from lance_dagster import datafiles
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError, TableNotFoundError, UnsupportedFeatureError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    Remedy,
+    TableNotFoundError,
+    UnsupportedFeatureError,
+)
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.table_uri import is_table_uri, parse_table_uri, table_uri
 from lance_dagster.table import write
@@ -56,9 +62,8 @@ class LanceTable(
             )
         table = cls(open_parts(uri, storage_options))
         if not table._parts.versions.exist(MAIN):
-            raise TableNotFoundError(
-                f"no Lance table at {table.uri}; create one with LanceTable.create, or check the path"
-            )
+            remedy = Remedy("check the path; tables are made from Python, with LanceTable.create")
+            raise TableNotFoundError(f"no Lance table at {table.uri}", remedy=remedy)
         return table
 
     @classmethod

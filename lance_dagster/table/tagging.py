@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lance_dagster.errors import AlreadyExistsError, RefNotFoundError
+from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.history import renaming, tags as tagged
 from lance_dagster.history.refs import Tag
 from lance_dagster.history.tags import TagMove, Target
@@ -29,7 +29,7 @@ class Tagging(Facade):
         """
         found = self._parts.refs.tag(name)
         if found is None:
-            raise RefNotFoundError(name, list(self._parts.refs.tags()), self.uri)
+            raise self._parts.refs.no_tag(name)
         return found
 
     def create_tag(

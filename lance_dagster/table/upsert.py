@@ -5,6 +5,7 @@ in part. Everything is one commit. Keys that are added are claimed: of two write
 time, the second one looks again and changes the row of the first; branches that both added it cannot be merged.
 """
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -54,6 +55,20 @@ class Rules:
     when_matched: str = "update"
     when_not_matched: str = "insert"
     when_missing: str = "keep"
+
+    @classmethod
+    def of(cls, when: When) -> "Rules":
+        """Take what an upsert was given.
+
+        Raises:
+            InvalidInputError: It is no rule, or there is no such choice.
+        """
+        for name in when:
+            if name not in When.__annotations__:
+                close = difflib.get_close_matches(name, When.__annotations__, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(When.__annotations__)}"
+                raise InvalidInputError(f"an upsert takes no {name!r}; {hint}")
+        return cls(**when)
 
     def __post_init__(self) -> None:
         """Refuse what is no rule.

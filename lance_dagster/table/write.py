@@ -24,6 +24,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.model import Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
 from lance_dagster.format.storable import check_storable
+from lance_dagster.format.texts import check_said
 from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Delete, Operation, Overwrite, Transaction, Update
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.lineage import changes_since, lineage_of
@@ -43,6 +44,14 @@ class Note:
     message: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     partitions: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no text.
+
+        Raises:
+            InvalidInputError: Names it.
+        """
+        check_said(self.message, self.properties)
 
     def as_properties(self, mode: str | None = None, predicate: str | None = None) -> dict[str, str]:
         """Return the transaction properties that carry the note and what it claims; without a mode, nothing."""
@@ -229,7 +238,7 @@ def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
         if change.claims or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
             continue
         raise CommitConflictError(
-            f"cannot replace the rows of {earlier}: {change.writer} may have moved them in {change.version}",
+            f"cannot replace the rows of {earlier}: {change.who} may have moved them in {change.version}",
             change.version,
             retryable=False,
         )

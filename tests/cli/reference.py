@@ -28,6 +28,7 @@ def section(command: click.Command) -> str:
     if records:
         with formatter.section("Options"):
             formatter.write_dl(records)
+    command.format_epilog(context, formatter)
     return f"### {command.name}\n\n```text\n{formatter.getvalue().strip()}\n```\n"
 
 

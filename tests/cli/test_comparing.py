@@ -69,6 +69,29 @@ def test_rows_are_limited_and_told_by_a_key(table: LanceTable) -> None:
     assert "1 row added, 2 removed, 0 changed" == named.stdout.splitlines()[-1]
 
 
+def test_the_key_is_shown_beside_the_columns_that_were_asked_for(tmp_path: Path) -> None:
+    """Else nobody could tell the rows apart; for people and for programs."""
+    rows = pa.table({"id": [1, 2], "name": ["a", None], "amount": [1, 2]})
+    table = LanceTable.create(tmp_path / "t", rows.schema)
+    table.append(rows)
+    table.update({"name": "'b'", "amount": "5"}, where="id = 2")
+    arguments = (table.uri, "main~1..main", "--rows", "-c", "name", "-k", "id")
+    assert ["   id  name", "-  2   null", "+  2   b"] == run(*arguments).stdout.splitlines()[-3:]
+    shown = json.loads(run(*arguments, "--json").stdout)["rows"]
+    assert [(2, None), (2, "b")] == [(row["id"], row["name"]) for row in shown]
+    assert "amount" not in shown[0]
+    again = run(*arguments, "-c", "id").stdout.splitlines()
+    assert "   id  name" == again[-3]
+
+
+def test_a_null_is_no_empty_text(tmp_path: Path) -> None:
+    """Each looks like what it is."""
+    rows = pa.table({"id": [1, 2], "name": ["", None]})
+    table = LanceTable.create(tmp_path / "t", rows.schema)
+    table.append(rows)
+    assert ["+  1", "+  2   null"] == run(table.uri, "main~1..main", "--rows").stdout.splitlines()[-2:]
+
+
 def test_a_terminal_shows_colours(table: LanceTable) -> None:
     """Green for what came, red for what went."""
     shown = run(table.uri, "main..run/1", "--rows", color=True).stdout

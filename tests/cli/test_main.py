@@ -33,9 +33,10 @@ def test_processes_exit_as_told(table: LanceTable) -> None:
     done = process("status", table.uri)
     assert (0, "") == (done.returncode, done.stderr)
     refused = process("merge", table.uri, "run/2")
-    assert (1, 1, 1) == (refused.returncode, refused.stdout.count("\n"), refused.stderr.count("\n"))
+    assert (1, 1, 2) == (refused.returncode, refused.stdout.count("\n"), refused.stderr.count("\n"))
     assert refused.stdout.startswith("rows conflict: ")
     assert refused.stderr.startswith("lance-dagster: cannot merge run/2@3 into main@3 of ")
+    assert "\nhint: look with `lance-dagster diff " in refused.stderr
     wrong = process("merge", table.uri, "run/3")
     assert (2, "", 1) == (wrong.returncode, wrong.stdout, wrong.stderr.count("\n"))
     settled = process("merge", table.uri, "run/2", "-s", "source-wins", "--json")

@@ -1,7 +1,9 @@
 """`merge`, `preview-branch`, `sync` and `merge-base`."""
 
+import shlex
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -52,6 +54,16 @@ def test_a_merge_is_told_to_programs(table: LanceTable) -> None:
     assert (False, "main@3", "main@3") == (second["made"], second["before"], second["version"]["version"])
 
 
+def test_a_merge_keeps_what_is_said_about_it(table: LanceTable) -> None:
+    """Beside its message."""
+    made = document_of("merge", table.uri, "run/1", "-m", "all", "--property", "ticket=77", "--property", "by=ann")
+    properties = made["version"]["properties"]
+    assert ("all", "77", "ann") == (made["version"]["message"], properties["ticket"], properties["by"])
+    for wrong in ("ticket", "=77", "lance_dagster.merge=main@1", "__lance_commit_message=x"):
+        result = run("merge", table.uri, "run/1", "--property", wrong)
+        assert (2, True) == (result.exit_code, "--property" in result.stderr)
+
+
 def test_a_merge_goes_into_any_branch(table: LanceTable) -> None:
     """And says so."""
     table.create_branch("next")
@@ -70,8 +82,86 @@ def test_every_conflict_has_a_line(torn: LanceTable) -> None:
     assert "(run/1@4)" in result.stdout
     assert "(main@4)" in result.stdout
     error = f"lance-dagster: cannot merge run/1@6 into main@4 of {torn.uri}; nothing was written\n"
-    assert (1, error) == (result.exit_code, result.stderr)
+    hint = (
+        f"hint: look with `lance-dagster diff {torn.uri} main...run/1 --rows`; settle with "
+        "--strategy \"config key 'owner'=source-wins\" --strategy rows=source-wins (or dest-wins), or change one side\n"
+    )
+    assert (1, error + hint) == (result.exit_code, result.stderr)
     assert "main@4" == str(torn.head())
+
+
+def test_rows_in_conflict_are_shown(torn: LanceTable) -> None:
+    """As the merge base has them and as both sides have them, one below the other."""
+    torn.delete("value = 3")
+    torn.update({"key": "NULL", "value": "5"}, where="key = 'a' and value = 1", branch="run/1")
+    torn.delete("key = 'a' and value = 1")
+    result = run("merge", torn.uri, "run/1", "--preview", "--rows")
+    assert 1 == result.exit_code
+    lines = result.stdout.splitlines()
+    assert [
+        "rows conflict: 2 rows in fragment 0 of the merge base",
+        "          key   value",
+        "  base    a     1",
+        "  source  null  5",
+        "  dest    (removed)",
+        "",
+        "  base    a     2",
+        "  source  a     12",
+        "  dest    a     22",
+        "",
+    ] == lines[lines.index("") + 1 :]
+    few = run("merge", torn.uri, "run/1", "--preview", "--rows", "-n", "1", "-c", "value").stdout.splitlines()
+    assert ["          value", "  base    1", "  source  5", "  dest    (removed)", ""] == few[-6:-1]
+    assert "there are more; --limit shows them" == few[-1]
+
+
+def test_rows_in_conflict_have_colours(torn: LanceTable) -> None:
+    """Cells that are not as the merge base has them."""
+    shown = run("merge", torn.uri, "run/1", "--preview", "--rows", color=True).stdout
+    assert "  base    a    2\n" in shown
+    assert "  source  a    \x1b[33m12\x1b[0m" in shown
+    assert "  dest    a    \x1b[33m22\x1b[0m" in shown
+
+
+def test_rows_in_conflict_are_told_to_programs(torn: LanceTable) -> None:
+    """With what they are known by, what became of them, and whether there are more."""
+    answer = document_of("merge", torn.uri, "run/1", "--preview", "--rows", "-k", "key", "-c", "value", code=1)
+    (row,) = answer["rows"]
+    assert ("rows", "changed", "changed", False) == (
+        row["_conflict_kind"],
+        row["_source_change"],
+        row["_dest_change"],
+        answer["more"],
+    )
+    assert ({"key": "a"}, 1, {"key": "a", "value": 2}) == (row["key"], row["_row_id"], row["base"])
+    without = document_of("merge", torn.uri, "run/1", "--preview", code=1)
+    assert answer.keys() - without.keys() == {"rows", "more"}
+    assert not [name for name in answer if name.startswith("_")]
+
+
+def test_a_key_finds_rows_without_stable_ids(tmp_path: Path) -> None:
+    """Without it, what a changed row became is not known."""
+    uri = str(tmp_path / "addresses")
+    lance.write_dataset(entries("a", 1, 2), uri)
+    table = LanceTable.open(uri)
+    table.create_branch("run/1")
+    table.update({"key": "'b'"}, where="value = 2", branch="run/1")
+    table.update({"key": "'c'"}, where="value = 2")
+    told = run("merge", uri, "run/1", "--preview", "--rows").stdout
+    assert "  source  (changed or removed; a key tells: -k COLUMN)" in told
+    found = run("merge", uri, "run/1", "--preview", "--rows", "-k", "value").stdout.splitlines()
+    assert ["          key  value", "  base    a    2", "  source  b    2", "  dest    c    2", ""] == found[-5:]
+
+
+def test_rows_are_shown_of_a_preview(table: LanceTable) -> None:
+    """Not by a merge; and there are none where nothing is in conflict, or no row."""
+    assert (2, True) == ((result := run("merge", table.uri, "run/1", "--rows")).exit_code, "--preview" in result.stderr)
+    clean = lines_of("merge", table.uri, "run/1", "--preview")
+    assert clean == lines_of("merge", table.uri, "run/1", "--preview", "--rows")
+    table.set_config({"owner": "ann"}, branch="run/1")
+    table.set_config({"owner": "bob"})
+    result = run("merge", table.uri, "run/1", "--preview", "--rows")
+    assert (1, "no rows can be shown of this") == (result.exit_code, result.stdout.splitlines()[-1])
 
 
 def test_conflicts_are_told_to_programs(torn: LanceTable) -> None:
@@ -106,6 +196,31 @@ def test_a_strategy_for_some_leaves_the_others(torn: LanceTable) -> None:
     result = run("merge", torn.uri, "run/1", "-s", "rows=dest-wins")
     assert (1, 1) == (result.exit_code, len(result.stdout.splitlines()))
     assert result.stdout.startswith("config conflict")
+
+
+def test_a_hint_can_be_typed_as_it_is(torn: LanceTable) -> None:
+    """The diff shows the rows that are in conflict, and the strategies settle them."""
+    hint = run("merge", torn.uri, "run/1").stderr.splitlines()[1]
+    look, settle = hint.partition("`")[2].partition("`; settle with ")[::2]
+    shown = run(*shlex.split(look)[1:])
+    assert (0, True) == (shown.exit_code, "12" in shown.stdout)
+    lines_of("merge", torn.uri, "run/1", *shlex.split(settle.partition(" (or ")[0]))
+    assert ("a", 12) in contents(torn)
+
+
+def test_a_hint_offers_no_strategy_that_was_given(tmp_path: Path) -> None:
+    """What it did not settle is changed on one side; nor one for what no strategy can settle."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.create_branch("run/1")
+    table.cast_column("value", pa.int32(), branch="run/1")
+    table.cast_column("value", pa.int8())
+    (conflict,) = document_of("merge", table.uri, "run/1", code=1)["conflicts"]
+    unit = conflict["unit"]
+    assert f"--strategy '{unit}=source-wins'" in run("merge", table.uri, "run/1").stderr
+    for given in ("source-wins", "column=dest-wins"):
+        result = run("merge", table.uri, "run/1", "-s", given)
+        assert 0 == result.exit_code or result.stderr.endswith("; then change one side\n")
+    assert "hint" not in run("merge", table.uri, "run/1", "--ff-only").stderr
 
 
 @pytest.mark.parametrize("wrong", ["ours", "rows=ours", "rows", "source-wins=rows", ""])
@@ -158,7 +273,10 @@ def test_a_preview_says_what_is_left_to_do(table: LanceTable) -> None:
 def test_a_preview_of_conflicts_exits_with_one(torn: LanceTable) -> None:
     """With the lines the merge would have, and no error."""
     result = run("merge", torn.uri, "run/1", "--preview")
-    assert (1, "") == (result.exit_code, result.stderr)
+    assert (1, run("merge", torn.uri, "run/1").stderr.splitlines()[1:]) == (
+        result.exit_code,
+        result.stderr.splitlines(),
+    )
     assert "2 conflicts; nothing would be written" == result.stdout.splitlines()[-1]
     assert run("merge", torn.uri, "run/1").stdout.splitlines() == result.stdout.splitlines()[1:-1]
     answer = document_of("merge", torn.uri, "run/1", "--preview", code=1)
@@ -195,6 +313,30 @@ def test_a_merge_is_made_as_a_branch(table: LanceTable) -> None:
     assert ("check", "main@2", "check@3") == (answer["branch"], answer["forked_from"], answer["version"]["version"])
     assert 1 == run("preview-branch", table.uri, "run/1", "--name", "check").exit_code
     assert "main@2" == str(table.head())
+
+
+def test_a_preview_is_made_anew(table: LanceTable) -> None:
+    """Of what is there by then; another branch is left alone."""
+    lines_of("preview-branch", table.uri, "run/1")
+    table.append(entries("r", 2), branch="run/1")
+    refused = run("preview-branch", table.uri, "run/1")
+    assert (1, True) == (refused.exit_code, refused.stderr.endswith("; --replace makes a preview anew\n"))
+    (line,) = lines_of("preview-branch", table.uri, "run/1", "--replace")
+    assert line.endswith(", 4 rows")
+    assert contents(table, "run/1") == contents(table, "preview/run/1")
+    assert 0 == run("preview-branch", table.uri, "run/1", "--name", "other", "--replace").exit_code
+    table.create_branch("work")
+    refused = run("preview-branch", table.uri, "run/1", "--name", "work", "--replace")
+    assert (1, True) == (refused.exit_code, "branch 'work' of " in refused.stderr)
+    assert ["other", "preview/run/1", "run/1", "work"] == sorted(table.branches())
+
+
+def test_a_preview_stays_when_the_next_one_is_in_conflict(table: LanceTable) -> None:
+    """It is deleted once the merge is known to work."""
+    lines_of("preview-branch", table.uri, "run/1")
+    table.update({"value": "value + 20"}, where="value = 2")
+    assert 1 == run("preview-branch", table.uri, "run/1", "--replace").exit_code
+    assert ["preview/run/1", "run/1"] == sorted(table.branches())
 
 
 def test_no_branch_is_made_of_a_conflict(torn: LanceTable) -> None:

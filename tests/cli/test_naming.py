@@ -28,6 +28,35 @@ def test_a_branch_is_forked_renamed_and_deleted(table: LanceTable) -> None:
     assert 2 == run("branch", table.uri, "no name").exit_code
 
 
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        (("branch", "main", "-d"), "main of TABLE cannot be deleted: every Lance program looks for it"),
+        (("branch", "main", "-d", "--force"), "main of TABLE cannot be deleted: every Lance program looks for it"),
+        (("branch", "v1", "-d"), "no branch 'v1' in TABLE; that is a tag, and a branch is wanted"),
+        (("branch", "wrk", "-d"), "no branch 'wrk' in TABLE; did you mean 'work'?"),
+        (("branch", "nobody", "-r", "new"), "no branch 'nobody' in TABLE; known names: main, work"),
+        (("tag", "v9", "-d"), "no tag 'v9' in TABLE; did you mean 'v1'?"),
+        (("tag", "work", "-d"), "no tag 'work' in TABLE; known names: v1"),
+        (("merge", "work", "--into", "v1"), "no branch 'v1' in TABLE; that is a tag, and a branch is wanted"),
+        (("merge", "work", "--into", "main~1"), "in TABLE; that is a version, and a branch is wanted, such as 'main'"),
+        (("merge", "work", "--into", "work@3"), "in TABLE; that is a version, and a branch is wanted, such as 'work'"),
+        (("sync", "main"), "main of TABLE was forked from nothing, so there is nothing to sync it with"),
+        (("show", "main..work"), "expected one version; diff and log take ranges such as this one"),
+        (("show", "HEAD"), "there is no HEAD, since nobody has a branch checked out: name the branch, such as main"),
+        (("show", "17"), "cannot read ref '17': expected a name; version 17 is written main@17"),
+    ],
+)
+def test_what_is_named_wrongly_is_told(table: LanceTable, arguments: tuple[str, ...], said: str) -> None:
+    """With what was meant, where that can be told."""
+    table.create_branch("work")
+    table.create_tag("v1", "main@2")
+    command, *others = arguments
+    result = run(command, table.uri, *others)
+    assert (2, True) == (result.exit_code, said.replace("TABLE", table.uri) in result.stderr), result.stderr
+    assert ["work"] == list(table.branches())
+
+
 def test_a_branch_is_told_to_programs(table: LanceTable) -> None:
     """Where it was forked and when, or that it is gone."""
     made = document_of("branch", table.uri, "work")

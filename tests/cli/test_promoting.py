@@ -72,7 +72,8 @@ def test_a_tag_goes_back_to_where_it_was_only(table: LanceTable) -> None:
     for number in (2, 4):
         table.move_tag("production", f"main@{number}")
     result = run("rollback", table.uri, "--to", "main@3")
-    assert (2, True) == (result.exit_code, "before main@4 it was at main@2" in result.stderr)
+    assert (2, True) == (result.exit_code, "at main@3; it was at main@4, main@2; `lance-d" in result.stderr)
+    assert f"`lance-dagster promote {table.uri} --tag production --at main@3` moves it there" in result.stderr
     assert 2 == run("rollback", table.uri, "--to", "main@2", "--steps", "1").exit_code
     assert 2 == run("rollback", table.uri, "--tag", "stage").exit_code
     assert 1 == run("rollback", table.uri, "--expect", "main@3").exit_code
@@ -85,3 +86,12 @@ def test_protection_is_told(table: LanceTable) -> None:
     table.protect(tags=["production"])
     result = run("promote", table.uri, "--at", "work")
     assert (1, 1) == (result.exit_code, result.stderr.count("\n"))
+
+
+def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTable) -> None:
+    """Which would be a way forward."""
+    for number in (2, 4):
+        table.move_tag("production", f"main@{number}")
+    table.roll_back_tag("production")
+    back = run("rollback", table.uri, "--to", "main@4")
+    assert (2, True) == (back.exit_code, "cannot be rolled back to main@4, from where it was rolled" in back.stderr)

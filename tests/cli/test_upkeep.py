@@ -96,3 +96,11 @@ def test_a_base_path_is_moved(table: LanceTable, tmp_path: Path) -> None:
     assert ["main@7"] == [branch["after"] for branch in answer["branches"]]
     assert 4 == len(contents(table))
     assert 2 == run("move-base", table.uri, "attic", str(tmp_path / "colder")).exit_code
+
+
+def test_a_compaction_says_what_it_is_for(tmp_path: Path) -> None:
+    """In the log, and beside its version."""
+    table = new_table(tmp_path, entries("a", 1), entries("a", 2))
+    answer = document_of("compact", table.uri, "-m", "nightly", "--property", "ticket=77")
+    assert ("main@3", "main@5") == (answer["before"], answer["version"]["version"])
+    assert ("nightly", "77") == (answer["version"]["message"], answer["version"]["properties"]["ticket"])

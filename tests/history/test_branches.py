@@ -232,7 +232,7 @@ def test_a_branch_in_use_is_not_deleted(table: LanceTable) -> None:
 def test_a_branch_that_is_not_there_cannot_be_deleted(table: LanceTable) -> None:
     """The nearest name is in the error."""
     table.create_branch("run/17")
-    with pytest.raises(RefNotFoundError, match=r"no branch or tag 'run/71'.*did you mean 'run/17'\?"):
+    with pytest.raises(RefNotFoundError, match=r"no branch 'run/71'.*did you mean 'run/17'\?"):
         table.delete_branch("run/71")
 
 

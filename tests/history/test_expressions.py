@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lance_dagster.errors import RefSyntaxError
-from lance_dagster.history.expressions import Expression, RefRange, Step, parse, parse_range
+from lance_dagster.history.expressions import (
+    Expression,
+    RefRange,
+    Step,
+    branch_of_version,
+    is_range,
+    parse,
+    parse_range,
+)
 
 NAMES = st.from_regex(r"[A-Za-z0-9_/-][A-Za-z0-9_./-]{0,20}", fullmatch=True).filter(lambda name: ".." not in name)
 STEPS = st.lists(st.tuples(st.sampled_from("~^"), st.integers(0, 10**18) | st.none()), max_size=5)
@@ -37,6 +45,31 @@ def test_what_is_put_together_is_read_apart(
         position=len(kind) + len(name),
         steps=tuple(wanted),
     )
+
+
+@pytest.mark.parametrize(
+    "text,position", [("main..left", 4), ("main~1..left", 6), ("main...left", 4), ("main .. left@{now}", 5)]
+)
+def test_a_range_is_no_version(text: str, position: int) -> None:
+    """Whoever takes one is named."""
+    assert is_range(text)
+    with pytest.raises(RefSyntaxError, match="expected one version; diff and log take ranges") as caught:
+        parse(text)
+    assert position == caught.value.position
+
+
+@pytest.mark.parametrize("text", ["main@{2026..2027}", "../../etc", "main", "main.", "v1.0"])
+def test_dots_within_a_name_or_a_time_are_no_range(text: str) -> None:
+    """Nor those of a path."""
+    assert not is_range(text)
+
+
+@pytest.mark.parametrize(
+    "text,branch", [("main~1", "main"), ("run/1@3", "run/1"), ("branch:x^", "x"), ("main", None), ("@", None)]
+)
+def test_a_version_is_counted_from_a_branch(text: str, branch: str | None) -> None:
+    """Which a plain name is not."""
+    assert branch == branch_of_version(text)
 
 
 @given(st.text(max_size=30))

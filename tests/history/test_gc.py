@@ -125,6 +125,27 @@ def test_some_of_the_newest_stay_however_old_they_are(table: LanceTable) -> None
     assert [5, 6] == numbers(table)
 
 
+def test_what_a_branch_alone_keeps_is_counted(table: LanceTable) -> None:
+    """And goes as soon as it is merged in or deleted; what is young, tagged or kept for two branches is not counted."""
+    table.create_branch("idle", at="main@2")
+    table.append(entries("i", 1), branch="idle")
+    table.append(entries("i", 2), branch="idle")
+    age(table, 30 * DAY)
+    report = table.collect_garbage(WEEK)
+    # What main did since the fork, where it was forked, and what it did itself; not its newest version.
+    held = {"main@2", "main@3", "main@4", "main@5"} | {"idle@2", "idle@3"}
+    assert held <= set(report.kept)
+    assert {"idle": 5} == report.held
+    table.create_tag("v1", "main@3")
+    assert {"idle": 4} == table.collect_garbage(WEEK).held
+    table.create_branch("other", at="main@2")
+    assert {"idle": 2} == table.collect_garbage(WEEK).held
+    table.delete_branch("other")
+    table.delete_branch("idle")
+    assert {} == table.collect_garbage(WEEK).held
+    assert {"main": (1, 2, 4)} == collected(table).expired
+
+
 def test_branches_have_ages_of_their_own(table: LanceTable) -> None:
     """By pattern; the others have that of the rest."""
     for name in ("run/1", "dev"):

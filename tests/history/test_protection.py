@@ -56,7 +56,7 @@ def test_a_protected_branch_takes_no_commit(table: LanceTable, write: str, branc
     with pytest.raises(ProtectedError) as caught:
         WRITES[write](table, branch)
     assert ("branch", branch) == (caught.value.kind, caught.value.name)
-    assert "are protected" in str(caught.value)
+    assert "it is protected " in str(caught.value)
     assert before == table.head(branch)
     assert repr(caught.value) == repr(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - our own
 
@@ -79,7 +79,7 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
         lambda: table.rename_branch("release/1", "old"),
         lambda: table.rename_branch("run/1", "release/2"),
     ):
-        with pytest.raises(ProtectedError, match=r"branches 'release/\*' of .* are protected; unprotect\(branches="):
+        with pytest.raises(ProtectedError, match=r"protected by the pattern 'release/\*' in .*; unprotect\(branches="):
             act()
     table.unprotect(branches=["release/*"])
     table.delete_branch("release/1")
@@ -96,7 +96,7 @@ def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
     with pytest.raises(ProtectedError, match=r"cannot move tag 'production': .* unlike 'run/1'; merge 'run/1' first"):
         table.move_tag("production", "run/1")
     assert "main@2" == table.roll_back_tag("production").ref
-    with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': tags 'v\*' of .* are protected; unprotect\("):
+    with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': it is protected by the .*; unprotect\("):
         table.delete_tag("v1", force=True)
     table.create_tag("other", "run/1")
     for old, new in (("production", "live"), ("other", "v2")):

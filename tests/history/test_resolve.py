@@ -59,7 +59,9 @@ def test_a_time_without_zone_is_utc(table: LanceTable) -> None:
 
 def test_a_time_before_the_first_version_names_nothing(table: LanceTable) -> None:
     """The error names the branch."""
-    with pytest.raises(VersionNotFoundError, match=r"branch 'main' of .* has no version as old as 1999"):
+    with pytest.raises(
+        VersionNotFoundError, match=r"branch 'main' of .* has no version as old as 1999.*; the oldest is main@1, of 20"
+    ):
         table.at("main@{1999-12-31}")
 
 
@@ -79,6 +81,33 @@ def test_an_unknown_name_gets_the_nearest_ones(table: LanceTable, expression: st
         table.at(expression)
     assert hint == caught.value.hint
     assert f"no branch or tag {expression.split('@', maxsplit=1)[0]!r} in {table.uri}; {hint}" == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "expression,hint",
+    [
+        ("HEAD", "there is no HEAD, since nobody has a branch checked out: name the branch, such as main"),
+        ("HEAD~2", "there is no HEAD, since nobody has a branch checked out: name the branch, such as main"),
+        ("refs/heads/main", "write branch:main"),
+        ("refs/tags/production", "write tag:production"),
+    ],
+)
+def test_what_git_would_understand_is_translated(table: LanceTable, expression: str, hint: str) -> None:
+    """As the guide for git users does."""
+    with pytest.raises(RefNotFoundError, match="no branch or tag") as caught:
+        table.at(expression)
+    assert hint == caught.value.hint
+
+
+def test_a_name_of_the_wrong_kind_is_told(table: LanceTable) -> None:
+    """Branch and tag are asked for apart."""
+    with pytest.raises(RefNotFoundError, match=r"no branch 'production' in "):
+        table.at("branch:production")
+    with pytest.raises(RefNotFoundError, match=r"no tag 'main' in "):
+        table.at("tag:main")
+    for name, said in (("production", "that is a tag"), ("main~1", "that is a version.* such as 'main'")):
+        with pytest.raises(RefNotFoundError, match=rf"no branch '{name}' in .*; {said}"):
+            table.head(name)
 
 
 STEPS = "'~' or '^' with or without a number"

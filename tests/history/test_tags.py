@@ -166,7 +166,8 @@ def test_an_immutable_tag_stays(table: LanceTable) -> None:
     for expected in (None, table.at("main@2")):
         with pytest.raises(ProtectedError, match="cannot move tag 'v1': it was created to stay where it is") as caught:
             table.move_tag("v1", "main@3", expected=expected)
-        assert "give the version another name, or delete it with force=True" == caught.value.hint
+        hint = "give the version another name, or delete the tag with delete_tag('v1', force=True)"
+        assert hint == caught.value.hint
     with pytest.raises(ProtectedError, match="cannot delete tag 'v1'"):
         table.delete_tag("v1")
     table.set_tag_metadata("v1", {"by": None, "notes": "the first"})

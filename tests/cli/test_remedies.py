@@ -1,0 +1,101 @@
+"""What the command says where an error says what to call."""
+
+import ast
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lance_dagster
+from lance_dagster import LanceTable, ProtectedError
+from lance_dagster.cli.remedies import COMMANDS, told
+from lance_dagster.errors import AlreadyExistsError, Call, CommitStateUnknownError, InvalidInputError, Remedy
+from tests.cli.running import run
+from tests.ledger import entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with a branch, a tag that stays and a protected one."""
+    made = new_table(tmp_path, entries("a", 1))
+    made.create_branch("work")
+    made.create_tag("v1", "main@2", immutable=True)
+    made.create_tag("stable", "main@2")
+    made.protect(branches=["release/*"], tags=["stable"])
+    made.create_branch("release/1")
+    return made
+
+
+def methods_named() -> Iterator[str]:
+    """The methods that errors name, anywhere in the package."""
+    for path in Path(lance_dagster.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call":
+                assert isinstance(node.args[0], ast.Constant)
+                yield str(node.args[0].value)
+
+
+def test_every_method_that_errors_name_can_be_typed() -> None:
+    """And each is a method of a table."""
+    assert set(COMMANDS) == set(methods_named())
+    assert all(callable(getattr(LanceTable, name)) for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments,typed",
+    [
+        (("tag", "v1", "-d"), "delete the tag with `lance-dagster tag TABLE v1 --delete --force`"),
+        (("promote", "--tag", "v1", "--at", "main@1"), "`lance-dagster tag TABLE v1 --delete --force`"),
+        (("tag", "v1", "--at", "main@1"), "exists; `lance-dagster promote TABLE --tag v1 --at main@1` moves it"),
+        (("tag", "stable", "-d"), "; `lance-dagster protect TABLE --remove --tag stable` takes that back"),
+        (("branch", "release/1", "-d"), "`lance-dagster protect TABLE --remove --branch 'release/*'` takes that back"),
+        (("restore", "main@3", "--branch", "work"), "; `lance-dagster reset TABLE work --at main@3` makes the branch"),
+        (("move-base", "TABLE", "/new"), "; move its folder, then `lance-dagster relocate TABLE` for the new place"),
+    ],
+)
+def test_errors_say_what_to_type(table: LanceTable, arguments: tuple[str, ...], typed: str) -> None:
+    """About the table that was typed, on one line."""
+    command, *others = (word.replace("TABLE", table.uri) for word in arguments)
+    table.append(entries("b", 1))
+    result = run(command, table.uri, *others)
+    assert result.exit_code in (1, 2)
+    assert typed.replace("TABLE", table.uri) in result.stderr
+    assert 1 == result.stderr.count("\n")
+
+
+def test_what_is_typed_puts_it_right(table: LanceTable) -> None:
+    """A pattern, a tag, a branch."""
+    assert 0 == run("protect", table.uri, "--remove", "--branch", "release/*").exit_code
+    assert 0 == run("branch", table.uri, "release/1", "--delete").exit_code
+    assert 0 == run("tag", table.uri, "v1", "--delete", "--force").exit_code
+    assert 0 == run("reset", table.uri, "work", "--at", "main@1").exit_code
+
+
+def test_python_is_told_what_to_call(table: LanceTable) -> None:
+    """By the same error, which survives pickling."""
+    with pytest.raises(ProtectedError) as caught:
+        table.delete_tag("v1")
+    said = "give the version another name, or delete the tag with delete_tag('v1', force=True)"
+    assert said == caught.value.hint
+    assert str(caught.value).endswith(f"; {said}")
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert (str(caught.value), caught.value.remedy) == (str(again), again.remedy)
+    plain = AlreadyExistsError("it is there", remedy=Remedy("take it"))
+    assert ("it is there; take it", "take it") == (str(plain), pickle.loads(pickle.dumps(plain)).hint)  # noqa: S301
+
+
+def test_an_error_without_a_remedy_is_told_as_it_is() -> None:
+    """On one line, whatever it has."""
+    assert "wrong: this; that" == told(InvalidInputError("wrong:\n  this\n  that"), "t")
+    assert "no; `lance-dagster relocate t --from '/an old place'` does it" == told(
+        InvalidInputError("no", remedy=Remedy("{} does it", Call("relocate", ("/an old place",)))), "t"
+    )
+
+
+def test_a_commit_that_may_have_landed_is_looked_for() -> None:
+    """There is no transaction to commit again at a shell."""
+    error = CommitStateUnknownError("the answer was lost", "1f", object())
+    assert "the answer was lost; look whether the log has it, and do it again if not; delete nothing meanwhile" == told(
+        error, "t"
+    )

@@ -1,0 +1,133 @@
+"""`log` and `show`: which versions, who made them, which names they have, what they changed."""
+
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from tests.cli.running import document_of, lines_of, run
+from tests.ledger import entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with a branch that main does not contain, and the other way round."""
+    made = new_table(tmp_path, entries("a", 1, 2))
+    made.create_branch("left")
+    made.append(entries("l", 1), branch="left", message="on the left")
+    made.delete("value = 2", message="two goes")
+    return made
+
+
+def versions_of(*arguments: str) -> list[str]:
+    """The versions a log lists."""
+    return [line.split()[0] for line in lines_of("log", *arguments)]
+
+
+@pytest.mark.parametrize(
+    "arguments,expected",
+    [
+        ([], ["main@3", "main@2", "main@1"]),
+        (["left"], ["left@3", "left@2", "main@2", "main@1"]),
+        (["--ref", "left"], ["left@3", "left@2", "main@2", "main@1"]),
+        (["main~1"], ["main@2", "main@1"]),
+        (["main..left"], ["left@3"]),
+        (["left..main"], ["main@3"]),
+        (["--ref", "main..left"], ["left@3"]),
+        (["main@2..main@3", "-n", "1"], ["main@3"]),
+        (["left", "--after", "main"], ["left@3"]),
+    ],
+)
+def test_a_log_begins_where_it_is_told(table: LanceTable, arguments: list[str], expected: list[str]) -> None:
+    """By a ref or by a range, in its place or as an option."""
+    assert expected == versions_of(table.uri, *arguments)
+    assert expected == [version["version"] for version in document_of("log", table.uri, *arguments)]
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        (["left", "--ref", "main"], "give REF, or --ref REF, not both"),
+        (["main...left"], "log takes A..B, what B contains and A does not: main..left"),
+        (["main..left", "--after", "main@1"], "main..left says what to leave out already; take --after away"),
+        (["main..nobody"], "no branch or tag 'nobody'"),
+    ],
+)
+def test_a_log_says_what_it_does_not_take(table: LanceTable, arguments: list[str], said: str) -> None:
+    """As a wrong call."""
+    result = run("log", table.uri, *arguments)
+    assert (2, True) == (result.exit_code, said in result.stderr)
+
+
+def test_a_log_begins_at_the_ref_of_the_table(table: LanceTable) -> None:
+    """Which is given once."""
+    assert ["left@3", "left@2", "main@2", "main@1"] == versions_of(table.uri_at("left"))
+    for given in (["main"], ["--ref", "main"]):
+        assert "TABLE names the ref 'left' already" in run("log", table.uri_at("left"), *given).stderr
+
+
+def test_names_are_beside_versions(table: LanceTable) -> None:
+    """Branches at their newest version, tags where they are; not when they are not wanted."""
+    for name, at in (("v1", "main@2"), ("stable", "main@2"), ("tip", "main")):
+        table.create_tag(name, at)
+    newest, second, first = lines_of("log", table.uri)
+    assert newest.endswith("(main, tag tip) two goes")
+    assert second.endswith("(tag stable, tag v1)")
+    assert "(" not in first
+    assert lines_of("log", table.uri, "--ref", "left", "--graph")[0].endswith("(left) on the left")
+    assert not any("(" in line for line in lines_of("log", table.uri, "--no-decorate"))
+
+
+def test_a_damaged_tag_is_no_reason_not_to_show_a_log(table: LanceTable) -> None:
+    """Verify tells of it."""
+    table.create_tag("v1", "main@2")
+    (Path(table.uri) / "_refs/tags/v1.json").write_bytes(b"{")
+    assert lines_of("log", table.uri)[0].endswith("(main) two goes")
+
+
+def test_a_log_says_who_committed(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as anybody said so; else it is one program."""
+    assert not any("lance_dagster" in line for line in lines_of("log", table.uri))
+    monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
+    table.append(entries("c", 1))
+    newest, second, *_ = lines_of("log", table.uri)
+    assert "ann" in newest.split()
+    assert "lance_dagster" in second.split()
+
+
+def test_conflicts_name_who_committed(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committer, or else the program."""
+    monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
+    table.create_branch("right")
+    table.update({"value": "11"}, where="value = 1", branch="right")
+    monkeypatch.delenv("LANCE_DAGSTER_COMMITTER")
+    table.update({"value": "12"}, where="value = 1")
+    (conflict,) = document_of("merge", table.uri, "right", code=1)["conflicts"]
+    assert "ann (right@4)" in conflict["source"]
+    assert "lance_dagster" in conflict["dest"]
+
+
+def test_a_version_is_shown_with_what_it_changed(table: LanceTable) -> None:
+    """Beside what it was made from: fragments, counts, rows."""
+    assert "fragments: 1 changed" in lines_of("show", table.uri, "--diff")
+    assert "0 rows added, 1 removed, 0 changed" == lines_of("show", table.uri, "--stat")[-1]
+    *_, head, row = lines_of("show", table.uri, "main", "--rows")
+    assert (["key", "value"], ["-", "a", "2"]) == (head.split(), row.split())
+    found = document_of("show", table.uri, "--stat", "--rows", "-n", "1")["diff"]
+    assert ("main@2", "main@3", 1, False) == (found["before"], found["after"], found["stat"]["removed"], found["more"])
+    assert [2] == [row["value"] for row in found["rows"]]
+
+
+def test_a_merge_is_shown_with_what_it_brought(table: LanceTable) -> None:
+    """Beside its first parent."""
+    table.merge("left")
+    assert "1 row added, 0 removed, 0 changed" == lines_of("show", table.uri, "--stat")[-1]
+
+
+def test_the_first_version_changed_nothing(table: LanceTable) -> None:
+    """And nobody can tell what one changed that was made from what was cleaned up."""
+    assert "it is where the table begins" == lines_of("show", table.uri, "main@1", "--stat")[-1]
+    assert document_of("show", table.uri, "main@1", "--diff")["diff"] is None
+    for number in (1, 2):
+        (Path(table.uri) / f"_versions/{2**64 - 1 - number}.manifest").unlink()
+    assert "what it was made from was cleaned up" == lines_of("show", table.uri, "main@3", "--diff")[-1]

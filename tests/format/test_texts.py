@@ -1,0 +1,48 @@
+"""What callers give to be written down is text."""
+
+import pytest
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.texts import check_said, check_text, check_texts
+
+HALF = "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        (5, "the name has to be a text, not 5"),
+        (None, "the name has to be a text, not None"),
+        (b"main", "the name has to be a text, not b'main'"),
+        (HALF, r"the name has '\ud800' at character 1, half of a character"),
+    ],
+)
+def test_what_is_no_text_is_refused(given: object, said: str) -> None:
+    """With what it is."""
+    with pytest.raises(InvalidInputError) as caught:
+        check_text("the name", given)
+    assert said == str(caught.value)
+    check_text("the name", "Ünï\N{GRINNING FACE}\n")
+
+
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        (5, "properties have to be a mapping such as {'ticket': '77'}, not 5"),
+        ([("a", "b")], "properties have to be a mapping such as {'ticket': '77'}, not [('a', 'b')]"),
+        ({1: "a"}, "a key of the properties has to be a text, not 1"),
+        ({"a": 1}, "'a' of the properties has to be a text, not 1"),
+        ({"a": None}, "'a' of the properties has to be a text, not None"),
+        ({"a": HALF}, r"'a' of the properties has '\ud800' at character 1, half of a character"),
+        ({HALF: "a"}, r"a key of the properties has '\ud800' at character 1, half of a character"),
+    ],
+)
+def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> None:
+    """Key by key."""
+    with pytest.raises(InvalidInputError) as caught:
+        check_texts("properties", given)
+    assert said == str(caught.value)
+    with pytest.raises(InvalidInputError) as caught:
+        check_said(None, given)
+    assert said == str(caught.value)
+    check_texts("settings", {"a": None}, removing=True)

@@ -1,0 +1,142 @@
+"""Arguments of other types than the signatures say: one clear error each, before anything is written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lance_dagster import InvalidInputError, LanceTable
+from tests.aging import files
+from tests.ledger import entries, new_table
+
+HALF = "half of a \ud800"
+Act = Callable[[Any, Any], object]
+
+BRANCHES: dict[str, Act] = {
+    "merge": lambda table, wrong: table.merge("work", into=wrong),
+    "preview_merge": lambda table, wrong: table.preview_merge("work", into=wrong),
+    "preview_branch": lambda table, wrong: table.preview_branch("work", into=wrong),
+    "is_merged": lambda table, wrong: table.is_merged("work", into=wrong),
+    "sync": lambda table, wrong: table.sync(wrong),
+    "cherry_pick": lambda table, wrong: table.cherry_pick("work", onto=wrong),
+    "revert": lambda table, wrong: table.revert("main", branch=wrong),
+    "restore": lambda table, wrong: table.restore("main@1", branch=wrong),
+    "reset": lambda table, wrong: table.reset(wrong),
+    "head": lambda table, wrong: table.head(wrong),
+    "branch": lambda table, wrong: table.branch(wrong),
+    "create_branch": lambda table, wrong: table.create_branch(wrong),
+    "rename_branch": lambda table, wrong: table.rename_branch(wrong, "new"),
+    "rename_branch to": lambda table, wrong: table.rename_branch("work", wrong),
+    "delete_branch": lambda table, wrong: table.delete_branch(wrong),
+    "tag": lambda table, wrong: table.tag(wrong),
+    "create_tag": lambda table, wrong: table.create_tag(wrong, "main"),
+    "move_tag": lambda table, wrong: table.move_tag(wrong, "main"),
+    "delete_tag": lambda table, wrong: table.delete_tag(wrong),
+    "append": lambda table, wrong: table.append(entries("a", 1), branch=wrong),
+}
+REFS: dict[str, Act] = {
+    "merge": lambda table, wrong: table.merge(wrong),
+    "cherry_pick": lambda table, wrong: table.cherry_pick(wrong),
+    "revert": lambda table, wrong: table.revert(wrong),
+    "log": lambda table, wrong: table.log(wrong),
+    "at": lambda table, wrong: table.at(wrong),
+    "diff": lambda table, wrong: table.diff(wrong, "main"),
+}
+MESSAGES: dict[str, Act] = {
+    "merge": lambda table, wrong: table.merge("work", message=wrong),
+    "sync": lambda table, wrong: table.sync("work", message=wrong),
+    "restore": lambda table, wrong: table.restore("main@1", message=wrong),
+    "append": lambda table, wrong: table.append(entries("a", 1), message=wrong),
+    "delete": lambda table, wrong: table.delete("value = 1", message=wrong),
+    "set_config": lambda table, wrong: table.set_config({"a": "b"}, message=wrong),
+    "compact": lambda table, wrong: table.compact(message=wrong),
+    "add_base": lambda table, wrong: table.add_base("cold", "/cold", message=wrong),
+}
+MAPPINGS: dict[str, Act] = {
+    "merge": lambda table, wrong: table.merge("work", properties=wrong),
+    "cherry_pick": lambda table, wrong: table.cherry_pick("work", properties=wrong),
+    "revert": lambda table, wrong: table.revert("main", properties=wrong),
+    "append": lambda table, wrong: table.append(entries("a", 1), properties=wrong),
+    "compact": lambda table, wrong: table.compact(properties=wrong),
+    "create_branch": lambda table, wrong: table.create_branch("new", metadata=wrong),
+    "set_branch_metadata": lambda table, wrong: table.set_branch_metadata("work", wrong),
+    "create_tag": lambda table, wrong: table.create_tag("v1", "main", metadata=wrong),
+    "move_tag": lambda table, wrong: table.move_tag("v1", "main", metadata=wrong),
+    "set_config": lambda table, wrong: table.set_config(wrong),
+    "set_table_metadata": lambda table, wrong: table.set_table_metadata(wrong),
+    "set_schema_metadata": lambda table, wrong: table.set_schema_metadata(wrong),
+    "set_column_metadata": lambda table, wrong: table.set_column_metadata("value", wrong),
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with a branch to merge."""
+    made = new_table(tmp_path, entries("a", 1))
+    made.create_branch("work")
+    made.append(entries("w", 1), branch="work")
+    made.append(entries("b", 1))
+    return made
+
+
+def refused(table: LanceTable, act: Act, wrong: object, said: str) -> None:
+    """Hold that it is refused, and that nothing was written."""
+    before = files(table)
+    with pytest.raises(InvalidInputError, match=said):
+        act(table, wrong)
+    assert before == files(table)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"work", HALF])
+@pytest.mark.parametrize("method", BRANCHES)
+def test_a_branch_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
+    """Where one is named, and a tag as well."""
+    refused(table, BRANCHES[method], wrong, "the name of a (branch|tag) has ")
+
+
+@pytest.mark.parametrize("wrong", [3, b"work"])
+@pytest.mark.parametrize("method", REFS)
+def test_a_ref_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
+    """An expression over names."""
+    refused(table, REFS[method], wrong, "a ref is text such as 'main' or 'main@17', not ")
+
+
+@pytest.mark.parametrize("wrong", [5, b"why", HALF])
+@pytest.mark.parametrize("method", MESSAGES)
+def test_a_message_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
+    """All of it."""
+    refused(table, MESSAGES[method], wrong, "message.* (has to be a text, not|half of a character)")
+
+
+@pytest.mark.parametrize("wrong", [5, [("a", "b")], "a=b", {1: "a"}, {"a": 1}, {"a": HALF}, {HALF: "a"}])
+@pytest.mark.parametrize("method", MAPPINGS)
+def test_properties_are_a_mapping_of_texts(table: LanceTable, method: str, wrong: object) -> None:
+    """As are settings and what is kept with names."""
+    refused(table, MAPPINGS[method], wrong, "(properties|metadata|settings) ha(ve|s) (to be|'.ud800')")
+
+
+@pytest.mark.parametrize("wrong", ["1", 1.0, True, [1]])
+def test_a_parent_is_a_number(table: LanceTable, wrong: object) -> None:
+    """And true is none."""
+    for act in (
+        lambda given, parent: given.cherry_pick("work", parent=parent),
+        lambda given, parent: given.revert("main", parent=parent),
+    ):
+        refused(table, act, wrong, "a parent is a number, counted from 1, not ")
+
+
+def test_a_strategy_is_for_kinds_and_units(table: LanceTable) -> None:
+    """Which are texts."""
+    refused(table, lambda given, wrong: given.merge("work", strategy=wrong), {1: "source-wins"}, "1 is no kind of conf")
+    refused(table, lambda given, wrong: given.merge("work", strategy=wrong), 5, "5 is no strategy")
+
+
+def test_settings_are_read_as_they_were_set(table: LanceTable) -> None:
+    """Of any version."""
+    table.set_config({"owner": "ann", "lance.auto_cleanup.interval": "20"})
+    table.set_config({"owner": None, "team": "sales"})
+    assert {"lance.auto_cleanup.interval": "20", "team": "sales"} == table.config()
+    assert "ann" == table.config("main~1")["owner"]
+    assert {} == table.config("work")
+    assert table.config() == table.to_lance().config()
