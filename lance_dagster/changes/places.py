@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.changes.indices import indices_of
-from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, Remedy
 from lance_dagster.format.codec import encode_indices, rebase_index_section
 from lance_dagster.format.layout import DATA, DELETIONS, VERSIONS, deletion_path, join, manifest_name
 from lance_dagster.format.model import BasePath, Fragment, Fragments, Manifest
@@ -179,7 +179,8 @@ def placed_under_root(
             # The same place in other words would do for readers, but not for pylance's clean-up.
             raise InvalidInputError(
                 f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
-                "moved, or the branch was forked under another spelling of that; relocate() puts it right"
+                "moved, or the branch was forked under another spelling of that",
+                remedy=Remedy("{} puts it right", Call("relocate")),
             )
     known = kept or {}
     return tuple(

@@ -9,6 +9,7 @@ from lance_dagster.changes.claims import OVERWRITE, Claim, claims_of
 from lance_dagster.changes.row_spaces import RowSpace
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import (
+    COMMITTER,
     MERGE,
     CreateIndex,
     Operation,
@@ -33,7 +34,7 @@ class Change:
     """One version a side made since the merge base. `transaction` is None when its file is gone.
 
     `before` and `after` are the states around it; None when it was cleaned up. When it is `undone`, the side goes back
-    from the second to the first, and claims nothing.
+    from the second to the first, and claims nothing. Nor does it when it is `known`: the other side did the same.
     """
 
     version: str
@@ -42,14 +43,17 @@ class Change:
     before: Manifest | None = None
     after: Manifest | None = None
     undone: bool = False
+    known: bool = False
 
     @property
     def who(self) -> str:
-        """The Dagster run that made the version, else what was merged, else the program that wrote it."""
+        """The Dagster run that made the version, else what was merged, else who committed it, or with which program."""
         properties = self.transaction.properties if self.transaction else {}
         if run := properties.get(RUN_ID):
             return f"run {run}"
-        return f"the merge of {properties[MERGE]}" if MERGE in properties else self.writer
+        if MERGE in properties:
+            return f"the merge of {properties[MERGE]}"
+        return properties.get(COMMITTER) or self.writer
 
     @property
     def operation(self) -> Operation | None:
@@ -69,7 +73,7 @@ class Change:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """What the version claims. A replaced table claims everything, whoever wrote it."""
-        if self.transaction is None or self.undone:
+        if self.transaction is None or self.undone or self.known:
             return ()
         claims = claims_of(self.transaction.properties)
         if not claims and isinstance(self.transaction.operation, Overwrite) and not self.is_merge:

@@ -29,6 +29,11 @@ SQUASHED_PREFIX = "lance_dagster.squashed."
 COLUMNS_MOVED = "lance_dagster.merge.columns"
 """The property that names, by their ids, the fields of which a merge brought values for rows it moved."""
 PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
+REVERTED_TO = "lance_dagster.revert.parent"
+"""The property that names the parent of a merge which taking that back went back to."""
+RESTORED = "lance_dagster.restore"
+PICKED_FROM = "lance_dagster.cherry_pick.from"
+OF_PICKS = frozenset({PICKED, REVERTED, RESTORED})
 """The properties that name the version whose change was taken over, or taken back."""
 OF_MERGES = (MERGED_PREFIX, SQUASHED_PREFIX)
 

@@ -114,12 +114,9 @@ def new_records(
             record = replace(record, merged=number, dest=dest.state.number + 1, fields={**record.fields, **together})
         record = replace(record, aliases=(*record.aliases, *aliases.get(branch_id, ())))
         found[f"{MERGED_PREFIX}{branch_id}"] = str(record)
-    return found | alias_records(dest.state.manifest, strays(source, aliases))
-
-
-def strays(source: Lineage, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, Sequence[Alias]]:
-    """Return the ids of rows that came to a version by themselves, from branches it does not contain."""
-    return {branch_id: found for branch_id, found in aliases.items() if branch_id not in source.contained}
+    # Rows may have come to the source by themselves, without the version they are from.
+    strays = {branch_id: some for branch_id, some in aliases.items() if branch_id not in source.contained}
+    return found | alias_records(dest.state.manifest, strays)
 
 
 def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
@@ -227,6 +224,12 @@ def row_space(
             _learn(aliases, change.after)
     _learn(aliases, manifest)
     return RowSpace.of(lines, manifest.next_row_id, aliases)
+
+
+def row_space_since(of: Lineage, shared: Lineage, versions: Versions) -> RowSpace:
+    """Return where the row ids of a version come from, with what was recorded since one that it contains."""
+    anchor, since, _ = anchored(of, shared, versions)
+    return row_space(of, versions, since, anchor)
 
 
 def _aliases(manifest: Manifest) -> dict[str, dict[Alias, None]]:

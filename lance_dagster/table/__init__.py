@@ -1,7 +1,7 @@
 """One table and everything that can be done with it."""
 
 from lance_dagster.table.difference import Diff, RowCounts
-from lance_dagster.table.join import MergePreview
+from lance_dagster.table.previewing import MergePreview
 from lance_dagster.table.relocating import Relocation, Repointed
 from lance_dagster.table.standing import Standing, TableStatus
 from lance_dagster.table.table import LanceTable

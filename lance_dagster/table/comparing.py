@@ -147,8 +147,8 @@ class RowComparison:
 
     def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> Paired:
         """Pair rows of the same key. Those with a null in it are known by their values: to have moved is no change."""
-        old_keys, old_null = _keys(self.before, olds, keys)
-        new_keys, new_null = _keys(self.after, news, keys)
+        old_keys, old_null = keys_of(self.before, olds, keys)
+        new_keys, new_null = keys_of(self.after, news, keys)
         paired = paired_by_values(old_keys[~old_null], new_keys[~new_null])
         old_places, new_places = np.flatnonzero(old_null), np.flatnonzero(new_null)
         same = self._paired_by_values(olds[old_places], news[new_places])
@@ -174,7 +174,12 @@ class RowComparison:
         return olds[chosen], news[chosen]
 
 
-def _keys(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColumn, ...]) -> tuple[Digests, Flags]:
+def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColumn, ...]) -> tuple[Digests, Flags]:
+    """Return the digests of the keys of rows, and which rows have a null in theirs.
+
+    Raises:
+        InvalidInputError: Two rows have the same key.
+    """
     digests, null = side.digests(addresses, keys)
     places = np.flatnonzero(~null)
     doubled = twice(digests[places])

@@ -13,20 +13,19 @@ from pyroaring import BitMap
 
 from lance_dagster.changes.apply import as_next
 from lance_dagster.changes.claims import Claim, claims_of, encode_claims
-from lance_dagster.changes.indices import indices_of, not_covering
-from lance_dagster.changes.merge import MergePlan, Question, Strategy, Tally, plan_merge
+from lance_dagster.changes.merge import MergePlan, Question, Strategy, plan_merge
 from lance_dagster.changes.sides import Change, Conflict, Lookups, Side
 from lance_dagster.datafiles import matching_offsets
 from lance_dagster.errors import CorruptFileError, InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import DeletionFile, Fragment, Manifest
+from lance_dagster.format.texts import check_said
 from lance_dagster.format.transaction import (
     CLAIMS,
     COLUMNS_MOVED,
     MERGE,
     MERGED_BRANCH,
     MESSAGE,
-    OF_MERGES,
     SQUASHED_PREFIX,
     Transaction,
 )
@@ -42,8 +41,9 @@ from lance_dagster.history.lineage import (
     merged_as,
     new_records,
     row_space,
-    strays,
 )
+from lance_dagster.history.picked import claiming, picked_across
+from lance_dagster.history.pruning import kept_records
 from lance_dagster.history.records import alias_records
 from lance_dagster.history.vectors import deleted_offsets
 from lance_dagster.history.versions import State
@@ -52,32 +52,7 @@ from lance_dagster.table.parts import Parts
 
 MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
 _MODES = (MERGE_COMMIT, FAST_FORWARD, SQUASH)
-_FEW_RECORDS = 8
 _FEW_FILES, _READERS = 4, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergePreview:
-    """What a merge would do, without doing it. With conflicts it would do nothing.
-
-    `base` is the newest version both contain. `fast_forward` says that the dest did nothing since; `already_merged`
-    that there is nothing to do. `needs_backfill` gives, by the path of a column one side added, how many rows only the
-    other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
-    that only the source has.
-    """
-
-    source: str
-    dest: str
-    base: str
-    conflicts: tuple[Conflict, ...] = ()
-    rows_added: int = 0
-    rows_updated: int = 0
-    rows_removed: int = 0
-    schema_changed: bool = False
-    fast_forward: bool = False
-    already_merged: bool = False
-    needs_backfill: Mapping[str, int] = field(default_factory=dict)
-    reindex_needed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +64,14 @@ class Joining:
     message: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse what is no text.
+
+        Raises:
+            InvalidInputError: Names it.
+        """
+        check_said(self.message, self.properties)
+
 
 def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
     """Merge a version into a branch; returns the version that has it, which is not new when it was merged before.
@@ -96,19 +79,19 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
-    _check_mode(how.mode)
-    ours = _lineage(parts, source)
+    check_mode(how.mode)
+    ours = lineage_at(parts, source)
     transaction_id = str(uuid.uuid4())
 
     def propose(head: State) -> Proposal | State:
-        theirs = _lineage(parts, head)
+        theirs = lineage_at(parts, head)
         merged = merged_as(ours, theirs, parts.versions)
         if merged is not None:
             return merged
         base = merge_base(ours, theirs, parts.refs, parts.versions)
-        question = _question(parts, ours, theirs, base, strategy=how.strategy)
-        with _named(parts, source, head):
-            plan = _refusal(how, ours, theirs, base) or plan_merge(question)
+        question = question_of(parts, ours, theirs, base, strategy=how.strategy)
+        with naming_damage(parts, source, head):
+            plan = refusal(how, ours, theirs, base) or plan_merge(question)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
         operation, changed = carried_out(parts, plan, source, head, changes=question.source.changes)
@@ -118,58 +101,26 @@ def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
             operation=operation,
             properties=_properties(how, ours, head, question.source.changes) | columns_moved(plan),
         )
-        metadata = {**_live_records(parts, changed.table_metadata), **_records(how, ours, theirs, base=base, plan=plan)}
+        kept = kept_records(theirs, changed.table_metadata, parts.refs, parts.versions)
+        metadata = kept | _records(how, ours, theirs, base=base, plan=plan)
         changed = replace(changed, table_metadata=metadata)
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
     return commit(parts.versions, into, propose, parts.head(into))
 
 
-def preview(
-    parts: Parts, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
-) -> MergePreview:
-    """Say what merging a version into a branch would do now."""
-    _check_mode(mode)
-    head = parts.head(into)
-    ours, theirs = _lineage(parts, source), _lineage(parts, head)
-    base = merge_base(ours, theirs, parts.refs, parts.versions)
-    made = MergePreview(source=str(source), dest=str(head), base=str(base.state), fast_forward=ours.contains(theirs))
-    if merged_as(ours, theirs, parts.versions) is not None:
-        return replace(made, already_merged=True)
-    with _named(parts, source, head):
-        plan = _refusal(Joining(mode=mode), ours, theirs, base) or plan_merge(
-            _question(parts, ours, theirs, base, strategy=strategy)
-        )
-        lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
-    if not isinstance(plan, MergePlan):
-        return replace(made, conflicts=plan)
-    tally: Tally = plan.tally
-    return replace(
-        made,
-        rows_added=tally.rows_added,
-        rows_updated=tally.rows_updated,
-        rows_removed=tally.rows_removed,
-        schema_changed=tally.schema_changed,
-        needs_backfill=tally.needs_backfill,
-        reindex_needed=lacking,
-    )
+def check_mode(mode: str) -> None:
+    """Refuse what is no way to merge.
 
-
-def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
-    """Return the names of indices that do not speak for every fragment of the result, or that only the source has."""
-    names = {index.name for index in indices_of(plan.manifest)}
-    missing = {index.name for index in indices_of(source.manifest)} - names
-    changed = plan.manifest.fragments.changed(plan.removed, {}).added([brought.fragment for brought in plan.added])
-    return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
-
-
-def _check_mode(mode: str) -> None:
+    Raises:
+        InvalidInputError: Says which there are.
+    """
     if mode not in _MODES:
         raise InvalidInputError(f"{mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
 
 
 @contextmanager
-def _named(parts: Parts, source: State, head: State) -> Iterator[None]:
+def naming_damage(parts: Parts, source: State, head: State) -> Iterator[None]:
     """Say which manifests damage was found in, where that was found by rules that know no files."""
     try:
         yield
@@ -181,13 +132,13 @@ def _named(parts: Parts, source: State, head: State) -> Iterator[None]:
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
     """Return the version of `into` that contains everything `source` has, or None when it has something new."""
-    ours, theirs = _lineage(parts, source), _lineage(parts, parts.head(into))
+    ours, theirs = lineage_at(parts, source), lineage_at(parts, parts.head(into))
     return merged_as(ours, theirs, parts.versions)
 
 
 def base_of(parts: Parts, one: State, other: State) -> State:
     """Return the newest version that two versions contain."""
-    lineages = _lineage(parts, one), _lineage(parts, other)
+    lineages = lineage_at(parts, one), lineage_at(parts, other)
     return merge_base(*lineages, parts.refs, parts.versions).state
 
 
@@ -216,22 +167,29 @@ def lookups(parts: Parts) -> Lookups:
     return Lookups(deleted=deleted, matching=matching, ahead=ahead)
 
 
-def _lineage(parts: Parts, state: State) -> Lineage:
+def lineage_at(parts: Parts, state: State) -> Lineage:
+    """Return what a version contains."""
     found = lineage_of(state, parts.refs)
     # Looked at again as the newest one of its line.
     parts.versions.keep(found.id, state)
     return found
 
 
-def _question(parts: Parts, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy) -> Question:
+def question_of(parts: Parts, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy) -> Question:
+    """Gather what a merge needs to know."""
+    ours, theirs = side_of(parts, source, dest, base), side_of(parts, dest, source, base)
+    picked = picked_across(ours.changes, dest, base) or picked_across(theirs.changes, source, base)
+    mine, others = ours.changes, theirs.changes
+    ours = replace(ours, changes=claiming(mine, source, others, dest))
+    theirs = replace(theirs, changes=claiming(others, dest, mine, source))
     return Question(
         base=base.state.manifest,
         space=row_space(base, parts.versions),
-        source=side_of(parts, source, dest, base),
-        dest=side_of(parts, dest, source, base),
+        source=ours,
+        dest=theirs,
         lookups=lookups(parts),
         strategy=strategy,
-        crosswise=crosswise(source, dest, base),
+        crosswise=picked or crosswise(source, dest, base),
     )
 
 
@@ -251,7 +209,7 @@ def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
     )
 
 
-def _refusal(how: Joining, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
+def refusal(how: Joining, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
     """Return why the merge is refused whatever the sides did."""
     if how.mode == FAST_FORWARD and not source.contains(dest):
         told = f"{dest.state} has changes that {source.state} does not contain"
@@ -259,11 +217,11 @@ def _refusal(how: Joining, source: Lineage, dest: Lineage, base: Lineage) -> tup
     ours, theirs, known = (_squashed(lineage) for lineage in (source, dest, base))
     mine, other = _beyond(ours, dest, source), _beyond(theirs, source, dest)
     both = sorted(ours.keys() & theirs.keys() - known.keys())
-    told = "{} was squashed into it; nobody can tell which rows both have: reset or delete the other one"
+    told = "{} has {} by a squash, so nobody can tell which rows both have; reset or delete the branch it is of"
     if mine or other or both:
         did = (
-            told.format(ours[both[0]] if both else mine) if both or mine else str(source.state),
-            told.format(theirs[both[0]] if both else other) if both or other else str(dest.state),
+            told.format(source.state, ours[both[0]] if both else mine) if both or mine else str(source.state),
+            told.format(dest.state, theirs[both[0]] if both else other) if both or other else str(dest.state),
         )
         return (Conflict(kind="history", unit="history", source=did[0], dest=did[1]),)
     return ()
@@ -287,7 +245,7 @@ def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Ch
     properties = {
         MESSAGE: how.message or f"{'squash' if how.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
         **how.properties,
-        CLAIMS: encode_claims(_all_claims(changes)),
+        CLAIMS: encode_claims(all_claims(changes)),
     }
     if how.mode != SQUASH:
         properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}
@@ -304,11 +262,12 @@ def _records(how: Joining, source: Lineage, dest: Lineage, *, base: Lineage, pla
         # Nor can the branches be merged any more that were merged into the source.
         new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
         squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}
-        return squashed | alias_records(dest.state.manifest, strays(source, plan.aliases))
+        return squashed | alias_records(dest.state.manifest, plan.aliases)
     return new_records(source, dest, base, aliases=plan.aliases, fields=plan.fields)
 
 
-def _all_claims(changes: Iterable[Change]) -> list[Claim]:
+def all_claims(changes: Iterable[Change]) -> list[Claim]:
+    """Return what changes claim, each claim once."""
     return list(
         dict.fromkeys(
             claim
@@ -317,16 +276,6 @@ def _all_claims(changes: Iterable[Change]) -> list[Claim]:
             for claim in claims_of(change.transaction.properties) or change.claims
         )
     )
-
-
-def _live_records(parts: Parts, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Drop the records of merges whose branch is gone, once there are many: nobody can merge it again."""
-    if sum(key.startswith(OF_MERGES) for key in metadata) <= _FEW_RECORDS:
-        # To know which branches there are takes a request for each.
-        return dict(metadata)
-    ids = (MAIN, *(branch.id for branch in parts.refs.branches().values()))
-    live = {f"{prefix}{name}" for name in ids for prefix in OF_MERGES}
-    return {key: value for key, value in metadata.items() if not key.startswith(OF_MERGES) or key in live}
 
 
 def _state(manifest: Manifest) -> State:

@@ -8,9 +8,10 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history import branches as branching
 from lance_dagster.history.refs import Branch
 from lance_dagster.history.versions import Version
-from lance_dagster.table import join as joining
+from lance_dagster.table import join as joining, previewing
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.join import MERGE_COMMIT, Joining, MergePreview
+from lance_dagster.table.join import MERGE_COMMIT, Joining
+from lance_dagster.table.previewing import MergePreview
 
 PREVIEW_OF = "preview_of"
 """Branch metadata that names the version whose merge a branch shows."""
@@ -57,8 +58,11 @@ class Merging(Facade):
     def preview_merge(
         self, source: str, into: str = MAIN, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
     ) -> MergePreview:
-        """Say what a merge would do now, every conflict included; nothing is written."""
-        return joining.preview(self._parts, self._parts.at(source), into, strategy=strategy, mode=mode)
+        """Say what a merge would do now, every conflict included; nothing is written.
+
+        The preview's `conflicting_rows` reads the rows the conflicts are about.
+        """
+        return previewing.preview(self._parts, self._parts.at(source), into, strategy=strategy, mode=mode)
 
     def sync(self, branch: str, *, strategy: Strategy = None, message: str | None = None) -> Version:
         """Merge what happened on the branch that a branch was forked from into it.
@@ -68,8 +72,10 @@ class Merging(Facade):
             MergeConflictError: With every reason why not; nothing was written.
         """
         found = self._parts.refs.branch(branch)
+        if branch == MAIN:
+            raise InvalidInputError(f"main of {self.uri} was forked from nothing, so there is nothing to sync it with")
         if found is None:
-            raise InvalidInputError(f"{branch!r} is no branch of {self.uri} that was forked from another one")
+            raise self._parts.refs.no_branch(branch)
         return self.merge(found.parent_branch, into=branch, strategy=strategy, message=message)
 
     def preview_branch(
@@ -93,11 +99,11 @@ class Merging(Facade):
         """
         state, head = self._parts.at(source), self._parts.head(into)
         # Asked first: a branch made for nothing would have to be deleted again, which a crash may prevent.
-        conflicts = joining.preview(self._parts, state, into, strategy=strategy).conflicts
+        conflicts = previewing.preview(self._parts, state, into, strategy=strategy).conflicts
         if conflicts:
             raise MergeConflictError(f"cannot merge {state} into {head} of {self.uri}; nothing was written:", conflicts)
         made = branching.create_branch(
-            name or f"preview/{_preview_name(state.branch, into)}",
+            name or preview_name(state.branch, into),
             head,
             self._parts.refs,
             self._parts.versions,
@@ -118,6 +124,7 @@ class Merging(Facade):
         return None if found is None else self._described(found)
 
 
-def _preview_name(source: str, into: str) -> str:
+def preview_name(source: str, into: str) -> str:
+    """Return what a branch that shows a merge is called, unless it is given a name."""
     # No segment of a name can be `main`.
-    return f"main-into-{into}" if source == MAIN else source
+    return f"preview/{f'main-into-{into}' if source == MAIN else source}"

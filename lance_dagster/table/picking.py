@@ -5,26 +5,48 @@ Merging that way into a branch leaves everything alone that the branch did besid
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.changes.apply import as_next
-from lance_dagster.changes.merge import MergePlan, Question, Strategy, plan_merge
+from lance_dagster.changes.claims import encode_claims
+from lance_dagster.changes.merge import MergePlan, Question, Strategy, fields_across, plan_merge
 from lance_dagster.changes.row_spaces import Alias
 from lance_dagster.changes.sides import Change, Side
-from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.errors import Call, InvalidInputError, MergeConflictError, Remedy
 from lance_dagster.format.codec import decode_row_ids
-from lance_dagster.format.transaction import MESSAGE, PICKED, REVERTED, Clone, Restore, Transaction
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.texts import check_said
+from lance_dagster.format.transaction import (
+    CLAIMS,
+    MESSAGE,
+    PICKED,
+    PICKED_FROM,
+    RESTORED,
+    REVERTED,
+    REVERTED_TO,
+    Clone,
+    Restore,
+    Transaction,
+)
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
-from lance_dagster.history.lineage import lineage_of, row_space
+from lance_dagster.history.lineage import (
+    Lineage,
+    anchored,
+    changes_since,
+    lineage_of,
+    merge_base,
+    row_space_since,
+)
+from lance_dagster.history.picked import origins
 from lance_dagster.history.protection import refuse_direct_commit
 from lance_dagster.history.records import alias_records
 from lance_dagster.history.versions import State
 from lance_dagster.table.carrying import carried_out
-from lance_dagster.table.join import columns_moved, lookups, side_of
+from lance_dagster.table.join import all_claims, columns_moved, lookups, side_of
 from lance_dagster.table.moving import submit
 from lance_dagster.table.parts import Parts
 
@@ -37,6 +59,16 @@ class Picking:
     strategy: Strategy = None
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse what is no text, and what is no number of a parent.
+
+        Raises:
+            InvalidInputError: Names it.
+        """
+        check_said(None, self.properties)
+        if self.parent is not None and type(self.parent) is not int:
+            raise InvalidInputError(f"a parent is a number, counted from 1, not {self.parent!r}")
+
 
 def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
     """Make the change of a version on another branch too; the head as it is when it has that already.
@@ -46,9 +78,14 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
         InvalidInputError: It is a merge and no parent was given.
     """
     parent = _parent(parts, commit_, how.parent)
-    change = _change(parent, commit_)
-    since = [change] if parent.branch == commit_.branch else []
-    return _carried_over(parts, _Way(PICKED, parent, commit_, change, since), onto, how)
+    head = parts.head(onto)
+    if str(head) == str(commit_) or _says(head, PICKED, commit_):
+        return head
+    changes = [_change(parent, commit_)]
+    # The first parent is the version before on the same line, whatever the branch was called there.
+    since = changes if how.parent in (None, 1) else []
+    way = _Way(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
+    return _carried_over(parts, lambda _: way, onto, how)
 
 
 def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
@@ -59,75 +96,145 @@ def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
         InvalidInputError: It is a merge and no parent was given.
     """
     parent = _parent(parts, commit_, how.parent)
-    change = _change(parent, commit_, undone=True)
-    return _carried_over(parts, _Way(REVERTED, commit_, parent, change, []), branch, how)
+    head = parts.head(branch)
+    to = parent if len(parts.versions.describe(commit_).parents) > 1 else None
+    standing = _standing(parts, commit_, head, to)
+    if standing is not commit_:
+        commit_, parent, to = standing, _parent(parts, standing, None), None
+    if _takes_back(head, commit_, to):
+        return head
+    if to is not None:
+        how = replace(how, properties={**how.properties, REVERTED_TO: _identity(to)})
+    changes = [replace(_change(parent, commit_), undone=True)]
+    way = _Way(kind=REVERTED, of=commit_, base=commit_, source=parent, changes=changes)
+    return _carried_over(parts, lambda _: way, branch, how)
 
 
-def restore(parts: Parts, to: State, branch: str, properties: Mapping[str, str]) -> State:
-    """Make an older version of a branch its next one; the head as it is when that is the one.
+def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
+    """Make a version a branch had the next one of it; the head as it is when that is the one.
+
+    One from before the branch was forked cannot be named by a restoring transaction: what was done since is taken back.
 
     Raises:
-        InvalidInputError: The version is on another branch.
+        InvalidInputError: The branch never had that version.
     """
     head = parts.head(branch)
-    if to.branch != branch:
-        raise InvalidInputError(
-            f"{to} is no version of branch {branch!r} of {parts.uri}, which goes back to its own only; reset() makes a "
-            "branch anew from any version"
-        )
-    return head if to.number == head.number else submit(parts, head, Restore(version=to.number), properties)
+    if to.branch == branch:
+        return head if to.number == head.number else submit(parts, head, Restore(version=to.number), how.properties)
+    target = lineage_of(to, parts.refs)
+
+    def way(head: State) -> _Way:
+        of = lineage_of(head, parts.refs)
+        if not any(line.id == target.id and to.number <= line.number for line in of.lines):
+            anew = Remedy("{} makes the branch anew from it", Call("reset", (branch, str(to))))
+            raise InvalidInputError(
+                f"branch {branch!r} of {parts.uri} never was at {to}: it goes back to its own versions, and to those "
+                "before it was forked",
+                remedy=None if branch == MAIN else anew,
+            )
+        done = anchored(of, target, parts.versions)[1]
+        changes = [replace(change, undone=True) for change in reversed(done)]
+        return _Way(kind=RESTORED, of=to, base=head, source=to, changes=changes)
+
+    return _carried_over(parts, way, branch, how)
 
 
-@dataclass(frozen=True, slots=True)
+def _standing(parts: Parts, commit_: State, head: State, to: State | None) -> State:
+    """Return the version that a change stands by: the last one that took back that it was taken back."""
+    ours, theirs = lineage_of(commit_, parts.refs), lineage_of(head, parts.refs)
+    if not theirs.contains(ours):
+        return commit_
+    later = [parts.at(change.version) for change in changes_since(theirs, ours, parts.versions) if _reverts(change)]
+    while back := next((state for state in later if _takes_back(state, commit_, to)), None):
+        again = next((state for state in later if _says(state, REVERTED, back)), None)
+        if again is None:
+            break
+        commit_, to = again, None
+    return commit_
+
+
+def _reverts(change: Change) -> bool:
+    return change.transaction is not None and REVERTED in change.transaction.properties
+
+
+def _takes_back(state: State, commit_: State, to: State | None) -> bool:
+    """Tell whether a version takes a change back; of a merge, the one that is seen from a certain parent."""
+    return _says(state, REVERTED, commit_) and (to is None or _says(state, REVERTED_TO, to))
+
+
+def _says(state: State, what: str, of: State) -> bool:
+    return state.transaction is not None and state.transaction.properties.get(what) == _identity(of)
+
+
+def _identity(of: State) -> str:
+    return of.id or str(of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
     """From one version to another, as a merge sees it: the base, the source, and what happened in between.
 
-    `kind` is the property that says what it is for.
+    `kind` is the property that says what it is for, `of` the version that was named. `since` is what was done on one
+    line from the base to the source; going back there is no such thing.
     """
 
     kind: str
+    of: State
     base: State
     source: State
-    change: Change
-    since: list[Change]
+    changes: list[Change]
+    since: list[Change] = field(default_factory=list)
+
+    @property
+    def older(self) -> State:
+        """The one of both that is before the other."""
+        return self.base if self.kind == PICKED else self.source
+
+    @property
+    def name(self) -> str:
+        """What the source is called in conflicts."""
+        return f"the state before {self.of}" if self.kind == REVERTED else str(self.of)
+
+    def verb(self, head: State) -> str:
+        """Say what is done to a branch."""
+        return {
+            PICKED: f"cherry-pick {self.of} onto {head}",
+            REVERTED: f"take back {self.of} on {head}",
+            RESTORED: f"restore {self.of} on {head}",
+        }[self.kind]
+
+    def marks(self, parts: Parts) -> dict[str, str]:
+        """Return the properties that say what was taken over or back."""
+        marks = {self.kind: _identity(self.of)}
+        if self.kind == PICKED:
+            marks[PICKED_FROM] = origins(lineage_of(self.of, parts.refs), lineage_of(self.base, parts.refs))
+            marks[CLAIMS] = encode_claims(all_claims(self.changes))
+        return marks
+
+    def message(self) -> str:
+        """Say what was done."""
+        transaction = self.of.transaction
+        message = transaction.properties.get(MESSAGE) if transaction else None
+        verb = {PICKED: "cherry-pick", REVERTED: "revert", RESTORED: "restore"}[self.kind]
+        return f"{verb} {self.of}" if message is None else f"{verb} {self.of}: {message}"
 
 
-def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking) -> State:
-    kind = way.kind
-    base, source = lineage_of(way.base, parts.refs), lineage_of(way.source, parts.refs)
-    same_line = way.base.branch == way.source.branch
-    of = way.source if kind == PICKED else way.base
-    side = Side(
-        name=f"{of}" if kind == PICKED else f"the state before {of}",
-        manifest=way.source.manifest,
-        changes=[way.change],
-        anchor=way.base.manifest if same_line else None,
-        since=way.since,
-        same_ids=same_line,
-        space=row_space(source, parts.versions),
-    )
+def _carried_over(parts: Parts, way_from: Callable[[State], _Way], branch: str, how: Picking) -> State:
     transaction_id = str(uuid.uuid4())
     parts.head(branch)
 
     def propose(head: State) -> Proposal | State:
-        question = Question(
-            base=way.base.manifest,
-            space=row_space(base, parts.versions),
-            source=side,
-            dest=side_of(parts, lineage_of(head, parts.refs), base, base),
-            lookups=lookups(parts),
-            strategy=how.strategy,
-        )
+        way = way_from(head)
+        question = _question(parts, way, head, how)
         plan = plan_merge(question)
-        verb = "take over" if kind == PICKED else "take back"
         if not isinstance(plan, MergePlan):
-            raise MergeConflictError(f"cannot {verb} {of} on {head} of {parts.uri}; nothing was written:", plan)
-        operation, changed = carried_out(parts, plan, way.source, head, changes=[way.change])
+            raise MergeConflictError(f"cannot {way.verb(head)} of {parts.uri}; nothing was written:", plan)
+        operation, changed = carried_out(parts, plan, way.source, head, changes=way.changes)
         known = alias_records(head.manifest, _aliases_of_brought(plan))
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             return head
-        properties = {MESSAGE: _message(of, kind), **how.properties, kind: of.id or str(of)}
+        properties = {MESSAGE: way.message(), **how.properties, **way.marks(parts)}
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
@@ -138,6 +245,39 @@ def _carried_over(parts: Parts, way: _Way, branch: str, how: Picking) -> State:
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
     return commit(parts.versions, branch, propose)
+
+
+def _question(parts: Parts, way: _Way, head: State, how: Picking) -> Question:
+    base, source, dest = (lineage_of(state, parts.refs) for state in (way.base, way.source, head))
+    # One may know rows by a record that another one has no more: they had it when they parted.
+    shared = merge_base(lineage_of(way.older, parts.refs), dest, parts.refs, parts.versions)
+    spaces = [row_space_since(one, shared, parts.versions) for one in (base, source, dest)]
+    same_line = _on_one_line(base, source) or _on_one_line(source, base)
+    theirs = side_of(parts, dest, base, base)
+    if not theirs.same_ids and shared.state != base.state:
+        since = [side_of(parts, one, shared, shared) for one in (base, dest)]
+        theirs = replace(theirs, fields=fields_across(shared.state.manifest, *since))
+    return Question(
+        base=way.base.manifest,
+        space=spaces[0],
+        source=Side(
+            name=way.name,
+            manifest=way.source.manifest,
+            changes=way.changes,
+            anchor=way.base.manifest if same_line else None,
+            since=way.since,
+            same_ids=same_line,
+            space=spaces[1],
+        ),
+        dest=replace(theirs, space=spaces[2]),
+        lookups=lookups(parts),
+        strategy=how.strategy,
+    )
+
+
+def _on_one_line(newer: Lineage, older: Lineage) -> bool:
+    """Tell whether a branch went from one version to another, which keeps the ids of fragments and fields."""
+    return any(line.id == older.id and older.state.number <= line.number for line in newer.lines)
 
 
 def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
@@ -160,20 +300,13 @@ def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
     return found
 
 
-def _message(of: State, kind: str) -> str:
-    message = of.transaction.properties.get(MESSAGE) if of.transaction else None
-    verb = "cherry-pick" if kind == PICKED else "revert"
-    return f"{verb} {of}" if message is None else f"{verb} {of}: {message}"
-
-
-def _change(parent: State, of: State, *, undone: bool = False) -> Change:
+def _change(parent: State, of: State) -> Change:
     return Change(
         version=str(of),
         writer=of.writer,
         transaction=of.transaction,
         before=parent.manifest,
         after=of.manifest,
-        undone=undone,
     )
 
 

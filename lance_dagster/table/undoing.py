@@ -73,14 +73,14 @@ class Undoing(Facade):
         """Make an older version of a branch its newest one; what came after stays in the log.
 
         Args:
-            ref: The version to go back to, of that branch.
+            ref: The version to go back to: one of that branch, or of those it was forked from, before that.
             branch: The branch.
             message: What to say in the log.
 
         Raises:
-            InvalidInputError: The version is on another branch.
+            InvalidInputError: The branch never had that version.
             CommitConflictError: Somebody changed the settings of the schema meanwhile.
         """
         to = self._parts.at(ref)
-        properties = {MESSAGE: message or f"restore {to}"}
-        return self._described(picking.restore(self._parts, to, branch, properties))
+        how = Picking(properties={MESSAGE: message or f"restore {to}"})
+        return self._described(picking.restore(self._parts, to, branch, how))

@@ -485,3 +485,11 @@ def test_a_diff_on_object_storage(s3_storage: S3Storage) -> None:
     assert [("update_preimage", {"key": 2, "value": "b"}), ("update_postimage", {"key": 2, "value": "c"})] == feed(diff)
     assert b"test-secret" not in pickle.dumps(diff)
     assert "test-secret" not in f"{diff!r}{diff}"
+
+
+def test_a_key_that_was_renamed_is_told(tmp_path: Path) -> None:
+    """With the name it has in the newer version."""
+    table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64(), "customer": pa.int64()}))
+    table.rename_column("customer", "client")
+    with pytest.raises(InvalidInputError, match="have in common id, client; customer is called client in main@2"):
+        table.diff("main@1", "main", key=["customer"])

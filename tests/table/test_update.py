@@ -358,3 +358,17 @@ def test_a_replaced_table_is_not_updated(tmp_path: Path) -> None:
     with pytest.raises(CommitConflictError):
         interrupted(table, lambda: LanceTable.open(table.uri).overwrite(entries("b", 1))).update({"value": "2"})
     assert [("b", 1)] == contents(table)
+
+
+def test_a_text_without_quotes_is_told(tmp_path: Path) -> None:
+    """It reads as a column; those of the table are listed where they can be used."""
+    orders = pa.table({"id": [1], "status": ["new"]})
+    table = LanceTable.create(tmp_path / "t", orders.schema)
+    table.append(orders)
+    said = "No field named paid; a text is written 'paid', in quotes"
+    with pytest.raises(InvalidInputError, match=f"cannot compute 'status' as 'paid': {said}"):
+        table.update({"status": "paid"})
+    with pytest.raises(InvalidInputError, match=r"No field named paid; did you mean the column id\?; a text is"):
+        table.delete("status = paid")
+    with pytest.raises(InvalidInputError, match="No field named cancelled; there are id, status; a text is written 'c"):
+        table.delete("status = cancelled")

@@ -444,3 +444,14 @@ def test_columns_that_differ_in_case_are_different(tmp_path: Path) -> None:
     table.update({"ID": "`ID` + id"}, where="`ID` = 20")
     table.upsert(pa.table({"id": [2, 3], "of rows": ["c", "d"]}), on=["id"])
     assert [(1, 10, "a"), (2, 22, "c"), (3, None, "d")] == [tuple(row.values()) for row in table.read().to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "wrong,hint", [("when_matchd", "did you mean 'when_matched'?"), ("x", "there are when_matched, when_not_matched")]
+)
+def test_a_choice_that_is_not_there_is_told(tmp_path: Path, wrong: str, hint: str) -> None:
+    """With the one that was meant."""
+    table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64()}))
+    with pytest.raises(InvalidInputError) as caught:
+        table.upsert(pa.table({"id": [1]}), on=["id"], **{wrong: "keep"})  # type: ignore[arg-type]  # what is tested
+    assert f"an upsert takes no {wrong!r}; {hint}" in str(caught.value)

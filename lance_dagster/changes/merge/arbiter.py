@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lance_dagster.changes.merge.disputed import Dispute
 from lance_dagster.changes.sides import Conflict
 from lance_dagster.errors import InvalidInputError
 
@@ -24,6 +25,7 @@ class Arbiter:
 
     strategy: Strategy = None
     conflicts: list[Conflict] = field(default_factory=list)
+    disputes: dict[Conflict, list[Dispute]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what is no strategy.
@@ -38,8 +40,8 @@ class Arbiter:
                 raise InvalidInputError(f"{name!r} is no strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")
         for key in strategy if isinstance(strategy, Mapping) else ():
             # A unit, such as "column price", has more than one word; who misspells one is told the conflict again.
-            if " " not in key and key not in (*KINDS, EVERYTHING):
-                close = difflib.get_close_matches(key, KINDS, n=1)
+            if " " not in str(key) and key not in (*KINDS, EVERYTHING):
+                close = difflib.get_close_matches(str(key), KINDS, n=1)
                 hint = (
                     f"did you mean {close[0]!r}?"
                     if close
@@ -47,22 +49,25 @@ class Arbiter:
                 )
                 raise InvalidInputError(f"{key!r} is no kind of conflict; {hint}")
 
-    def settle(self, conflict: Conflict, options: Sequence[str] = BOTH) -> str | None:
+    def settle(self, conflict: Conflict, options: Sequence[str] = BOTH, rows: Dispute | None = None) -> str | None:
         """Return which strategy holds for a conflict, or None when it stays one.
 
         Args:
             conflict: What both sides did.
             options: The strategies that can be carried out.
+            rows: The rows it is about, where these can be told.
         """
         winner = self.winner(conflict.kind, conflict.unit)
         if winner in options:
             return winner
-        self.conflicts.append(conflict)
+        self.refuse(conflict, rows)
         return None
 
-    def refuse(self, conflict: Conflict) -> None:
-        """Take a conflict that no strategy settles."""
+    def refuse(self, conflict: Conflict, rows: Dispute | None = None) -> None:
+        """Take a conflict that no strategy settles, and the rows it is about."""
         self.conflicts.append(conflict)
+        if rows is not None:
+            self.disputes.setdefault(conflict, []).append(rows)
 
     def winner(self, kind: str, unit: str) -> str | None:
         """Return the strategy given for a unit, else for its kind, else for everything."""

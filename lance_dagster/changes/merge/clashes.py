@@ -3,17 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pyroaring import BitMap
+
 from lance_dagster.changes.conflicts import touched_fragments
 from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
 from lance_dagster.changes.merge.columns import backing, paths_of
+from lance_dagster.changes.merge.disputed import add, of_base
+from lance_dagster.changes.merge.fates import Fate
 from lance_dagster.changes.merge.rows import Decision, Situation
 from lance_dagster.changes.merge.schemas import MergedSchema
 from lance_dagster.changes.sides import Change, Conflict, Side, makers
-from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
 
 _ROWS = (Update, Delete, Overwrite, Restore)
 _COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
+_Rows = dict[int, BitMap]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,9 +33,9 @@ class Clashes:
     rows_removed: int = 0
     rows_updated: int = 0
     _decisions: dict[int, Decision] = field(default_factory=dict)
-    _lacking: dict[tuple[frozenset[int], bool], int] = field(default_factory=dict)
-    _both_moved: set[tuple[frozenset[int], frozenset[int]]] = field(default_factory=set)
-    _twice: dict[int, str | None] = field(default_factory=dict)
+    _lacking: dict[tuple[frozenset[int], bool], _Rows] = field(default_factory=dict)
+    _both_moved: dict[tuple[frozenset[int], frozenset[int]], _Rows] = field(default_factory=dict)
+    _twice: dict[int, tuple[str | None, _Rows]] = field(default_factory=dict)
 
     def rows_strategy(self) -> str | None:
         """Return the strategy for rows that both sides changed."""
@@ -43,16 +47,17 @@ class Clashes:
         return winners.pop() if len(winners) == 1 else None
 
     def written_by(
-        self, source: frozenset[int], dest: frozenset[int], place: Fragment | None, other: Fragment | None
+        self, base_id: int, fates: tuple[Fate, Fate], source: frozenset[int], dest: frozenset[int]
     ) -> tuple[frozenset[int], frozenset[int]]:
         """Return of which fields each side's values count for the rows of a fragment.
 
         Args:
+            base_id: The fragment of the merge base.
+            fates: What became of its rows on the source, and on the dest.
             source: The fields the source wrote.
             dest: Those the dest wrote.
-            place: The source's fragment in the place of that of the merge base.
-            other: The dest's.
         """
+        place, other = (fate.place for fate in fates)
         images = {number: own for own, number in self.schema.from_source.items()}
         for number in source & dest:
             if place is not None and other is not None:
@@ -62,8 +67,11 @@ class Clashes:
                     source -= {number}
                     continue
             if number not in self._twice:
-                self._twice[number] = self._settle_column(number)
-            if self._twice[number] == SOURCE_WINS:
+                rows: _Rows = {}
+                self._twice[number] = self._settle_column(number, rows), rows
+            winner, rows = self._twice[number]
+            add(rows, base_id, fates[0].alive & fates[1].alive)
+            if winner == SOURCE_WINS:
                 dest -= {number}
             else:
                 source -= {number}
@@ -80,33 +88,35 @@ class Clashes:
             self._decisions[number] = decision
         if decision.lacking_source_columns and not self._settled(facts, of_source=True):
             key = facts.source_columns, True
-            self._lacking[key] = self._lacking.get(key, 0) + len(decision.lacking_source_columns)
+            add(self._lacking.setdefault(key, {}), number, decision.lacking_source_columns)
         if decision.lacking_dest_columns and not self._settled(facts, of_source=False):
             key = facts.dest_columns, False
-            self._lacking[key] = self._lacking.get(key, 0) + len(decision.lacking_dest_columns)
+            add(self._lacking.setdefault(key, {}), number, decision.lacking_dest_columns)
         if decision.both_moved:
-            self._both_moved.add((facts.source_columns, facts.dest_columns))
+            rows = self._both_moved.setdefault((facts.source_columns, facts.dest_columns), {})
+            add(rows, number, decision.both_moved)
 
-    def beside(self, columns: frozenset[int]) -> None:
+    def beside(self, columns: frozenset[int], base_id: int, offsets: BitMap) -> None:
         """Take note of columns of the source that would come beside rows of the dest it does not have there."""
-        self._both_moved.add((columns, frozenset()))
+        add(self._both_moved.setdefault((columns, frozenset()), {}), base_id, offsets)
 
     def finish(self) -> None:
         """Tell the arbiter what was found, all fragments together."""
         if self._decisions:
             self._tell_rows(self._decisions)
-        for (columns, of_source), count in self._lacking.items():
+        for (columns, of_source), rows in self._lacking.items():
+            count = sum(map(len, rows.values()))
             wrote = f"{_who(self.source if of_source else self.dest, _COLUMNS)} wrote its values"
             moved = (
                 f"{_who(self.dest if of_source else self.source, _ROWS)} updated {count} rows without them{self._sure}"
             )
-            self._tell_column(columns, (wrote, moved) if of_source else (moved, wrote))
-        for columns, others in self._both_moved:
+            self._tell_column(columns, (wrote, moved) if of_source else (moved, wrote), rows)
+        for (columns, others), rows in self._both_moved.items():
             wrote = f"{_who(self.source, _COLUMNS)} wrote its values beside rows that moved"
             theirs = (
                 f"{_who(self.dest, (*_COLUMNS, Rewrite))} moved the rows or wrote {self._named(others)} beside them"
             )
-            self._tell_column(columns, (wrote, theirs))
+            self._tell_column(columns, (wrote, theirs), rows)
 
     def _tell_rows(self, found: Mapping[int, Decision]) -> None:
         count = sum(len(decision.clash) for decision in found.values())
@@ -117,7 +127,8 @@ class Clashes:
             f"{_who_touched(side, frozenset(found))} changed or deleted them{self._sure}"
             for side in (self.source, self.dest)
         ]
-        self.arbiter.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options)
+        rows = of_base({number: decision.clash for number, decision in found.items()})
+        self.arbiter.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options, rows)
 
     @property
     def _sure(self) -> str:
@@ -138,14 +149,16 @@ class Clashes:
             return not mover.rewritten
         return winner is not None and all(self.schema.nullable(number) for number in columns)
 
-    def _settle_column(self, number: int) -> str | None:
+    def _settle_column(self, number: int, rows: _Rows) -> str | None:
         did = [f"{_who(side, _COLUMNS)} wrote its values" for side in (self.source, self.dest)]
         unit = f"column {self._named(frozenset({number}))}"
-        return self.arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]))
+        # Fragments that follow add theirs.
+        disputed = of_base(rows, frozenset({number}))
+        return self.arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), rows=disputed)
 
-    def _tell_column(self, columns: frozenset[int], did: tuple[str, str]) -> None:
+    def _tell_column(self, columns: frozenset[int], did: tuple[str, str], rows: _Rows) -> None:
         unit = f"column {self._named(columns)}"
-        self.arbiter.refuse(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]))
+        self.arbiter.refuse(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), of_base(rows))
 
     def _named(self, fields: frozenset[int]) -> str:
         return ", ".join(self._paths(fields))

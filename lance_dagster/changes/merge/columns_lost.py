@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pyroaring import BitMap
 
 from lance_dagster.changes.merge.columns import Columns, paths_of
+from lance_dagster.changes.merge.disputed import Dispute, Rows, of_side
 from lance_dagster.changes.merge.fates import Fates
 from lance_dagster.changes.merge.schemas import MergedSchema, casts
 from lance_dagster.changes.sides import Conflict, Lookups, Side, makers
@@ -23,24 +24,24 @@ class Party:
     columns: Columns
     rows: Callable[[], Fates]
 
-    def wrote_rows(self) -> bool:
-        """Tell whether it has rows that it put in or gave new values."""
-        return any(found.written for found in self.rows().elsewhere.values())
+    def written(self) -> dict[int, BitMap]:
+        """Return the rows that it put in or gave new values, by its fragments."""
+        return {number: offsets for number, found in self.rows().elsewhere.items() if (offsets := found.written)}
 
-    def has_nulls(self, number_in_base: int, path: str, lookups: Lookups) -> bool:
-        """Tell whether a row it put in or gave new values has no value in a column."""
-        written = {number: offsets for number, found in self.rows().elsewhere.items() if (offsets := found.written)}
+    def nulls(self, number_in_base: int, path: str, lookups: Lookups) -> Rows:
+        """Return the rows it put in or gave new values that have no value in a column, by its fragments."""
+        written = self.written()
         for number, offsets in self._written_in_place(number_in_base).items():
             written[number] = written.get(number, BitMap()) | offsets
         if not written:
-            return False
+            return written
         quoted = ".".join(f"`{name}`" for name in path.split("."))
         try:
             found = lookups.matching(self.side.manifest, written, f"{quoted} IS NULL")
         except InvalidInputError:
             # The column has another name there, or cannot be asked: nobody can say that there is none.
-            return True
-        return any(written[number] & offsets for number, offsets in found.items())
+            return written
+        return {number: nulls for number, offsets in found.items() if (nulls := written[number] & offsets)}
 
     def _written_in_place(self, number: int) -> dict[int, BitMap]:
         """Return rows beside which a column may have been written anew, wherever they are."""
@@ -60,16 +61,19 @@ class Party:
 
 def columns_lost(
     base: Manifest, schema: MergedSchema, parties: tuple[Party, Party], lookups: Lookups
-) -> Iterator[Conflict]:
-    """Find columns whose type or nullability one side changed while the other wrote rows of the old kind."""
+) -> Iterator[tuple[Conflict, Dispute]]:
+    """Find columns whose type or nullability one side changed while the other wrote rows of the old kind: which."""
     source, dest = parties
     for one, other in ((source, dest), (dest, source)):
         added = schema.added_by_source if one is source else schema.added_by_dest
         for path, did in (*_casts(base, one, other), *_required(schema, added, other)):
-            yield _conflict(path, did, one, other, by_source=one is source)
+            rows = of_side(other.written(), source=other is source)
+            yield _conflict(path, did, one, other, by_source=one is source), rows
         for number, path in _made_required(base, one).items():
-            if other.has_nulls(number, path, lookups):
-                yield _conflict(path, "made it not null", one, other, by_source=one is source)
+            nulls = other.nulls(number, path, lookups)
+            if nulls:
+                rows = of_side(nulls, source=other is source)
+                yield _conflict(path, "made it not null", one, other, by_source=one is source), rows
 
 
 def brought_back(base: Manifest, party: Party, *, by_source: bool) -> Iterator[Conflict]:
@@ -82,13 +86,13 @@ def brought_back(base: Manifest, party: Party, *, by_source: bool) -> Iterator[C
 
 def _casts(base: Manifest, one: Party, other: Party) -> Iterator[tuple[str, str]]:
     for path in casts(one.columns, base, one.side):
-        if other.wrote_rows():
+        if other.written():
             yield path, "changed its type"
 
 
 def _required(schema: MergedSchema, added: Collection[int], other: Party) -> Iterator[tuple[str, str]]:
     for field in schema.fields:
-        if field.id in added and field.parent_id < 0 and not field.nullable and other.wrote_rows():
+        if field.id in added and field.parent_id < 0 and not field.nullable and other.written():
             yield field.name, "added it as not null"
 
 

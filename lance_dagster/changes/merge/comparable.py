@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lance_dagster.changes.sides import Conflict, Side
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import PICKED, REVERTED, DataOverlay, Restore, UpdateMemWalState
+from lance_dagster.format.transaction import OF_PICKS, DataOverlay, Restore, UpdateMemWalState
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
 
@@ -64,7 +64,7 @@ def _brought_back(side: Side) -> bool:
     return any(
         change.transaction is not None
         and (
-            not change.transaction.properties.keys().isdisjoint((PICKED, REVERTED))
+            not OF_PICKS.isdisjoint(change.transaction.properties)
             or (isinstance(change.operation, Restore) and change.operation.version < first)
         )
         for change in side.changes

@@ -5,10 +5,12 @@ What the loser wrote there is dropped, and what it took out there is brought bac
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyroaring import BitMap
 
 from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
+from lance_dagster.changes.merge.disputed import Disputed, add
 from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Elsewhere, Fates
 from lance_dagster.changes.merge.matching import present
 from lance_dagster.changes.overlaps import Contested, Overlaps, Work
@@ -43,8 +45,11 @@ class Claims:
     def settled(self, arbiter: Arbiter) -> tuple[Loss, Loss]:
         """Return what source and dest lose; conflicts without a strategy stay with the arbiter."""
         losses = Loss(), Loss()
-        for contested in self._overlaps().contested():
-            winner = arbiter.settle(contested.conflict, BOTH if contested.known else ())
+        overlaps = self._overlaps()
+        for contested in overlaps.contested():
+            # Of a whole table, all rows would be meant.
+            rows = partial(self._disputed, overlaps, contested.scope) if contested.scope is not None else None
+            winner = arbiter.settle(contested.conflict, BOTH if contested.known else (), rows)
             if winner == SOURCE_WINS:
                 options = self.dest, self.dest_rows.elsewhere, losses[1]
             elif winner == DEST_WINS:
@@ -55,7 +60,7 @@ class Claims:
                 self._lose(*options, contested, claimed=contested.by_source == (winner == DEST_WINS))
             except InvalidInputError:
                 # The condition is about columns that the other rows do not have.
-                arbiter.refuse(contested.conflict)
+                arbiter.refuse(contested.conflict, rows)
         return losses
 
     def _overlaps(self) -> Overlaps:
@@ -72,7 +77,7 @@ class Claims:
         for number in rows.matched.changed:
             fragment = present(self.base, number)
             live = BitMap(range(fragment.physical_rows)) - self.lookups.deleted(self.base, fragment)
-            _add(found, number, live - rows.of(number).alive)
+            add(found, number, live - rows.of(number).alive)
         return found
 
     def _lose(self, side: Side, rows: Located, loss: Loss, contested: Contested, *, claimed: bool) -> None:
@@ -86,14 +91,38 @@ class Claims:
             claimed: Whether it was this side that claimed the scope, and so took rows out of it.
         """
         for number, offsets in self._in_scope(side.manifest, _written(rows), contested.scope).items():
-            _add(loss.dropped, number, offsets & rows[number].inserted)
+            add(loss.dropped, number, offsets & rows[number].inserted)
             addresses = rows[number].addresses[list(offsets)]
             for address in addresses[addresses != INSERTED].tolist():
-                _add(loss.undone, address >> OFFSET_BITS, BitMap([address & (2**OFFSET_BITS - 1)]))
+                add(loss.undone, address >> OFFSET_BITS, BitMap([address & (2**OFFSET_BITS - 1)]))
         if claimed:
             whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in self.base.fragments}
             for number, offsets in self._in_scope(self.base, whole, contested.scope).items():
-                _add(loss.undone, number, offsets)
+                add(loss.undone, number, offsets)
+
+    def _disputed(self, overlaps: Overlaps, scope: str) -> Disputed:
+        """Return the rows of a scope that either side put in, gave new values or took out."""
+        gone: Rows = {}
+        for work in (overlaps.source, overlaps.dest):
+            for number, offsets in work.gone.items():
+                add(gone, number, offsets)
+        found = (
+            self._perhaps_in_scope(manifest, rows, scope)
+            for manifest, rows in (
+                (self.base, gone),
+                (self.source.manifest, overlaps.source.written),
+                (self.dest.manifest, overlaps.dest.written),
+            )
+        )
+        base, source, dest = found
+        return Disputed(base=base, source=source, dest=dest)
+
+    def _perhaps_in_scope(self, manifest: Manifest, rows: Mapping[int, BitMap], scope: str) -> Mapping[int, BitMap]:
+        try:
+            return self._in_scope(manifest, rows, scope)
+        except InvalidInputError:
+            # Nobody can say that the condition leaves them out.
+            return rows
 
     def _in_scope(self, manifest: Manifest, rows: Mapping[int, BitMap], scope: str | None) -> Mapping[int, BitMap]:
         if scope is None:
@@ -109,8 +138,3 @@ def claimed(sides: Iterable[Side]) -> bool:
 
 def _written(rows: Located) -> Rows:
     return {number: offsets for number, found in rows.items() if (offsets := found.written)}
-
-
-def _add(rows: Rows, number: int, offsets: BitMap) -> None:
-    if offsets:
-        rows[number] = rows.get(number, BitMap()) | offsets

@@ -46,11 +46,16 @@ class Drawing:
         for holder, offsets in self.source_rows.holders(number, taken - source.stays).items():
             self._take(holder, offsets)
 
-    def beside_others(self) -> Iterator[frozenset[int]]:
-        """Find columns of the source that come beside rows it does not have there: the files hold what nobody wrote."""
+    def beside_others(self) -> Iterator[tuple[frozenset[int], int, BitMap]]:
+        """Find columns of the source that come beside rows it does not have there: the files hold what nobody wrote.
+
+        Returns:
+            The columns, and the rows: their fragment of the merge base and their offsets in it.
+        """
         for number, (of, columns) in self.draft.columns.items():
-            if self._alive(number) - live_rows(self.source.side, of, self.deleted):
-                yield columns
+            rows = self._alive(number) - live_rows(self.source.side, of, self.deleted)
+            if rows:
+                yield columns, self._in_base(number), rows
 
     def _take(self, holder: int, offsets: BitMap) -> None:
         """Take rows from a fragment of the source; or from the dest's in the same place, where it has the files."""
@@ -61,6 +66,12 @@ class Drawing:
             self.draft.revive(place.id, offsets)
         else:
             self.draft.take(holder, offsets)
+
+    def _in_base(self, number: int) -> int:
+        found = self.dest.base_of(number)
+        if found is None:
+            raise LookupError(f"fragment {number} of the dest is in the place of none of the merge base")
+        return found
 
     def _alive(self, number: int) -> BitMap:
         """Return the offsets of the rows of a fragment of the dest that live on in it."""

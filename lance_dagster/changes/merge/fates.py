@@ -121,6 +121,8 @@ class Fates:
             stays -= self.deleted(self.matched.base, present(self.matched.base, base_id))
         moved, updated = self._gathered().get(base_id, (BitMap(), BitMap()))
         rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
+        if rewritten:
+            rewritten -= self.deleted(self.matched.base, present(self.matched.base, base_id))
         return Fate(place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten)
 
     def shared(self) -> set[int]:

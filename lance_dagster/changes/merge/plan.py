@@ -37,6 +37,7 @@ from lance_dagster.changes.merge.comparable import gaps, obstacles
 from lance_dagster.changes.merge.contest import Claims, Loss, claimed
 from lance_dagster.changes.merge.drawing import Drawing
 from lance_dagster.changes.merge.fates import GONE, SHARED, Fate, Fates, live_rows
+from lance_dagster.changes.merge.images import Contradiction, Disputes
 from lance_dagster.changes.merge.maps import merge_maps
 from lance_dagster.changes.merge.matching import Matched, match, present
 from lance_dagster.changes.merge.replay import UntraceableError, located_by_replay
@@ -96,34 +97,42 @@ class MergePlan:
 
 def plan_merge(question: Question) -> MergePlan | tuple[Conflict, ...]:
     """Merge the source into the dest, or return every conflict there is."""
+    found = planned(question)
+    return found.conflicts if isinstance(found, Contradiction) else found
+
+
+def planned(question: Question) -> MergePlan | Contradiction:
+    """Merge the source into the dest, or return every conflict there is and what tells its rows."""
     arbiter = Arbiter(question.strategy)
     for conflict in obstacles(question.base, question.source, question.dest, crosswise=question.crosswise):
         arbiter.refuse(conflict)
     for conflict in gaps(question.source, question.dest):
         arbiter.settle(conflict)
     if arbiter.conflicts:
-        return tuple(arbiter.conflicts)
+        return Contradiction(conflicts=tuple(arbiter.conflicts))
+    planner = _Planner(question, arbiter)
     try:
-        plan = _Planner(question, arbiter).plan()
+        plan = planner.plan()
     except UntraceableError as error:
         unit = Conflict(kind="history", unit="history", source=str(error), dest="what became of its rows is unknown")
         arbiter.refuse(unit)
-        return tuple(arbiter.conflicts)
-    return tuple(dict.fromkeys(arbiter.conflicts)) if plan is None else plan
+        return Contradiction(conflicts=tuple(arbiter.conflicts))
+    return planner.contradiction() if plan is None else plan
 
 
 class _Planner:
     def __init__(self, question: Question, arbiter: Arbiter) -> None:
         self._base, self._source, self._dest = question.base, question.source, question.dest
         self._space, self._lookups, self._arbiter = question.space, question.lookups, arbiter
+        self._crosswise = question.crosswise
 
     def plan(self) -> MergePlan | None:
         arbiter = self._arbiter
         self._lookups.ahead(self._read_ahead())
         maps = merge_maps(self._base, self._source, self._dest, arbiter)
         self._losses = self._settled_claims()
-        for conflict in columns_lost(self._base, self._schema, self._parties(), self._lookups):
-            arbiter.refuse(conflict)
+        for conflict, rows in columns_lost(self._base, self._schema, self._parties(), self._lookups):
+            arbiter.refuse(conflict, rows)
         for party, loss in zip(self._parties(), self._losses, strict=True):
             for conflict in (
                 brought_back(self._base, party, by_source=party.side is self._source) if loss.undone else ()
@@ -132,15 +141,22 @@ class _Planner:
         clashes = Clashes(schema=self._schema, source=self._source, dest=self._dest, arbiter=arbiter)
         for number in sorted({*self._touched(), *self._losses[1].undone, *self._shared()}):
             self._decide(number, clashes)
-        for number, rows in self._source_rows.elsewhere.items():
-            self._drawing.draft.take(number, rows.inserted - self._losses[0].dropped.get(number, BitMap()))
+        for number, found in self._source_rows.elsewhere.items():
+            self._drawing.draft.take(number, found.inserted - self._losses[0].dropped.get(number, BitMap()))
         for number, offsets in self._losses[1].dropped.items():
             self._drawing.draft.mask(number, offsets)
-        for columns in self._drawing.beside_others():
-            clashes.beside(columns)
+        for beside in self._drawing.beside_others():
+            clashes.beside(*beside)
         clashes.finish()
         made = None if arbiter.conflicts else self._assembled(maps, clashes)
         return None if arbiter.conflicts else made
+
+    def contradiction(self) -> Contradiction:
+        """Return the conflicts there are, each once."""
+        disputes = Disputes(
+            notes=self._arbiter.disputes, base=self._base, parties=self._parties(), deleted=self._lookups.deleted
+        )
+        return Contradiction(conflicts=tuple(dict.fromkeys(self._arbiter.conflicts)), disputes=disputes)
 
     def _touched(self) -> Collection[int]:
         """Return the fragments of the base in which the source may have changed something."""
@@ -194,7 +210,8 @@ class _Planner:
 
     @cached_property
     def _schema(self) -> MergedSchema:
-        schemas = Schemas(self._base, self._source, self._dest, self._source_columns, self._dest_columns)
+        columns = self._source_columns, self._dest_columns
+        schemas = Schemas(self._base, self._source, self._dest, *columns, crosswise=self._crosswise)
         return schemas.merged(lambda: next_field_id(self._dest.manifest), self._arbiter)
 
     def _fates(self, side: Side, matched: Matched) -> Fates:
@@ -244,7 +261,7 @@ class _Planner:
         theirs = self._other_values(fragment, dest, self._dest_columns, lambda own: own)
         if source.stays == live and not mine and not source.moved and not source.updated and not undone[1]:
             return
-        mine, theirs = clashes.written_by(mine, theirs, source.place, dest.place)
+        mine, theirs = clashes.written_by(number, (source, dest), mine, theirs)
         facts = Situation(
             live=live,
             source=source,

@@ -2,22 +2,32 @@
 
 A compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing
 tells which of the new ones was which: the old ones count as written anew, so that a change of the other side to the
-same rows is noticed. The same holds for a merge, which may have brought updates. Everything else leaves rows where
-they are.
+same rows is noticed. The same holds for a merge, which may have brought updates, and for what an update put in when
+that is taken back. Rows that are gone when a version takes a change over or back may be there again after it.
+Everything else leaves rows where they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.changes.claims import APPEND, REPLACE
+from lance_dagster.changes.claims import APPEND, REPLACE, claims_of
 from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Addresses, Elsewhere, addresses_of, unplaced
 from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.sides import Change, Deleted, Side
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.transaction import Overwrite, Restore, Rewrite, RewriteGroup, Update
+from lance_dagster.format.transaction import (
+    OF_PICKS,
+    Append,
+    Delete,
+    Overwrite,
+    Restore,
+    Rewrite,
+    RewriteGroup,
+    Update,
+)
 
 
 class UntraceableError(Exception):
@@ -29,7 +39,7 @@ class _Rows:
     """Where the rows of fragments made since the merge base were there, and the rows that updates wrote anew."""
 
     addresses: dict[int, Addresses] = field(default_factory=dict)
-    rewritten: frozenset[int] = frozenset()
+    rewritten: Mapping[int, BitMap] = field(default_factory=dict)
 
 
 def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[dict[int, Elsewhere], dict[int, BitMap]]:
@@ -55,10 +65,9 @@ def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[d
         none = np.zeros(fragment.physical_rows, np.bool_)
         back = none if own is None else ~none
         found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=none, back=back, live=live)
-    rewritten = {} if side.same_ids else _before_anchor(side, matched, deleted)
-    for address in rows.rewritten:
-        rewritten.setdefault(address >> OFFSET_BITS, BitMap()).add(address & (2**OFFSET_BITS - 1))
-    return found, rewritten
+    before = {} if side.same_ids else _before_anchor(side, matched, deleted)
+    taken_back = any(change.undone and _puts_in(change) for change in side.changes)
+    return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
 
 
 def _before_anchor(side: Side, matched: Matched, deleted: Deleted) -> dict[int, BitMap]:
@@ -81,10 +90,10 @@ def _replayed(side: Side, matched: Matched, deleted: Deleted) -> _Rows:
     if anchor is None:
         return _Rows()
     # By the ids of the side's own line, which the anchor has and the base may not.
-    replay = _Replay({own: number for number, own in matched.anchored.items()}, deleted)
+    replay = _Replay(matched.base, {own: number for number, own in matched.anchored.items()}, deleted)
     rows, states = _Rows(), {anchor.version: _Rows()}
     for change in side.since:
-        rows = replay.after(rows, change, states)
+        rows = replay.after(replay.doubting(rows, change), change, states)
         if change.after is not None:
             states[change.after.version] = rows
     return rows
@@ -92,15 +101,46 @@ def _replayed(side: Side, matched: Matched, deleted: Deleted) -> _Rows:
 
 def _updates(change: Change) -> bool:
     """Tell whether a version may have written rows anew: not one that took rows out and put in others instead."""
-    operation = change.operation
-    replaces = bool(change.claims) and all(claim.mode in (APPEND, REPLACE) for claim in change.claims)
+    operation, transaction = change.operation, change.transaction
+    claims = claims_of(transaction.properties) if transaction is not None else ()
+    replaces = bool(claims) and all(claim.mode in (APPEND, REPLACE) for claim in claims)
     return isinstance(operation, Update) and not operation.writes_columns and not replaces
+
+
+def _puts_in(change: Change) -> bool:
+    """Tell whether rows that a version put in may be others written anew."""
+    return (change.is_merge or _updates(change)) and not isinstance(change.operation, Append)
+
+
+def _brings_back(change: Change) -> bool:
+    """Tell whether a version may have put in rows that were there before."""
+    took = change.transaction is not None and not OF_PICKS.isdisjoint(change.transaction.properties)
+    return took and not isinstance(change.operation, Delete)
+
+
+def _all_rows(base: Manifest) -> dict[int, BitMap]:
+    return {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in base.fragments}
+
+
+def _joined(found: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
+    joined: dict[int, BitMap] = {}
+    for number, offsets in (pair for some in found for pair in some.items()):
+        joined[number] = joined.get(number, BitMap()) | offsets
+    return joined
+
+
+def _by_fragment(addresses: Addresses) -> dict[int, BitMap]:
+    """Group addresses by the fragments of the merge base, without those of rows put in since."""
+    known = addresses[addresses != INSERTED]
+    numbers, offsets = known >> OFFSET_BITS, known & (2**OFFSET_BITS - 1)
+    return {int(number): BitMap(offsets[numbers == number]) for number in np.unique(numbers)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
     """Follows rows through versions, by the fragments of the merge base that fragments are in the place of."""
 
+    base: Manifest
     origin: Mapping[int, int]
     deleted: Deleted
 
@@ -112,7 +152,7 @@ class _Replay:
         match operation:
             case _ if change.is_merge or _updates(change):
                 gone = [self._gone(rows, number, before, after) for number in before.fragments.ids]
-                return _Rows(rows.addresses, rows.rewritten.union(*gone))
+                return _Rows(rows.addresses, _joined([rows.rewritten, *gone]))
             case Rewrite():
                 addresses = dict(rows.addresses)
                 for group in operation.groups:
@@ -126,6 +166,12 @@ class _Replay:
                 return _Rows({}, rows.rewritten)
             case _:
                 return rows
+
+    def doubting(self, rows: _Rows, change: Change) -> _Rows:
+        """Take rows that are gone for written anew where a version may bring them back."""
+        if change.before is None or not _brings_back(change):
+            return rows
+        return _Rows(rows.addresses, _joined([rows.rewritten, self._dead(rows, change.before)]))
 
     def _compacted(self, rows: _Rows, group: RewriteGroup, before: Manifest) -> dict[int, Addresses]:
         parts: list[Addresses] = []
@@ -145,15 +191,25 @@ class _Replay:
             start += fragment.physical_rows
         return found
 
-    def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> set[int]:
+    def _dead(self, rows: _Rows, state: Manifest) -> dict[int, BitMap]:
+        """Return the rows of the merge base that a state does not have."""
+        alive = [
+            _by_fragment(self._addresses(rows, fragment)[np.array(self._live(state, fragment), np.int64)])
+            for fragment in state.fragments
+        ]
+        there = _joined(alive)
+        return {number: every - there.get(number, BitMap()) for number, every in _all_rows(self.base).items()}
+
+    def _live(self, state: Manifest, fragment: Fragment) -> BitMap:
+        return BitMap(range(fragment.physical_rows)) - self.deleted(state, fragment)
+
+    def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""
         old, new = present(before, number), after.fragments.find(number)
         if new is not None and new.deletion == old.deletion:
-            return set()
-        left = BitMap(range(new.physical_rows)) - self.deleted(after, new) if new is not None else BitMap()
-        taken = BitMap(range(old.physical_rows)) - self.deleted(before, old) - left
-        addresses = self._addresses(rows, old)[np.array(taken, np.int64)]
-        return set(addresses[addresses != INSERTED].tolist())
+            return {}
+        taken = self._live(before, old) - (self._live(after, new) if new is not None else BitMap())
+        return _by_fragment(self._addresses(rows, old)[np.array(taken, np.int64)])
 
     def _addresses(self, rows: _Rows, fragment: Fragment) -> Addresses:
         if fragment.id in rows.addresses:

@@ -40,13 +40,17 @@ class MergedSchema:
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """The three schemas, and how their fields correspond."""
+    """The three schemas, and how their fields correspond.
+
+    `crosswise` says that both sides may have taken in the same versions, which the base does not have.
+    """
 
     base: Manifest
     source: Side
     dest: Side
     source_columns: Columns
     dest_columns: Columns
+    crosswise: bool = False
 
     def merged(self, first_id: Callable[[], int], arbiter: Arbiter) -> MergedSchema:
         """Merge the schemas.
@@ -204,7 +208,7 @@ class _Merger:
             None,
         )
         if twin is not None and self._is_same(field, twin):
-            # A third branch was merged into both, or both added it without values.
+            # A third branch was merged into both, or both added it for rows to come.
             self._from_source[field.id] = twin.id
             return None
         if twin is not None:
@@ -226,11 +230,21 @@ class _Merger:
         return number
 
     def _is_same(self, field: Field, twin: Field) -> bool:
+        """Tell whether two new columns are one: called and typed alike, with the same values for rows of the base.
+
+        Rows that were put in since bring their own.
+        """
         if field.name in self._cast_by_source & self._cast_by_dest:
             return False
-        facets = all(getattr(field, facet) == getattr(twin, facet) for facet in _FACETS)
+        if any(getattr(field, facet) != getattr(twin, facet) for facet in _FACETS):
+            return False
+        filled = field.id in self._all.source_columns.filled, twin.id in self._all.dest_columns.filled
+        if not any(filled):
+            return True
         mine, theirs = (_files_of(side.manifest, number) for side, number in self._sides(field, twin))
-        return facets and (mine.items() <= theirs.items() or theirs.items() <= mine.items())
+        return (all(filled) or self._all.crosswise) and (
+            mine.items() <= theirs.items() or theirs.items() <= mine.items()
+        )
 
     def _sides(self, field: Field, twin: Field) -> tuple[tuple[Side, int], tuple[Side, int]]:
         return (self._all.source, field.id), (self._all.dest, twin.id)

@@ -18,7 +18,8 @@ def add_null(scene: Scene) -> Deed | None:
     if len(scene.seen.columns) >= MOST_COLUMNS:
         return None
     stamp = scene.stamp
-    column = Column(token=stamp, name=_new_name(scene, stamp), type=scene.dice.pick(list(TYPES)))
+    # By a name of its own: what two branches call alike is one column, as long as neither has values for older rows.
+    column = Column(token=stamp, name=f"n{stamp}", type=scene.dice.pick(list(TYPES)))
     scene.writer.add_null(scene.branch, column.name, column.type)
     return Deed(did="add column", told=f"{column.name} of nulls", result=scene.seen.with_column(column))
 
@@ -64,7 +65,8 @@ def rename(scene: Scene) -> Deed | None:
     column = scene.free_column()
     if column is None:
         return None
-    name = _new_name(scene, scene.stamp)
+    stamp = scene.stamp
+    name = _new_name(scene, stamp) if column.computed else f"n{stamp}"
     scene.writer.rename(scene.branch, column.name, name)
     result = scene.seen.with_column(replace(column, name=name))
     return Deed(did="rename", told=f"{column.name} to {name}", result=result)

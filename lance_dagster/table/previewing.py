@@ -1,0 +1,164 @@
+"""What a merge would do, said without doing it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from lance_dagster.changes.indices import indices_of, not_covering
+from lance_dagster.changes.merge import Contradiction, MergePlan, Strategy, Tally, planned
+from lance_dagster.changes.sides import Conflict
+from lance_dagster.history.lineage import merge_base, merged_as
+from lance_dagster.history.versions import State
+from lance_dagster.table.conflict_rows import ConflictRows
+from lance_dagster.table.join import (
+    MERGE_COMMIT,
+    Joining,
+    check_mode,
+    lineage_at,
+    naming_damage,
+    question_of,
+    refusal,
+)
+from lance_dagster.table.parts import Parts, open_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePreview:
+    """What a merge would do, without doing it. With conflicts it would do nothing.
+
+    `base` is the newest version both contain. `fast_forward` says that the dest did nothing since; `already_merged`
+    that there is nothing to do. `needs_backfill` gives, by the path of a column one side added, how many rows only the
+    other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
+    that only the source has.
+
+    A pickled copy holds no storage options and reads rows with the credentials of the environment it is in.
+    """
+
+    source: str
+    dest: str
+    base: str
+    conflicts: tuple[Conflict, ...] = ()
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_removed: int = 0
+    schema_changed: bool = False
+    fast_forward: bool = False
+    already_merged: bool = False
+    needs_backfill: Mapping[str, int] = field(default_factory=dict)
+    reindex_needed: tuple[str, ...] = ()
+    _rows: "_Rows" = field(repr=False, compare=False)
+
+    def conflicting_rows(
+        self,
+        conflict: Conflict | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """Read the rows that the conflicts are about, as both sides and the merge base have them.
+
+        Each row of each conflict has a line: `_conflict_kind` and `_conflict_unit` name the conflict. `_row_id` is what
+        Lance knows the row by, in the first of the three versions that has it. `_source_change` and `_dest_change` say
+        what became of it: "changed", "removed", "added", "unchanged", null where it never was, or "rewritten": changed
+        or removed, which without stable row ids nobody can tell. Then come the row's images, the structs `base`,
+        `source` and `dest`, null where a version does not have it. They have the columns of their version, under the
+        names that the dest has for them.
+
+        There are lines for conflicts of the kinds "rows" and "column", as far as the rows can be told, and for
+        "partition" where its condition is known: the rows in it that either side put in, changed or removed. Where both
+        wrote a column anew for all rows of a fragment, rows in which its value is still the same have no line.
+
+        Args:
+            conflict: One of the conflicts; None for all, one after the other.
+            columns: The columns to read; None for all.
+            key: The columns that tell rows apart, such as `["id"]`; they stand in a struct `key` before the images.
+                With a key, what a side took out and what it put in under the same key is one row, which it changed.
+            limit: At most how many lines.
+
+        Raises:
+            InvalidInputError: There is no such conflict or column. While rows are read: two have the same key.
+        """
+        return self._rows.find().stream(conflict, columns=columns, key=key, limit=limit)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        """Pickle without the way to the storage, which holds secrets."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "_rows"}
+        return _copied, (values, *self._rows.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How to come to the rows of conflicts, and what to ask again where that way is gone."""
+
+    asked: tuple[str, Strategy]
+    find: Callable[[], ConflictRows]
+
+
+def preview(
+    parts: Parts, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
+) -> MergePreview:
+    """Say what merging a version into a branch would do now."""
+    check_mode(mode)
+    return _previewed(parts, source, parts.head(into), Joining(strategy=strategy, mode=mode))
+
+
+def _previewed(parts: Parts, source: State, head: State, how: Joining) -> MergePreview:
+    ours, theirs = lineage_at(parts, source), lineage_at(parts, head)
+    base = merge_base(ours, theirs, parts.refs, parts.versions)
+
+    def rows(found: Contradiction) -> _Rows:
+        states = base.state, source, head
+        return _Rows((parts.uri, how.strategy), lambda: ConflictRows(parts, states, found))
+
+    made = MergePreview(
+        source=str(source),
+        dest=str(head),
+        base=str(base.state),
+        fast_forward=ours.contains(theirs),
+        _rows=rows(Contradiction(conflicts=())),
+    )
+    if merged_as(ours, theirs, parts.versions) is not None:
+        return replace(made, already_merged=True)
+    refused = refusal(how, ours, theirs, base)
+    with naming_damage(parts, source, head):
+        plan = (
+            Contradiction(conflicts=refused)
+            if refused
+            else planned(question_of(parts, ours, theirs, base, strategy=how.strategy))
+        )
+        lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
+    if isinstance(plan, Contradiction):
+        return replace(made, conflicts=plan.conflicts, _rows=rows(plan))
+    tally: Tally = plan.tally
+    return replace(
+        made,
+        rows_added=tally.rows_added,
+        rows_updated=tally.rows_updated,
+        rows_removed=tally.rows_removed,
+        schema_changed=tally.schema_changed,
+        needs_backfill=tally.needs_backfill,
+        reindex_needed=lacking,
+    )
+
+
+def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
+    """Return the names of indices that do not speak for every fragment of the result, or that only the source has."""
+    names = {index.name for index in indices_of(plan.manifest)}
+    missing = {index.name for index in indices_of(source.manifest)} - names
+    changed = plan.manifest.fragments.changed(plan.removed, {}).added([brought.fragment for brought in plan.added])
+    return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
+
+
+def _copied(values: Mapping[str, object], uri: str, strategy: Strategy) -> MergePreview:
+    def again() -> ConflictRows:
+        parts = open_parts(uri, None)
+        states = parts.at(copy.base), parts.at(copy.source), parts.at(copy.dest)
+        base, ours, theirs = (lineage_at(parts, state) for state in states)
+        found = planned(question_of(parts, ours, theirs, base, strategy=strategy)) if copy.conflicts else None
+        disputes = found.disputes if isinstance(found, Contradiction) else None
+        return ConflictRows(parts, states, Contradiction(conflicts=copy.conflicts, disputes=disputes))
+
+    copy = MergePreview(**values, _rows=_Rows((uri, strategy), again))  # type: ignore[arg-type]  # of another one
+    return copy

@@ -1,0 +1,160 @@
+"""What picks and reverts do beside other changes, where nothing but care tells which row or column is which."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.ledger import as_pylance, contents, entries, new_table
+
+BEFORE = [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Two fragments of two rows, and a branch `run`."""
+    made = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    made.create_branch("run")
+    return made
+
+
+def without_row_ids(tmp_path: Path) -> LanceTable:
+    """The same without stable row ids."""
+    uri = str(tmp_path / "addresses")
+    lance.write_dataset(entries("a", 1, 2), uri)
+    lance.write_dataset(entries("b", 3, 4), uri, mode="append")
+    made = LanceTable.open(uri)
+    made.create_branch("run")
+    return made
+
+
+# Columns.
+
+
+def test_a_pick_leaves_columns_alone_that_its_branch_dropped(table: LanceTable) -> None:
+    """Their values lie in files both have."""
+    table.drop_columns(["value"])
+    added = table.append(pa.table({"key": ["n"]}))
+    table.cherry_pick(str(added), onto="run")
+    assert [*BEFORE, ("n", None)] == contents(table, "run")
+    as_pylance(table, "run").validate()
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_a_pick_finds_columns_by_another_name(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
+    """Although no data file of the one is left on the other side."""
+    of = table if stable else without_row_ids(tmp_path)
+    of.rename_column("value", "amount")
+    of.compact()
+    added = of.append(entries("n", 5), branch="run")
+    of.cherry_pick(str(added))
+    found = as_pylance(of).to_table().to_pylist()
+    assert {("a", 1), ("a", 2), ("b", 3), ("b", 4), ("n", 5)} == {(row["key"], row["amount"]) for row in found}
+
+
+def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
+    """Its field ids start from 0 again: the same id is another column's."""
+    uri = str(tmp_path / "table")
+    values = {"id": [1, 2], "num": [10, 20], "word": ["x", "y"]}
+    lance.write_dataset(pa.table(values), uri, enable_stable_row_ids=True)
+    table = LanceTable.open(uri)
+    table.drop_columns(["num"])
+    before = as_pylance(table).to_table()
+    lance.write_dataset(pa.table({"word": ["o"], "id": [9]}), uri, mode="overwrite", enable_stable_row_ids=True)
+    table.create_branch("run")
+    table.delete("id = 9", branch="run")
+    table.restore("main@2", branch="run")
+    table.revert("main@3")
+    for branch in ("main", "run"):
+        found = as_pylance(table, branch)
+        found.validate()
+        assert sorted(before.to_pylist(), key=str) == sorted(found.to_table(before.schema.names).to_pylist(), key=str)
+
+
+# Claims.
+
+CLAIMING: dict[str, Callable[[LanceTable], object]] = {
+    "replace": lambda table: table.replace_where("key = 'a'", entries("a", 7), branch="run"),
+    "upsert": lambda table: table.upsert(entries("n", 1, 7), on=["value"], branch="run"),
+    "overwrite": lambda table: table.overwrite(entries("o", 7), branch="run"),
+}
+
+
+@pytest.mark.parametrize("claiming", CLAIMING)
+def test_a_pick_claims_what_was_picked(table: LanceTable, claiming: str) -> None:
+    """Rows that another branch put there meanwhile are a conflict, as they are with a merge."""
+    table.create_branch("other")
+    table.append(entries("a", 7), branch="other")
+    table.cherry_pick(str(CLAIMING[claiming](table)))
+    with pytest.raises(MergeConflictError, match=r"replaced|upserted"):
+        table.merge("other")
+
+
+@pytest.mark.parametrize("claiming", CLAIMING)
+def test_what_was_picked_claims_nothing_against_itself(table: LanceTable, claiming: str) -> None:
+    """A merge of the branch brings what came after."""
+    table.cherry_pick(str(CLAIMING[claiming](table)))
+    table.append(entries("b", 9), branch="run")
+    expected = contents(table, "run")
+    table.merge("run")
+    assert expected == contents(table)
+
+
+# Without stable row ids.
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_an_update_of_a_row_that_was_deleted_is_not_taken_back(tmp_path: Path, *, compacted: bool) -> None:
+    """The row would come back."""
+    table = without_row_ids(tmp_path)
+    updated = table.update({"value": "10"}, where="value = 1")
+    table.delete("value = 10")
+    if compacted:
+        table.compact()
+    with pytest.raises(MergeConflictError, match="1 row"):
+        table.revert(str(updated))
+
+
+def test_an_update_is_not_taken_back_from_under_a_column(tmp_path: Path) -> None:
+    """The row that comes back has no value in it."""
+    table = without_row_ids(tmp_path)
+    updated = table.update({"value": "10"}, where="value = 1")
+    table.add_columns({"more": "value"})
+    with pytest.raises(MergeConflictError, match="more"):
+        table.revert(str(updated))
+
+
+def test_rows_that_were_picked_after_a_compaction_do_not_come_twice(tmp_path: Path) -> None:
+    """Nothing tells that they are the same."""
+    table = without_row_ids(tmp_path)
+    added = table.append(entries("n", 5), branch="run")
+    table.compact(branch="run")
+    table.cherry_pick(str(added))
+    with pytest.raises(MergeConflictError, match="took in the same versions on other ways"):
+        table.merge("run")
+    assert [*BEFORE, ("n", 5)] == contents(table)
+
+
+def test_a_deletion_that_was_picked_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Rows that are gone on both sides are the same rows."""
+    table = without_row_ids(tmp_path)
+    deleted = table.delete("value = 1", branch="run")
+    table.append(entries("n", 5), branch="run")
+    table.cherry_pick(str(deleted))
+    table.merge("run")
+    assert [*BEFORE[1:], ("n", 5)] == contents(table)
+
+
+def test_what_came_back_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """A branch deletes a row that main took out, and put in again as another one."""
+    table = without_row_ids(tmp_path)
+    deleted = table.delete("key = 'a'")
+    table.revert(str(deleted))
+    table.delete("value = 1", branch="run")
+    with pytest.raises(MergeConflictError, match="1 row"):
+        table.merge("run")
+    assert contents(table) == BEFORE
