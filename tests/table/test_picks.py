@@ -59,8 +59,8 @@ def test_a_pick_finds_columns_by_another_name(tmp_path: Path, table: LanceTable,
 def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
     """Its field ids start from 0 again: the same id is another column's."""
     uri = str(tmp_path / "table")
-    values = {"id": [1, 2], "num": [10, 20], "word": ["x", "y"]}
-    lance.write_dataset(pa.table(values), uri, enable_stable_row_ids=True)
+    given = pa.table({"id": pa.array([1, 2]), "num": pa.array([10, 20]), "word": pa.array(["x", "y"])})
+    lance.write_dataset(given, uri, enable_stable_row_ids=True)
     table = LanceTable.open(uri)
     table.drop_columns(["num"])
     before = as_pylance(table).to_table()
@@ -73,6 +73,50 @@ def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
         found = as_pylance(table, branch)
         found.validate()
         assert sorted(before.to_pylist(), key=str) == sorted(found.to_table(before.schema.names).to_pylist(), key=str)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_values_where_there_were_none_are_taken_back(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
+    """A column of nulls has no file, and again has none."""
+    of = table if stable else without_row_ids(tmp_path)
+    of.add_columns(pa.schema([("more", pa.int64())]))
+    written = write_beside(of, pa.table({"value": [1, 2], "more": [10, 20]}))
+    of.revert(written)
+    assert [None] * 4 == as_pylance(of).to_table()["more"].to_pylist()
+    as_pylance(of).validate()
+
+
+def write_beside(table: LanceTable, values: pa.Table) -> str:
+    """Write values of a column in place, by `value`; returns the version."""
+    dataset = as_pylance(table)
+    updated, fields = dataset.get_fragments()[0].update_columns(values, left_on="value", right_on="value")
+    operation = lance.LanceOperation.Update(updated_fragments=[updated], fields_modified=fields)
+    return f"main@{lance.LanceDataset.commit(table.uri, operation, read_version=dataset.version).version}"
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_column_that_comes_later_finds_its_values_in_picked_rows(table: LanceTable, *, compacted: bool) -> None:
+    """The branch did not have it when the row was picked."""
+    table.add_columns(pa.schema([("more", pa.int64())]))
+    added = table.append(pa.table({"key": ["n"], "value": [5], "more": [50]}))
+    table.cherry_pick(str(added), onto="run")
+    if compacted:
+        table.compact(branch="run")
+    assert [*BEFORE, ("n", 5)] == contents(table, "run")
+    table.merge("main", into="run")
+    found = as_pylance(table, "run").to_table().to_pylist()
+    assert {"a": None, "b": None, "n": 50} == {row["key"]: row["more"] for row in found}
+    assert 5 == len(found)
+
+
+def test_a_row_that_comes_back_meets_itself_with_other_values(table: LanceTable) -> None:
+    """It was given new values and taken out before, where it comes from."""
+    table.update({"key": "'new'"}, where="value = 1", branch="run")
+    deleted = table.delete("value = 1", branch="run")
+    back = table.revert(str(deleted), branch="run")
+    with pytest.raises(MergeConflictError, match="1 row"):
+        table.cherry_pick(str(back))
+    assert contents(table) == BEFORE
 
 
 # Claims.

@@ -15,7 +15,7 @@ of columns put beside them; fragments of the source are added under new ids, for
 The data files lie under the table's root already.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -29,14 +29,15 @@ from lance_dagster.changes.indices import (
     without_indices,
     without_values,
 )
+from lance_dagster.changes.merge.alike import Holder, other_values, told_apart
 from lance_dagster.changes.merge.arbiter import Arbiter, Strategy
 from lance_dagster.changes.merge.clashes import Clashes
-from lance_dagster.changes.merge.columns import Columns, backing, columns_of, paths_of
+from lance_dagster.changes.merge.columns import Columns, columns_of, paths_of
 from lance_dagster.changes.merge.columns_lost import Party, brought_back, columns_lost
 from lance_dagster.changes.merge.comparable import gaps, obstacles
 from lance_dagster.changes.merge.contest import Claims, Loss, claimed
 from lance_dagster.changes.merge.drawing import Drawing
-from lance_dagster.changes.merge.fates import GONE, SHARED, Fate, Fates, live_rows
+from lance_dagster.changes.merge.fates import GONE, SHARED, Fates, live_rows
 from lance_dagster.changes.merge.images import Contradiction, Disputes
 from lance_dagster.changes.merge.maps import merge_maps
 from lance_dagster.changes.merge.matching import Matched, match, present
@@ -250,15 +251,15 @@ class _Planner:
         ).settled(self._arbiter)
 
     def _decide(self, number: int, clashes: Clashes) -> None:
-        source, dest = self._apart(number, self._source_rows.of(number), self._dest_rows.of(number))
+        source, dest = told_apart(number, *self._holders)
         fragment = None if number >= GONE else present(self._base, number)
         # Rows that came to both on other ways, a base of both would have; what the base had deleted, it has not.
         unplaced = source.alive | dest.alive if number >= SHARED else BitMap()
         live = unplaced if fragment is None else live_rows(self._base, fragment, self._lookups.deleted)
         undone = tuple(loss.undone.get(number, BitMap()) for loss in self._losses)
-        ids = self._schema.from_source
-        mine = self._other_values(fragment, source, self._source_columns, ids.get)
-        theirs = self._other_values(fragment, dest, self._dest_columns, lambda own: own)
+        kept = frozenset(field.id for field in self._schema.fields)
+        mine, theirs = other_values(number, fragment, (source, dest), self._holders)
+        mine, theirs = mine & kept, (theirs | self._schema.kept) & kept
         if source.stays == live and not mine and not source.moved and not source.updated and not undone[1]:
             return
         mine, theirs = clashes.written_by(number, (source, dest), mine, theirs)
@@ -277,29 +278,18 @@ class _Planner:
         clashes.decided(number, facts, decision)
         self._drawing.draw(number, facts, decision)
 
-    def _apart(self, number: int, source: Fate, dest: Fate) -> tuple[Fate, Fate]:
-        """Take rows that both sides have with the same new values, from the same file, as changed by the dest alone."""
-        both = source.updated & dest.updated
-        if not both:
-            return source, dest
-        mine, theirs = (fates.places(number, both) for fates in (self._source_rows, self._dest_rows))
-        same = BitMap(offset for offset, place in mine.items() if theirs.get(offset) == place)
-        return replace(source, updated=source.updated - same, moved=source.moved | same), dest
-
-    def _other_values(
-        self, fragment: Fragment | None, fate: Fate, columns: Columns, result: Callable[[int], int | None]
-    ) -> frozenset[int]:
-        """Return the fields, by their ids in the result, of which a side has other values for a fragment's rows."""
-        kept = {field.id for field in self._schema.fields}
-        changed: set[int] = set()
-        if fate.place is None or fragment is None or fate.moved or fate.updated:
-            # Rows that moved have what was written beside them on the way.
-            changed |= columns.written_beside(None if fragment is None else fragment.id)
-        if fate.place is not None and fragment is not None:
-            had, has, base_ids = backing(fragment), backing(fate.place), columns.base_ids
-            changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
-        found = {number for own in changed if (number := result(own)) is not None}
-        return frozenset((found | self._schema.kept if columns is self._dest_columns else found) & kept)
+    @cached_property
+    def _holders(self) -> tuple[Holder, Holder]:
+        ids = self._schema.from_source
+        return (
+            Holder(rows=self._source_rows, columns=self._source_columns, result=ids.get),
+            Holder(
+                rows=self._dest_rows,
+                columns=self._dest_columns,
+                result=lambda own: own,
+                strict=not self._dest.same_ids,
+            ),
+        )
 
     def _assembled(self, maps: tuple[dict[str, str], dict[str, str], dict[str, bytes]], clashes: Clashes) -> MergePlan:
         dest = self._dest.manifest
