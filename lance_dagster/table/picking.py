@@ -29,7 +29,9 @@ from lance_dagster.format.transaction import (
     REVERTED,
     REVERTED_TO,
     Clone,
+    ReserveFragments,
     Restore,
+    Rewrite,
     Transaction,
 )
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
@@ -79,7 +81,7 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
     """
     parent = _parent(parts, commit_, how.parent)
     head = parts.head(onto)
-    if str(head) == str(commit_) or _says(head, PICKED, commit_):
+    if str(head) == str(commit_) or _says(head, PICKED, commit_) or _changes_no_row(commit_):
         return head
     changes = [_change(parent, commit_)]
     # The first parent is the version before on the same line, whatever the branch was called there.
@@ -101,7 +103,7 @@ def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
     standing = _standing(parts, commit_, head, to)
     if standing is not commit_:
         commit_, parent, to = standing, _parent(parts, standing, None), None
-    if _takes_back(head, commit_, to):
+    if _takes_back(head, commit_, to) or _changes_no_row(commit_):
         return head
     if to is not None:
         how = replace(how, properties={**how.properties, REVERTED_TO: _identity(to)})
@@ -137,6 +139,11 @@ def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
         return _Way(kind=RESTORED, of=to, base=head, source=to, changes=changes)
 
     return _carried_over(parts, way, branch, how)
+
+
+def _changes_no_row(commit_: State) -> bool:
+    """Tell whether a version only wrote rows elsewhere."""
+    return commit_.transaction is not None and isinstance(commit_.transaction.operation, Rewrite | ReserveFragments)
 
 
 def _standing(parts: Parts, commit_: State, head: State, to: State | None) -> State:

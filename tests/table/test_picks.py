@@ -119,6 +119,16 @@ def test_a_row_that_comes_back_meets_itself_with_other_values(table: LanceTable)
     assert contents(table) == BEFORE
 
 
+@pytest.mark.parametrize("stable", [True, False])
+def test_a_compaction_is_no_change(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
+    """There is nothing to take over, and nothing to take back from under a deletion."""
+    of = table if stable else without_row_ids(tmp_path)
+    of.compact()
+    head = of.delete("value = 1")
+    assert head == of.revert("main~1")
+    assert of.head("run") == of.cherry_pick("main~1", onto="run")
+
+
 # Claims.
 
 CLAIMING: dict[str, Callable[[LanceTable], object]] = {
@@ -146,6 +156,15 @@ def test_what_was_picked_claims_nothing_against_itself(table: LanceTable, claimi
     expected = contents(table, "run")
     table.merge("run")
     assert expected == contents(table)
+
+
+def test_rows_that_came_back_go_with_the_side_that_loses(table: LanceTable) -> None:
+    """Who replaced the table keeps what it put there."""
+    deleted = table.delete("value = 1")
+    table.create_branch("late")
+    table.overwrite(entries("o", 7), branch="late")
+    table.revert(str(deleted), branch="late", strategy="dest-wins")
+    assert [("o", 7)] == contents(table, "late")
 
 
 # Without stable row ids.

@@ -57,8 +57,9 @@ def other_values(
         sides: The source and the dest.
     """
     found = [_changed(fragment, fate, side) for fate, side in zip(fates, sides, strict=True)]
-    if fragment is None:
-        backed = [_backed(number, fate, side) for fate, side in zip(fates, sides, strict=True)]
+    shared = fates[0].alive & fates[1].alive
+    if fragment is None and shared:
+        backed = [_backed(number, shared, side) for side in sides]
         found = [found[0] | (backed[0] - backed[1]), found[1] | (backed[1] - backed[0])]
     return frozenset(found[0]), frozenset(found[1])
 
@@ -81,7 +82,7 @@ def _changed(fragment: Fragment | None, fate: Fate, side: Holder) -> set[int]:
     return side.in_result(changed)
 
 
-def _backed(number: int, fate: Fate, side: Holder) -> set[int]:
+def _backed(number: int, rows: BitMap, side: Holder) -> set[int]:
     """Return the fields of which a side has values for rows that the base does not have."""
-    holders = side.rows.holders(number, fate.moved | fate.updated)
+    holders = side.rows.holders(number, rows)
     return side.in_result({own for one in holders for own in backing(side.rows.elsewhere[one].fragment)})

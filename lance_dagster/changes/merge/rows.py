@@ -68,8 +68,9 @@ def decide(facts: Situation, *, rows: str | None, columns: str | None) -> Decisi
         columns: The strategy for updated rows that lack the other side's columns.
     """
     source, dest, live = facts.source, facts.dest, facts.live
-    s_alive = source.alive | (facts.source_undone & live)
-    d_alive = dest.alive | (facts.dest_undone & live)
+    # What does not count leaves a row as the base has it: there or not.
+    s_alive = (source.alive - facts.source_undone) | (facts.source_undone & live)
+    d_alive = (dest.alive - facts.dest_undone) | (facts.dest_undone & live)
     s_new = (source.updated | source.rewritten) - facts.source_undone
     d_new = (dest.updated | dest.rewritten) - facts.dest_undone
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
