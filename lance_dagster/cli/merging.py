@@ -11,6 +11,7 @@ from lance_dagster.cli.command import Answer, about_table, aligned
 from lance_dagster.cli.conflict_rows import RowOptions, ShownRows, with_rows
 from lance_dagster.cli.named import BRANCH, REF
 from lance_dagster.cli.outcome import (
+    Noted,
     conflict_lines,
     conflicts_told,
     exit_refused,
@@ -130,12 +131,13 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
 @click.argument("branch", type=BRANCH)
 @with_strategy
 @with_message
-def sync(table: "LanceTable", answer: Answer, branch: str, strategies: Sequence[str], message: str | None) -> None:
+@with_properties
+def sync(table: "LanceTable", answer: Answer, branch: str, strategies: Sequence[str], **note: Unpack[Noted]) -> None:
     """Merge what happened on the branch that BRANCH was forked from into BRANCH."""
     before = table.head(branch)
-    strategy = strategy_from(strategies)
+    strategy, properties = strategy_from(strategies), properties_from(note["properties"])
     with conflicts_told(answer, strategy, lambda: f"{branch}...{table.branch(branch).parent_branch}"):
-        made = table.sync(branch, strategy=strategy, message=message)
+        made = table.sync(branch, strategy=strategy, message=note["message"], properties=properties)
     give_version(answer, before, made, f"nothing to do: {made} has everything of the branch it was forked from")
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
@@ -60,6 +60,13 @@ def strategy_from(given: Sequence[str]) -> "Strategy":
         if found.setdefault(unit or _ALL, winner) != winner:
             raise click.UsageError(f"--strategy gives two winners for {unit or 'all conflicts'}")
     return found or None
+
+
+class Noted(TypedDict):
+    """What is kept with a version."""
+
+    message: str | None
+    properties: Sequence[str]
 
 
 def properties_from(given: Sequence[str], message: str | None = None) -> dict[str, str]:

@@ -1,13 +1,14 @@
 """`lance-dagster cherry-pick`, `revert`, `restore` and `reset`."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from lance_dagster.cli.command import Answer, about_table
 from lance_dagster.cli.named import BRANCH, REF
 from lance_dagster.cli.outcome import (
+    Noted,
     conflicts_told,
     give_version,
     properties_from,
@@ -25,13 +26,11 @@ _with_parent = click.option(
 )
 
 
-class _Options(TypedDict):
+class _Options(Noted):
     """How a change is taken over or taken back."""
 
     parent: int | None
     strategies: Sequence[str]
-    message: str | None
-    properties: Sequence[str]
 
 
 @click.command("cherry-pick")
@@ -75,10 +74,12 @@ def revert(table: "LanceTable", answer: Answer, version: str, branch: str, **opt
 @click.argument("version", type=REF)
 @click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch to take back.")
 @with_message
-def restore(table: "LanceTable", answer: Answer, version: str, branch: str, message: str | None) -> None:
+@with_properties
+def restore(table: "LanceTable", answer: Answer, version: str, branch: str, **options: Unpack[Noted]) -> None:
     """Make an older VERSION of a branch its newest one; what came after stays in the log."""
     before = table.head(branch)
-    made = table.restore(version, branch, message=message)
+    properties = properties_from(options["properties"])
+    made = table.restore(version, branch, message=options["message"], properties=properties)
     give_version(answer, before, made, f"nothing to do: {made} is the newest version")
 
 

@@ -64,8 +64,21 @@ class Merging(Facade):
         """
         return previewing.preview(self._parts, self._parts.at(source), into, strategy=strategy, mode=mode)
 
-    def sync(self, branch: str, *, strategy: Strategy = None, message: str | None = None) -> Version:
+    def sync(
+        self,
+        branch: str,
+        *,
+        strategy: Strategy = None,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
         """Merge what happened on the branch that a branch was forked from into it.
+
+        Args:
+            branch: The branch that catches up.
+            strategy: Who wins conflicts, as for `merge`; the branch it was forked from is the source.
+            message: What to say in the log.
+            properties: Kept with the transaction.
 
         Raises:
             InvalidInputError: `branch` is main, which was forked from nothing.
@@ -76,7 +89,7 @@ class Merging(Facade):
             raise InvalidInputError(f"main of {self.uri} was forked from nothing, so there is nothing to sync it with")
         if found is None:
             raise self._parts.refs.no_branch(branch)
-        return self.merge(found.parent_branch, into=branch, strategy=strategy, message=message)
+        return self.merge(found.parent_branch, branch, strategy=strategy, message=message, properties=properties)
 
     def preview_branch(
         self, source: str, into: str = MAIN, *, name: str | None = None, strategy: Strategy = None

@@ -29,6 +29,7 @@ from lance_dagster.format.transaction import (
     REVERTED,
     REVERTED_TO,
     Clone,
+    Delete,
     ReserveFragments,
     Restore,
     Rewrite,
@@ -43,7 +44,7 @@ from lance_dagster.history.lineage import (
     merge_base,
     row_space_since,
 )
-from lance_dagster.history.picked import origins
+from lance_dagster.history.picked import origins, picked_across
 from lance_dagster.history.protection import refuse_direct_commit
 from lance_dagster.history.records import alias_records
 from lance_dagster.history.versions import State
@@ -193,6 +194,12 @@ class _Way:
     since: list[Change] = field(default_factory=list)
 
     @property
+    def puts_in(self) -> bool:
+        """Whether it may put rows in that a branch has already, where that has the version, or a pick of it."""
+        transaction = self.source.transaction
+        return self.kind == PICKED and not (transaction is not None and isinstance(transaction.operation, Delete))
+
+    @property
     def older(self) -> State:
         """The one of both that is before the other."""
         return self.base if self.kind == PICKED else self.source
@@ -279,6 +286,12 @@ def _question(parts: Parts, way: _Way, head: State, how: Picking) -> Question:
         dest=replace(theirs, space=spaces[2]),
         lookups=lookups(parts),
         strategy=how.strategy,
+        crosswise=way.puts_in
+        and (
+            dest.contains(source)
+            or picked_across(theirs.changes, source, base)
+            or picked_across(way.changes, dest, base)
+        ),
     )
 
 

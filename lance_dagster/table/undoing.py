@@ -69,18 +69,26 @@ class Undoing(Facade):
         how = Picking(parent=parent, strategy=strategy, properties=properties or {})
         return self._described(picking.revert(self._parts, self._parts.at(commit), branch, how))
 
-    def restore(self, ref: str, branch: str = MAIN, *, message: str | None = None) -> Version:
+    def restore(
+        self,
+        ref: str,
+        branch: str = MAIN,
+        *,
+        message: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Version:
         """Make an older version of a branch its newest one; what came after stays in the log.
 
         Args:
             ref: The version to go back to: one of that branch, or of those it was forked from, before that.
             branch: The branch.
             message: What to say in the log.
+            properties: Kept with the transaction.
 
         Raises:
             InvalidInputError: The branch never had that version.
             CommitConflictError: Somebody changed the settings of the schema meanwhile.
         """
         to = self._parts.at(ref)
-        how = Picking(properties={MESSAGE: message or f"restore {to}"})
+        how = Picking(properties={**(properties or {}), MESSAGE: message or f"restore {to}"})
         return self._described(picking.restore(self._parts, to, branch, how))

@@ -351,7 +351,8 @@ def test_a_branch_is_synced(table: LanceTable) -> None:
     """It gets what its parent did meanwhile."""
     assert lines_of("sync", table.uri, "run/1")[0].startswith("nothing to do: run/1@5 has everything")
     table.append(entries("b", 1))
-    (line,) = lines_of("sync", table.uri, "run/1")
+    (line,) = lines_of("sync", table.uri, "run/1", "--property", "ticket=7")
+    assert "7" == table.head("run/1").properties["ticket"]
     assert line.startswith("run/1@5 -> run/1@6  4 rows (+1)  merge main@3 into run/1")
     assert not document_of("sync", table.uri, "run/1")["made"]
     assert 2 == run("sync", table.uri, "main").exit_code

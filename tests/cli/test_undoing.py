@@ -82,8 +82,9 @@ def test_something_is_said_about_it(table: LanceTable, command: str, version: st
 def test_a_branch_is_restored(table: LanceTable) -> None:
     """As its next version."""
     table.append(entries("b", 1))
-    (line,) = lines_of("restore", table.uri, "main@2", "-m", "back")
+    (line,) = lines_of("restore", table.uri, "main@2", "-m", "back", "--property", "ticket=7")
     assert "main@3 -> main@4  2 rows (-1)  back" == line
+    assert "7" == table.head().properties["ticket"]
     assert ["nothing to do: main@4 is the newest version"] == lines_of("restore", table.uri, "main")
     answer = document_of("restore", table.uri, "fix@3", "--branch", "fix")
     assert (True, "fix@5") == (answer["made"], answer["version"]["version"])
