@@ -28,12 +28,17 @@ from lance_dagster.format.transaction import (
     RESTORED,
     REVERTED,
     REVERTED_TO,
+    Append,
     Clone,
+    CreateIndex,
     Delete,
+    Operation,
+    Project,
     ReserveFragments,
     Restore,
     Rewrite,
     Transaction,
+    UpdateConfig,
 )
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.lineage import (
@@ -196,8 +201,17 @@ class _Way:
     @property
     def puts_in(self) -> bool:
         """Whether it may put rows in that a branch has already, where that has the version, or a pick of it."""
-        transaction = self.source.transaction
-        return self.kind == PICKED and not (transaction is not None and isinstance(transaction.operation, Delete))
+        return self.kind == PICKED and not isinstance(self._operation, Delete)
+
+    @property
+    def carries_rows(self) -> bool:
+        """Whether rows may come, with values of all columns."""
+        comes = self.puts_in if self.kind == PICKED else not isinstance(self._operation, Append)
+        return comes and not isinstance(self._operation, Project | UpdateConfig | CreateIndex)
+
+    @property
+    def _operation(self) -> Operation | None:
+        return self.of.transaction.operation if self.of.transaction is not None else None
 
     @property
     def older(self) -> State:
@@ -267,10 +281,10 @@ def _question(parts: Parts, way: _Way, head: State, how: Picking) -> Question:
     shared = merge_base(lineage_of(way.older, parts.refs), dest, parts.refs, parts.versions)
     spaces = [row_space_since(one, shared, parts.versions) for one in (base, source, dest)]
     same_line = _on_one_line(base, source) or _on_one_line(source, base)
-    theirs = side_of(parts, dest, base, base)
+    theirs, unlike = side_of(parts, dest, base, base), tuple[str, ...]()
     if not theirs.same_ids and shared.state != base.state:
-        since = [side_of(parts, one, shared, shared) for one in (base, dest)]
-        theirs = replace(theirs, fields=fields_across(shared.state.manifest, *since))
+        across = fields_across(shared.state.manifest, *(side_of(parts, one, shared, shared) for one in (base, dest)))
+        theirs, unlike = replace(theirs, fields=across.ids), across.unlike if way.carries_rows else ()
     return Question(
         base=way.base.manifest,
         space=spaces[0],
@@ -286,6 +300,7 @@ def _question(parts: Parts, way: _Way, head: State, how: Picking) -> Question:
         dest=replace(theirs, space=spaces[2]),
         lookups=lookups(parts),
         strategy=how.strategy,
+        unlike=unlike,
         crosswise=way.puts_in
         and (
             dest.contains(source)

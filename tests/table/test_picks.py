@@ -56,6 +56,23 @@ def test_a_pick_finds_columns_by_another_name(tmp_path: Path, table: LanceTable,
     assert {("a", 1), ("a", 2), ("b", 3), ("b", 4), ("n", 5)} == {(row["key"], row["amount"]) for row in found}
 
 
+@pytest.mark.parametrize("onto", ["main", "run"])
+@pytest.mark.parametrize("renamed", [True, False])
+def test_rows_are_not_picked_across_a_cast(table: LanceTable, onto: str, *, renamed: bool) -> None:
+    """Their values would be nulls; what brings no rows is picked all the same."""
+    other = "run" if onto == "main" else "main"
+    table.cast_column("value", pa.int32(), branch=other)
+    if renamed:
+        table.rename_column("value", "amount", branch=onto)
+    given = entries("n", 5).cast(table.schema(other))
+    added = table.append(given, branch=other)
+    deleted = table.delete("value = 1", branch=other)
+    with pytest.raises(MergeConflictError, match=r"column value: .* has it in another one"):
+        table.cherry_pick(str(added), onto=onto)
+    table.cherry_pick(str(deleted), onto=onto)
+    assert 3 == table.count_rows(onto)
+
+
 def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
     """Its field ids start from 0 again: the same id is another column's."""
     uri = str(tmp_path / "table")

@@ -7,8 +7,7 @@ schemas of all versions in between are looked at, where they still are.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lance_dagster.changes.merge.matching import Matched, match, present
-from lance_dagster.changes.row_spaces import NO_FIELD
+from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.sides import Change, Side
 from lance_dagster.format.model import Field, Fragment, Manifest
 from lance_dagster.format.transaction import (
@@ -74,26 +73,6 @@ def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
     return Columns(anchored=anchored, ids=ids, written=written)
 
 
-def fields_across(shared: Manifest, one: Side, other: Side) -> dict[int, int]:
-    """Say which field of a version is which of another one, by what each has of a version from which both come.
-
-    Fields that came since are matched by path and type.
-
-    Args:
-        shared: The version from which both come.
-        one: What the first version did since.
-        other: What the second one did.
-
-    Returns:
-        By the id of every field of the first, the id in the second, or `NO_FIELD`.
-    """
-    mine, theirs = (columns_of(shared, side, match(shared, side)).ids for side in (one, other))
-    found = {own: theirs.get(number, NO_FIELD) for number, own in mine.items()}
-    taken = set(theirs.values())
-    free = {named: number for number, named in _named(other.manifest).items() if number not in taken}
-    return {number: free.get(named, NO_FIELD) for number, named in _named(one.manifest).items()} | found
-
-
 def backing(fragment: Fragment) -> dict[int, str]:
     """Return which file of a fragment holds the values of each field."""
     return {number: file.path for file in fragment.files for number in file.fields if number >= 0}
@@ -106,6 +85,12 @@ def paths_of(fields: tuple[Field, ...]) -> dict[int, str]:
         above = paths.get(field.parent_id)
         paths[field.id] = field.name if above is None else f"{above}.{field.name}"
     return paths
+
+
+def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
+    """Return the path and the logical type of every field by id."""
+    paths = paths_of(manifest.fields)
+    return {field.id: (paths[field.id], field.logical_type) for field in manifest.fields}
 
 
 def _corresponding(
@@ -132,8 +117,8 @@ def _corresponding(
         image = known.get(field.id, field.id) if known is not None else field.id
         if there_are.get(image) == field.logical_type and image not in found.values():
             found.setdefault(field.id, image)
-    by_name = {named: number for number, named in _named(other).items()}
-    for number, named in _named(base).items() if known is None else ():
+    by_name = {named: number for number, named in named_fields(other).items()}
+    for number, named in named_fields(base).items() if known is None else ():
         alike = by_name.get(named)
         if number not in found and alike is not None and alike not in found.values():
             found[number] = alike
@@ -148,16 +133,10 @@ def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None
             found.setdefault(one, two)
 
 
-def _named(manifest: Manifest) -> dict[int, tuple[str, str]]:
-    """Return the path and the type of every field by id."""
-    paths = paths_of(manifest.fields)
-    return {field.id: (paths[field.id], field.logical_type) for field in manifest.fields}
-
-
 def _kept(side: Side, anchor: Manifest, matched: Matched) -> set[int]:
     """Return the ids of the anchor's fields that were never out of the schema since."""
     kept = {field.id for field in anchor.fields}
-    known = _named(anchor)
+    known = named_fields(anchor)
     states = {anchor.version: set(kept)}
     for change in (*side.since, *(change for change in side.changes if change.undone)):
         after = change.before if change.undone else change.after
@@ -169,7 +148,7 @@ def _kept(side: Side, anchor: Manifest, matched: Matched) -> set[int]:
             # Its schema is a new one, in which a column of the same id, name and type is meant to be the same.
             kept = {
                 number
-                for number, named in _named(after).items()
+                for number, named in named_fields(after).items()
                 if known.get(number) == named or _has_files_of(number, side.manifest, anchor, matched)
             }
         else:

@@ -1,6 +1,6 @@
 """Refuse sides whose rows cannot be compared, before anything else is looked at."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lance_dagster.changes.sides import Conflict, Side
 from lance_dagster.format.model import Manifest
@@ -45,6 +45,13 @@ def _unknown(source: Side, dest: Side) -> Iterator[Conflict]:
                 unit, unknown = f"version {change.version}", "nobody knows what that means for a merge"
                 did = (told, unknown) if side is source else (unknown, told)
                 yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
+
+
+def unlike_columns(source: Side, dest: Side, paths: Iterable[str]) -> Iterator[Conflict]:
+    """Find columns of which one side has values that are none of the other's column."""
+    for path in paths:
+        did = f"{source.name} has it in one type", f"{dest.name} has it in another one, changed since both parted"
+        yield Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
 
 
 def gaps(source: Side, dest: Side) -> Iterator[Conflict]:

@@ -34,7 +34,7 @@ from lance_dagster.changes.merge.arbiter import Arbiter, Strategy
 from lance_dagster.changes.merge.clashes import Clashes
 from lance_dagster.changes.merge.columns import Columns, columns_of, paths_of
 from lance_dagster.changes.merge.columns_lost import Party, brought_back, columns_lost
-from lance_dagster.changes.merge.comparable import gaps, obstacles
+from lance_dagster.changes.merge.comparable import gaps, obstacles, unlike_columns
 from lance_dagster.changes.merge.contest import Claims, Loss, claimed
 from lance_dagster.changes.merge.drawing import Drawing
 from lance_dagster.changes.merge.fates import GONE, SHARED, Fates, live_rows
@@ -59,6 +59,7 @@ class Question:
     """What is to be merged: the newest version both sides contain with the row ids it has, the sides, how to look.
 
     Where merges went crosswise, both contain versions that this one does not.
+    `unlike` are the paths of columns that source and dest have in other types, changed before the base.
     """
 
     base: Manifest
@@ -68,6 +69,7 @@ class Question:
     lookups: Lookups
     strategy: Strategy = None
     crosswise: bool = False
+    unlike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,8 @@ def planned(question: Question) -> MergePlan | Contradiction:
     """Merge the source into the dest, or return every conflict there is and what tells its rows."""
     arbiter = Arbiter(question.strategy)
     for conflict in obstacles(question.base, question.source, question.dest, crosswise=question.crosswise):
+        arbiter.refuse(conflict)
+    for conflict in unlike_columns(question.source, question.dest, question.unlike):
         arbiter.refuse(conflict)
     for conflict in gaps(question.source, question.dest):
         arbiter.settle(conflict)

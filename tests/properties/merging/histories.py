@@ -1,21 +1,25 @@
 """Random histories by seed, run one after another; one that breaks a law is cut down to what breaks it."""
 
-import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import pyarrow as pa
 
 from lance_dagster.errors import LanceDagsterError
 from tests.properties.merging.deeds import DEEDS
 from tests.properties.merging.laws import BrokenError
-from tests.properties.merging.world import Merger, Step, Tally, World, by_us
+from tests.properties.merging.tally import Tally
+from tests.properties.merging.trials import TRIALS
+from tests.properties.merging.world import Merger, Step, World, by_us
 
 _PLACES = re.compile(r"/\S*|\d+")
 KINDS = list(DEEDS)
 WEIGHTS = [weight for _, weight in DEEDS.values()]
 LIFE = ("append", "update", "delete", "upsert", "compact", "optimize")
+TRIED = (0, 0, 1)
+"""How many trials a history has."""
 FINDS = (
     ArithmeticError,
     AssertionError,
@@ -52,7 +56,7 @@ class History:
 class _Maker:
     """Makes up the steps of one history."""
 
-    random: random.Random
+    random: Random
     steps: list[Step] = field(default_factory=list)
 
     def step(self, kind: str, branch: str, other: str = "main") -> None:
@@ -78,6 +82,13 @@ class _Maker:
             self.step("merge", f"s{number}", f"d{number}")
         self.step("merge", source, into)
 
+    def trials(self, dice: Random, lines: Sequence[str]) -> None:
+        """At times a cherry-pick, a revert or a restore, somewhere in the second half."""
+        for _ in range(dice.choice(TRIED)):
+            numbers = tuple(dice.randrange(1 << 16) for _ in range(7))
+            step = Step(dice.choice(TRIALS), dice.choice(lines), "", dice.random() < 0.5, numbers)
+            self.steps.insert(dice.randint(len(self.steps) // 2, len(self.steps)), step)
+
     def live(self, branch: str) -> None:
         """Work of every usual kind, as it goes on after a merge."""
         for kind in self.random.sample(LIFE, len(LIFE)):
@@ -86,7 +97,7 @@ class _Maker:
 
 def history(seed: int) -> History:
     """The history of a seed."""
-    maker = _Maker(random.Random(seed))
+    maker = _Maker(Random(seed))
     dice = maker.random
     maker.work("main", 0, 3)
     branches = [f"b{number}" for number in range(1, dice.choice([1, 1, 1, 2, 2, 3]) + 1)]
@@ -104,6 +115,7 @@ def history(seed: int) -> History:
             pair = (source, dest) if dice.random() < 0.8 else (dest, source)
             maker.merge(*pair)
     maker.live(dice.choice(lines))
+    maker.trials(Random(f"trials of {seed}"), lines)
     return History(
         seed=seed,
         stable=dice.random() < 0.5,

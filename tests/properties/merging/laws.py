@@ -8,6 +8,7 @@ import lance
 from lance_dagster import LanceTable
 from tests.ledger import as_pylance
 from tests.properties.merging.rows_model import Node, Snapshot, Values
+from tests.properties.merging.three import Clash, Outcome
 from tests.properties.mirror import KEY
 from tests.properties.witness import LINEAGE
 
@@ -34,6 +35,16 @@ def alike(one: Snapshot, other: Snapshot) -> bool:
         and {(c.name, c.type, c.nullable) for c in one.columns} == {(c.name, c.type, c.nullable) for c in other.columns}
         and (one.config, one.metadata) == (other.config, other.metadata)
     )
+
+
+def one_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """One outcome for several merge bases: where they differ, a merge may be refused."""
+    if not outcomes:
+        raise BrokenError("model", "no merge base")
+    first = outcomes[0]
+    if all(alike(first.result, other.result) and first.clashes == other.clashes for other in outcomes):
+        return first
+    return replace(first, clashes=[*first.clashes, Clash("bases", "several", hard=False)])
 
 
 def same(table: LanceTable, branch: str, wanted: Snapshot, law: str) -> Snapshot:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from tests.properties.merging.claim_rules import claim_clashes, claimed
 from tests.properties.merging.column_rules import column_clashes, merged_columns
 from tests.properties.merging.row_rules import merged_rows
-from tests.properties.merging.rows_model import Column, Snapshot
+from tests.properties.merging.rows_model import Column, Ledger, Made, Row, Snapshot
 from tests.properties.merging.three import SOURCE_WINS, Clash, Outcome, Three, touched
 
 
@@ -41,6 +41,30 @@ def expected(three: Three, strategy: str | None = None) -> Outcome:
     }
     result = replace(three.dest, columns=tuple(columns), rows=rows, indices=kept, config=config, metadata=metadata)
     return Outcome(result, list(dict.fromkeys(clashes)))
+
+
+def merges(ledger: Ledger, source: Made, dest: Made, known: Mapping[int, Row] | None = None) -> list[Outcome]:
+    """What the rules say, once for each merge base; with what a restore took out as new, and as known.
+
+    Args:
+        ledger: All versions.
+        source: What is merged.
+        dest: What it is merged into.
+        known: Rows that both sides had, though no merge base has them.
+    """
+    found = []
+    for mine, theirs in dict.fromkeys(((source.within, dest.within), (source.ever, dest.ever))):
+        did, others = ledger.since(mine, theirs), ledger.since(theirs, mine)
+        if not did:
+            found.append(Outcome(dest.snapshot))
+            continue
+        found += [
+            expected(Three(base, source.snapshot, dest.snapshot, did, others))
+            for base in (
+                replace(one.snapshot, rows={**(known or {}), **one.snapshot.rows}) for one in ledger.bases(mine, theirs)
+            )
+        ]
+    return found
 
 
 def resolved(three: Three, strategy: str) -> Snapshot | None:

@@ -39,7 +39,7 @@ class _Decision:
             if mine.stamp != theirs.stamp:
                 self.clash("rows", "inserted twice")
                 return mine if self.strategy == SOURCE_WINS else theirs
-            return self.cells(mine, mine, theirs)
+            return self.cells(_shared(mine, theirs), mine, theirs)
         if mine is None or theirs is None:
             return self.one_deleted(was, mine, theirs)
         changed = (mine.stamp != was.stamp, theirs.stamp != was.stamp)
@@ -67,7 +67,11 @@ class _Decision:
         """Updated on one side, at most written in place on the other."""
         updated, other = (mine, theirs) if theirs.stamp == was.stamp else (theirs, mine)
         side = self.three.dest if other is theirs else self.three.source
-        written = rewritten(self.three.base, side, self.uid)
+        written = {
+            token: cell
+            for token, cell in rewritten(self.three.base, side, self.uid).items()
+            if side.column(token) is not None
+        }
         if written:
             self.clash("rows", "updated, and written in place", hard=not all(cell.partly for cell in written.values()))
         new = {
@@ -110,6 +114,11 @@ class _Decision:
     def clash(self, kind: str, what: str, *, hard: bool = True) -> None:
         """Note a conflict."""
         self.clashes.append(Clash(kind, f"row {self.uid} {what}", hard))
+
+
+def _shared(mine: Row, theirs: Row) -> Row:
+    """A row as both sides got it: nobody knows what it had where they differ."""
+    return Row({token: cell for token, cell in mine.cells.items() if token in theirs.cells}, mine.stamp)
 
 
 def _stamp(row: Row, token: int) -> int | None:

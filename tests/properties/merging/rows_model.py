@@ -157,7 +157,7 @@ class Made:
     """A version: what it holds, what it contains of history, and what it did itself.
 
     `within` are the versions whose work it has, itself included; `ever` those it came after, whose work a restore may
-    have taken out again. `merged` says that it only joined two others.
+    have taken out again. `parents` are those it was made from. `merged` says that it only joined two others.
     """
 
     node: Node
@@ -167,6 +167,7 @@ class Made:
     claims: tuple[Claim, ...] = ()
     did: str = ""
     partitions: tuple[str, ...] = ()
+    parents: tuple[Node, ...] = ()
 
     @property
     def merged(self) -> bool:
@@ -180,6 +181,8 @@ class Ledger:
 
     made: dict[Node, Made] = field(default_factory=dict)
     heads: dict[str, Node] = field(default_factory=dict)
+    forks: dict[str, tuple[str, Node]] = field(default_factory=dict)
+    """By branch: which one it was forked from, and what that was then."""
 
     def head(self, branch: str) -> Made:
         """The newest version of a branch."""
@@ -190,13 +193,21 @@ class Ledger:
         self.made[made.node] = made
         self.heads[made.node[0]] = made.node
 
-    def fork(self, name: str, of: Node) -> None:
+    def fork(self, name: str, of: Node, parent: str) -> None:
         """A branch: it starts as the version it is forked from."""
         self.heads[name] = of
+        self.forks[name] = (parent, of)
 
     def line(self, branch: str) -> list[Node]:
         """The versions made on a branch itself, oldest first."""
         return sorted(node for node in self.made if node[0] == branch)
+
+    def past(self, branch: str) -> list[Node]:
+        """Every version a branch was at, those from before it was forked first."""
+        if branch not in self.forks:
+            return self.line(branch)
+        parent, fork = self.forks[branch]
+        return [*(node for node in self.past(parent) if node[1] <= fork[1]), *self.line(branch)]
 
     def bases(self, one: frozenset[Node], other: frozenset[Node]) -> list[Made]:
         """The newest versions both have, none of which has another."""

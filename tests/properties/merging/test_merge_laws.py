@@ -14,7 +14,8 @@ from lance_dagster.errors import MergeConflictError
 from tests.ledger import as_pylance
 from tests.properties.merging.allowed import ALLOWED, needless
 from tests.properties.merging.histories import FINDS, History, broken, history, run, shrunk, signature
-from tests.properties.merging.world import Merger, Tally, by_us
+from tests.properties.merging.tally import Tally
+from tests.properties.merging.world import Merger, by_us
 from tests.properties.mirror import KEY
 
 MANY = int(os.environ.get("LANCE_DAGSTER_HISTORIES", "1000"))
@@ -35,12 +36,16 @@ def test_merges_follow_the_rules(part: int) -> None:
         except FINDS as error:
             pytest.fail(told(history(seed), error))
     print(f"seeds {seeds.start} to {seeds.stop - 1}: {dict(tally.done)}")  # noqa: T201  # shown by pytest -s
-    left, counted = needless(tally)
-    print(f"needless for a known reason: {dict(counted)}")  # noqa: T201
-    assert ALLOWED.keys() >= counted.keys()
+    for refused in (tally.needless, tally.needless_ways):
+        left, counted = needless(refused)
+        print(f"needless for a known reason: {dict(counted)}")  # noqa: T201
+        assert ALLOWED.keys() >= counted.keys()
+        stories = "\n\n".join(f"{reason}\n{story}" for reason, story in left[:3])
+        assert len(left) <= MOST_NEEDLESS * len(seeds), stories
     merges = sum(tally.done[what] for what in ("merged", "conflict", "needless"))
     assert merges > len(seeds) / 2, "too few merges to say anything"
-    assert len(left) <= MOST_NEEDLESS * len(seeds), "\n\n".join(f"{reason}\n{story}" for reason, story in left[:3])
+    trials = sum(tally.done[what] for what in ("pick", "revert", "reverted the last", "restored across a fork"))
+    assert trials > len(seeds) / 10, "too few cherry-picks, reverts and restores to say anything"
 
 
 def told(one: History, error: Exception, merger: Merger = by_us) -> str:

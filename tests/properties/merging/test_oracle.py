@@ -10,8 +10,9 @@ from tests.properties.merging.histories import history
 from tests.properties.merging.laws import alike
 from tests.properties.merging.oracle import expected
 from tests.properties.merging.rows_model import Cell, Column, Made, Row, Snapshot
+from tests.properties.merging.tally import Tally
 from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Three
-from tests.properties.merging.world import Tally, World
+from tests.properties.merging.world import World
 
 ID, WORD, NUMBER = (
     Column(token=1, name="id", type=pa.int64()),

@@ -24,6 +24,10 @@ class Outcome:
     result: Snapshot
     clashes: list[Clash] = field(default_factory=list)
 
+    def but(self, clash: Clash) -> "Outcome":
+        """The same with one more conflict."""
+        return Outcome(self.result, [*self.clashes, clash])
+
     @property
     def must_refuse(self) -> bool:
         """Whether a merge would be wrong."""

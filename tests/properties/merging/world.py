@@ -3,7 +3,6 @@
 import inspect
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +15,13 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from tests.properties.merging import laws
 from tests.properties.merging.deeds import DEEDS
-from tests.properties.merging.laws import BrokenError, hold
-from tests.properties.merging.oracle import expected, resolved
+from tests.properties.merging.laws import hold
+from tests.properties.merging.oracle import merges, resolved
 from tests.properties.merging.rows_model import PART, Column, Ledger, Made, Snapshot
 from tests.properties.merging.scene import FAST, PARTS, PLACE, Deed, Dice, Names, Scene, opened
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Clash, Outcome, Three
+from tests.properties.merging.tally import Tally
+from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Outcome, Three
+from tests.properties.merging.trials import TRIALS, Trials
 from tests.properties.mirror import KEY
 
 BASIC: tuple[tuple[str, pa.DataType], ...] = (
@@ -57,17 +58,6 @@ def by_us(table: LanceTable, source: str, into: str) -> None:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What was done over all histories, and every refusal that the rules do not ask for."""
-
-    done: Counter[str] = field(default_factory=Counter)
-    needless: list[tuple[str, str]] = field(default_factory=list)
-    """The reasons of the engine, and the history."""
-    undecided: list[tuple[str, str, str]] = field(default_factory=list)
-    """Conflicts that were left although one side was to win: which one, the reasons and the history."""
-
-
-@dataclass(slots=True)
 class World:
     """One history."""
 
@@ -88,6 +78,18 @@ class World:
     def table(self) -> LanceTable:
         """The table as a new process opens it."""
         return LanceTable.open(self.uri, FAST)
+
+    @property
+    def trials(self) -> Trials:
+        """Work on branches that go no further."""
+        return Trials(
+            uri=self.uri,
+            stable=self.stable,
+            ledger=self.ledger,
+            tally=self.tally,
+            told=self.told,
+            work=lambda kind, branch, dice: self.work(Step(kind, branch, "", bool(dice.below(2)), dice.numbers)),
+        )
 
     def start(self, rows: int, fragments: int) -> None:
         """Make the table."""
@@ -122,6 +124,8 @@ class World:
         elif step.kind == "merge":
             if step.other in self.ledger.heads and step.other != step.branch:
                 self.merge(step.branch, step.other)
+        elif step.kind in TRIALS:
+            self.trials.do(step.kind, step.branch, Dice(step.numbers))
         else:
             self.work(step)
 
@@ -137,7 +141,7 @@ class World:
             self.table.create_branch(step.branch, f"{at[0]}@{at[1]}")
         else:
             opened(self.uri, step.other).create_branch(step.branch, at if at[0] != "main" else (None, at[1]))
-        self.ledger.fork(step.branch, node)
+        self.ledger.fork(step.branch, node, step.other)
         self.told.append(f"fork {step.branch} from {at[0]}@{at[1]} by {'us' if step.ours else 'pylance'}")
 
     def work(self, step: Step) -> None:
@@ -182,21 +186,8 @@ class World:
             claims=deed.claims,
             did=deed.did,
             partitions=deed.partitions,
+            parents=(head.node,),
         )
-
-    def rules(self, source: Made, dest: Made) -> list[Outcome]:
-        """What the rules say, once for each merge base; with what a restore took out as new, and as known."""
-        found = []
-        for mine, theirs in dict.fromkeys(((source.within, dest.within), (source.ever, dest.ever))):
-            did, others = self.ledger.since(mine, theirs), self.ledger.since(theirs, mine)
-            if not did:
-                found.append(Outcome(dest.snapshot))
-                continue
-            found += [
-                expected(Three(base.snapshot, source.snapshot, dest.snapshot, did, others))
-                for base in self.ledger.bases(mine, theirs)
-            ]
-        return found
 
     def _decided(self, source: str, into: str) -> None:
         """Hold that a conflict can be decided for either side, on branches that go no further."""
@@ -227,8 +218,8 @@ class World:
         """Merge a branch into another, and hold that it came out as the rules say."""
         mine, theirs = self.ledger.head(source), self.ledger.head(into)
         new = bool(self.ledger.since(mine.within, theirs.within))
-        outcomes = self.rules(mine, theirs)
-        agreed = one_of(outcomes)
+        outcomes = merges(self.ledger, mine, theirs)
+        agreed = laws.one_of(outcomes)
         before = {branch: opened(self.uri, branch).version for branch in self.ledger.heads}
         kept = laws.row_ids(opened(self.uri, into)) if self.stable else {}
         self.told.append(f"merge {source} into {into} ...")
@@ -254,7 +245,8 @@ class World:
         if number != before[into]:
             node = (into, number)
             within, ever = mine.within | theirs.within | {node}, mine.ever | theirs.ever | {node}
-            self.ledger.add(Made(node=node, snapshot=result, within=within, ever=ever, did="merge"))
+            parents = (theirs.node, mine.node)
+            self.ledger.add(Made(node=node, snapshot=result, within=within, ever=ever, did="merge", parents=parents))
         else:
             hold(laws.alike(result, theirs.snapshot), "merge", "nothing was committed")
         did = {made.did for made in self.ledger.since(mine.within, theirs.within)}
@@ -301,13 +293,3 @@ class World:
         else:
             self.tally.done["needless"] += 1
             self.tally.needless.append(("; ".join(map(str, error.conflicts)), "\n".join(self.told)))
-
-
-def one_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """One outcome for several merge bases: where they differ, a merge may be refused."""
-    if not outcomes:
-        raise BrokenError("model", "no merge base")
-    first = outcomes[0]
-    if all(laws.alike(first.result, other.result) and first.clashes == other.clashes for other in outcomes):
-        return first
-    return replace(first, clashes=[*first.clashes, Clash("bases", "several", hard=False)])

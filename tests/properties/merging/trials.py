@@ -1,0 +1,313 @@
+"""Cherry-picks, reverts and restores at random, on branches that go no further."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import lance
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.properties.merging import laws
+from tests.properties.merging.deeds import DEEDS
+from tests.properties.merging.laws import hold
+from tests.properties.merging.oracle import merges, resolved
+from tests.properties.merging.rows_model import Ledger, Made, Node, Snapshot
+from tests.properties.merging.scene import FAST, Dice, opened
+from tests.properties.merging.tally import Tally
+from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Clash, Outcome, Three
+from tests.properties.merging.ways import Way, after_pick, known_rows, outcome, with_rows
+
+TRIALS = ("pick", "revert", "restore")
+Work = Callable[[str, str, Dice], None]
+"""Does some work of a kind on a branch."""
+
+
+class Take(Protocol):
+    """Takes a change over, or back, on a branch."""
+
+    def __call__(self, branch: str, strategy: str | None = None) -> object:
+        """Do it, with a strategy where it is contradicted."""
+
+
+@dataclass(slots=True)
+class Trials:
+    """What is tried beside a history, at the heads it has at the time."""
+
+    uri: str
+    stable: bool
+    ledger: Ledger
+    tally: Tally
+    told: list[str]
+    work: Work
+    _forks: list[str] = field(default_factory=list)
+
+    @property
+    def table(self) -> LanceTable:
+        """The table as a new process opens it."""
+        return LanceTable.open(self.uri, FAST)
+
+    def do(self, kind: str, branch: str, dice: Dice) -> None:
+        """Try one thing on forks of a branch."""
+        self.told.append("")
+        try:
+            {"pick": self.pick, "revert": self.revert, "restore": self.restore}[kind](branch, dice)
+        finally:
+            for fork in self._forks:
+                del self.ledger.heads[fork]
+            self._forks.clear()
+        if not self.told[-1]:
+            self.told.pop()
+
+    def pick(self, onto: str, dice: Dice) -> None:
+        """Make the change of some version again, then at times all of the branch it is from."""
+        head = self.ledger.head(onto)
+        commits = [made for made in self.ledger.made.values() if made.parents and not made.merged]
+        new = [made for made in commits if made.node not in head.within]
+        if not commits:
+            return
+        commit = dice.pick(new if new and dice.below(5) else commits)
+        trial = self._fork(onto)
+        self.tell(f"pick {_name(commit)} onto {trial}")
+        parent = self.ledger.made[commit.parents[0]]
+        way = Way.of(commit, parent)
+
+        def take(branch: str, strategy: str | None = None) -> object:
+            return self.table.cherry_pick(_name(commit), branch, strategy=strategy)
+
+        result = self._taken("pick", way, trial, take, dice)
+        if result is None:
+            return
+        if dice.below(2) == 0 and commit.node[0] in self.ledger.heads:
+            self._merged_too(commit, trial, result)
+
+    def revert(self, where: str, dice: Dice) -> None:
+        """Take some version back; then take that back, and once more the version."""
+        head = self.ledger.head(where)
+        commits = [self.ledger.made[node] for node in sorted(head.ever) if self.ledger.made[node].parents]
+        if not commits:
+            return
+        commit = head if head.parents and dice.below(3) == 0 else dice.pick(commits)
+        number = 1 + dice.below(len(commit.parents))
+        parent = self.ledger.made[commit.parents[number - 1]]
+        given = number if commit.merged else None
+        trial = self._fork(where)
+        self.tell(f"revert {_name(commit)} on {trial}" + (f", parent {number}" if commit.merged else ""))
+
+        def take(branch: str, strategy: str | None = None) -> object:
+            return self.table.revert(_name(commit), branch, parent=given, strategy=strategy)
+
+        if commit.node == head.node:
+            if not self._done_at_once(trial, take, commit, number):
+                return
+            self._exactly(trial, parent, "revert the last")
+            self._again("revert", trial, take)
+            self.tally.done["reverted the last"] += 1
+            made: Made | None = self._made(trial, parent.snapshot, head, commit)
+        else:
+            made = self._taken("revert", Way.back(commit, parent), trial, take, dice)
+        if made is None or made.node == head.node:
+            return
+        self.tell("... then that")
+        self.table.revert(trial, trial)
+        self._exactly(trial, head, "revert the revert")
+        self.tally.done["reverted the revert"] += 1
+        self.tell("... then the version again")
+        take(trial)
+        self._exactly(trial, made, "revert again")
+
+    def _done_at_once(self, trial: str, take: Take, commit: Made, number: int) -> bool:
+        """Take the last version back, which is never refused, but for rows that only their ids could tell of."""
+        try:
+            take(trial)
+        except MergeConflictError as error:
+            if self.stable or number == 1:
+                raise
+            self._refused("revert the last", error, [Outcome(commit.snapshot)])
+            return False
+        return True
+
+    def restore(self, branch: str, dice: Dice) -> None:
+        """Go back to any version, on a branch that at times did something itself; then back again; merge it."""
+        trial, other = self._fork(branch), self._fork(branch)
+        for _ in range(dice.below(3)):
+            self.work(dice.pick(list(DEEDS)), trial, dice)
+        head = self.ledger.head(trial)
+        past = self.ledger.past(trial)
+        if not past:
+            return
+        target = self.ledger.made[dice.pick(past)]
+        number = opened(self.uri, trial).version
+        self.told.append("")
+        self.tell(f"restore {_name(target)} on {trial}")
+        self.table.restore(_name(target), trial)
+        self._exactly(trial, target, "restore")
+        far = target.node[0] != trial
+        laws.well_formed(self.table, trial, deep=dice.below(8) == 0)
+        laws.indexed(self.uri, trial, replace(target.snapshot, indices=self._indices(trial, target, head)))
+        self.tally.done["restored across a fork" if far else "restored"] += 1
+        if dice.below(2):
+            self.tell("... then merge it")
+            self.table.merge(trial, into=other)
+            laws.same(self.table, other, target.snapshot, "merge what was restored")
+            laws.well_formed(self.table, other)
+            self.tally.done["merged what was restored"] += 1
+        if opened(self.uri, trial).version == number:
+            return
+        if dice.below(2):
+            self.tell("... then take that back")
+            self.table.revert(trial, trial)
+        else:
+            self.tell("... then restore what was before")
+            self.table.restore(f"{trial}@{number}", trial)
+        self._exactly(trial, head, "take a restore back")
+
+    def tell(self, what: str) -> None:
+        """Add to the story of this trial."""
+        self.told[-1] = f"{self.told[-1]} {what}".strip()
+
+    def _fork(self, branch: str) -> str:
+        name = f"x{len(self.told)}-{len(self._forks)}"
+        self.table.create_branch(name, branch)
+        self.ledger.fork(name, self.ledger.heads[branch], branch)
+        self._forks.append(name)
+        self.tell(f"fork {name} from {branch}.")
+        return name
+
+    def _made(self, trial: str, result: Snapshot, head: Made, of: Made) -> Made:
+        """Note the newest version of a branch; the head as it was where that is still the newest."""
+        number = opened(self.uri, trial).version
+        if number == head.node[1]:
+            return head
+        node = (trial, number)
+        made = Made(
+            node=node,
+            snapshot=result,
+            within=head.within | {node},
+            ever=head.ever | {node},
+            did=of.did,
+            claims=of.claims,
+            partitions=of.partitions,
+            parents=(head.node,),
+        )
+        self.ledger.add(made)
+        return made
+
+    def _taken(self, kind: str, way: Way, trial: str, take: Take, dice: Dice) -> Made | None:
+        """Take a change over, or back, by the rules; None when it is refused."""
+        head = self.ledger.head(trial)
+        threes = way.threes(self.ledger, head)
+        outcomes = [outcome(three) for three in threes]
+        known = [known_rows(self.ledger, head, three) for three in threes]
+        if kind == "pick" and (any(known) or way.did.node in head.ever):
+            # What was done since may hide that it is there. Rows that were taken out may be meant to come again.
+            told = [outcome(with_rows(three, rows)) for three, rows in zip(threes, known, strict=True)]
+            again = way.did.node not in head.ever and any(rows.keys() - head.snapshot.rows.keys() for rows in known)
+            outcomes = [*told, *outcomes] if again or not self.stable else told
+            outcomes = [one.but(Clash("history", "picked where it is", hard=False)) for one in outcomes]
+        kept = laws.row_ids(opened(self.uri, trial)) if self.stable else {}
+        try:
+            take(trial)
+        except MergeConflictError as error:
+            self._refused(kind, error, outcomes)
+            hold(head.node[1] == opened(self.uri, trial).version, "refusal", "a version was made")
+            if dice.below(3) == 0:
+                self._decided(kind, threes[0], outcomes[0], take, trial, dice.pick([SOURCE_WINS, DEST_WINS]))
+            return None
+        result = self._outcome(kind, trial, outcomes)
+        result = replace(result, indices=self._indices(trial, way.source, head))
+        self.tally.done[kind] += 1
+        laws.well_formed(self.table, trial, deep=dice.below(8) == 0)
+        laws.indexed(self.uri, trial, result)
+        if self.stable and way.did.did not in ("overwrite", "restore", "merge"):
+            laws.lineage_kept(kept, laws.row_ids(opened(self.uri, trial)), opened(self.uri, trial).version)
+        self._again(kind, trial, take)
+        return self._made(trial, result, head, way.did)
+
+    def _outcome(self, law: str, trial: str, outcomes: Sequence[Outcome]) -> Snapshot:
+        clashes = [clash for one in outcomes for clash in one.clashes if clash.hard]
+        hold(not all(one.must_refuse for one in outcomes), f"missed conflict, {law}", f"done in spite of {clashes}")
+        return laws.same_as_one(self.table, trial, [one.result for one in outcomes if not one.must_refuse], law)
+
+    def _again(self, kind: str, trial: str, take: Take) -> None:
+        """Hold that doing the same once more makes no version."""
+        number = opened(self.uri, trial).version
+        try:
+            take(trial)
+        except MergeConflictError as error:
+            self.tally.done[f"{kind} again refused"] += 1
+            self.tally.needless_ways.append(("; ".join(map(str, error.conflicts)), "\n".join([*self.told, "again"])))
+        hold(number == opened(self.uri, trial).version, f"{kind} again", "a version was made")
+
+    def _refused(self, kind: str, error: MergeConflictError, outcomes: Sequence[Outcome]) -> None:
+        hold(bool(error.conflicts), "refusal", "no reason was given")
+        if any(one.must_refuse for one in outcomes):
+            self.tally.done[f"{kind}: conflict"] += 1
+        elif laws.one_of(outcomes).may_refuse:
+            self.tally.done[f"{kind}: refused where that is allowed"] += 1
+        else:
+            self.tally.done[f"{kind}: needless"] += 1
+            self.tally.needless_ways.append(("; ".join(map(str, error.conflicts)), "\n".join(self.told)))
+        self.tell("refused")
+
+    def _decided(self, kind: str, three: Three, ruled: Outcome, take: Take, trial: str, strategy: str) -> None:
+        """Hold that a conflict can be decided for either side."""
+        self.tell(f"... then {strategy}")
+        try:
+            take(trial, strategy)
+        except MergeConflictError as error:
+            self.tally.undecided.append((strategy, "; ".join(map(str, error.conflicts)), "\n".join(self.told)))
+            return
+        self.tally.done[f"{kind}, {strategy}"] += 1
+        since = [made.snapshot for made in (*three.source_did, *three.dest_did)]
+        unknown = any("no key" in clash.unit for clash in ruled.clashes)
+        wanted = None if unknown else resolved(three, strategy)
+        laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
+
+    def _merged_too(self, commit: Made, trial: str, picked: Made) -> None:
+        """Merge the branch that a change was picked from: the change is not made twice.
+
+        Nobody can tell that a column which was picked, or its type, is the same one: that may be refused.
+        """
+        source = commit.node[0]
+        self.tell(f"... then merge {source}")
+        plain = merges(self.ledger, self.ledger.head(source), picked)
+        outcomes = after_pick(self.ledger, self.ledger.head(source), picked, commit)
+        columns = _columns(commit) <= _columns(self.ledger.made[commit.parents[0]])
+        if not columns or any(one.clashes for one in plain):
+            outcomes = [one.but(Clash("rows", "picked", hard=False)) for one in outcomes]
+        twins = not columns and any(clash.hard for one in outcomes for clash in one.clashes if clash.kind == "column")
+        number = opened(self.uri, trial).version
+        try:
+            self.table.merge(source, into=trial)
+        except MergeConflictError as error:
+            self._refused("merge a picked one", error, outcomes)
+            hold(number == opened(self.uri, trial).version, "refusal", "a version was made")
+            return
+        if not twins:
+            self._outcome("merge a picked one", trial, outcomes if self.stable else [*outcomes, *plain])
+        laws.well_formed(self.table, trial)
+        self.tally.done["merge a picked one"] += 1
+
+    def _exactly(self, trial: str, wanted: Made, law: str) -> None:
+        """Hold that a branch is exactly what some version was, its schema included."""
+        laws.same(self.table, trial, wanted.snapshot, law)
+        laws.well_formed(self.table, trial)
+        schemas = _at(self.uri, wanted.node).schema, opened(self.uri, trial).schema
+        hold(bool(schemas[0].equals(schemas[1], check_metadata=True)), law, f"schema: {schemas[0]}, not {schemas[1]}")
+
+    def _indices(self, trial: str, source: Made, dest: Made) -> dict[str, int]:
+        return laws.indices_left(opened(self.uri, trial), source.snapshot, dest.snapshot)
+
+
+def _columns(made: Made) -> set[tuple[int, int]]:
+    return {(column.token, column.cast) for column in made.snapshot.columns}
+
+
+def _name(made: Made) -> str:
+    return f"{made.node[0]}@{made.node[1]}"
+
+
+def _at(uri: str, node: Node) -> lance.LanceDataset:
+    branch, number = node
+    return lance.dataset(uri).checkout_version((None if branch == "main" else branch, number))

@@ -1,0 +1,153 @@
+"""What a cherry-pick or a revert has to give: the rules of a merge, for the way from one version to another.
+
+That way need not start at anything the branch contains, and may lead back to what was there before. So the branch may
+lack what the base has although nobody took it out, and a column may come with values for rows that others wrote anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tests.properties.merging.oracle import expected, merges
+from tests.properties.merging.rows_model import Cell, Ledger, Made, Row, Snapshot
+from tests.properties.merging.three import Clash, Outcome, Three
+from tests.properties.mirror import KEY
+
+UNWRITTEN = Cell(None, 0)
+CLAIMED = ("partition", "table")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From one version to another: what was picked, or, going back, what is taken back."""
+
+    base: Made
+    source: Made
+    did: Made
+
+    @classmethod
+    def of(cls, commit: Made, parent: Made) -> "Way":
+        """Make the change of a version once more."""
+        return cls(parent, commit, commit)
+
+    @classmethod
+    def back(cls, commit: Made, parent: Made) -> "Way":
+        """Take the change of a version back. That claims nothing."""
+        return cls(commit, parent, replace(commit, claims=(), partitions=()))
+
+    def threes(self, ledger: Ledger, head: Made) -> list[Three]:
+        """The states of a merge into a branch; with what a restore took out as there, and as gone."""
+        base, source, dest = (_seen(one.snapshot) for one in (self.base, self.source, head))
+        source, dest = (_prepared(_matched(side, base), base) for side in (source, dest))
+        known = dict.fromkeys(((head.within, self.base.within), (head.ever, self.base.ever)))
+        return [Three(base, source, dest, [self.did], ledger.since(*pair)) for pair in known]
+
+
+def _prepared(side: Snapshot, base: Snapshot) -> Snapshot:
+    return _partly(_with_nulls(_computed(side, base), base), base)
+
+
+def outcome(three: Three) -> Outcome:
+    """Merge by the rules; a row of which no column is left has no meaning there."""
+    found = expected(three)
+    clashes = list(_unreadable(found.result))
+    return replace(found, clashes=[*found.clashes, *clashes])
+
+
+def known_rows(ledger: Ledger, head: Made, three: Three) -> dict[int, Row]:
+    """The rows that the source puts in and a branch once had, just so."""
+    there = {(uid, row.stamp) for node in head.ever for uid, row in ledger.made[node].snapshot.rows.items()}
+    new = three.source.rows.keys() - three.base.rows.keys()
+    return {uid: three.source.rows[uid] for uid in new if (uid, three.source.rows[uid].stamp) in there}
+
+
+def with_rows(three: Three, rows: Mapping[int, Row]) -> Three:
+    """Take rows as known to both sides."""
+    return replace(three, base=replace(three.base, rows={**rows, **three.base.rows}))
+
+
+def after_pick(ledger: Ledger, source: Made, picked: Made, commit: Made) -> list[Outcome]:
+    """Merge a branch into one that has the rows of one of its versions already: those are no news.
+
+    What the version claimed, the branch claims too: that contradicts nothing it did since.
+    """
+    before = ledger.made[commit.parents[0]].snapshot.rows
+    known = {uid: row for uid, row in commit.snapshot.rows.items() if uid not in before and uid in picked.snapshot.rows}
+    found = merges(ledger, source, picked, known)
+    if not commit.claims:
+        return found
+    return [
+        Outcome(one.result, [replace(clash, hard=clash.hard and clash.kind not in CLAIMED) for clash in one.clashes])
+        for one in found
+    ]
+
+
+def _unreadable(result: Snapshot) -> Sequence[Clash]:
+    key = result.by_name(KEY)
+    return [Clash("rows", f"row {uid} has no key") for uid, row in result.rows.items() if _lacks(row, key)]
+
+
+def _lacks(row: Row, key: object) -> bool:
+    return key is None or getattr(key, "token", None) not in row.cells
+
+
+def _seen(state: Snapshot) -> Snapshot:
+    """Leave out the values of columns that are not there any more."""
+    tokens = {column.token for column in state.columns}
+    rows = {
+        uid: replace(row, cells={token: cell for token, cell in row.cells.items() if token in tokens})
+        for uid, row in state.rows.items()
+    }
+    return replace(state, rows=rows)
+
+
+def _computed(side: Snapshot, base: Snapshot) -> Snapshot:
+    """Mark the columns that come with values for rows of the base."""
+    tokens = {token for uid in base.rows.keys() & side.rows.keys() for token in side.rows[uid].cells}
+    new = tokens - {column.token for column in base.columns}
+    columns = tuple(replace(one, computed=one.computed or one.token in new) for one in side.columns)
+    return replace(side, columns=columns)
+
+
+def _with_nulls(side: Snapshot, base: Snapshot) -> Snapshot:
+    """Note that a value of the base is not there yet, where the column is: nobody wrote one."""
+    tokens = {column.token for column in side.columns}
+    rows = {
+        uid: replace(row, cells={**dict.fromkeys(base.rows[uid].cells.keys() & tokens, UNWRITTEN), **row.cells})
+        if uid in base.rows
+        else row
+        for uid, row in side.rows.items()
+    }
+    return replace(side, rows=rows)
+
+
+def _partly(side: Snapshot, base: Snapshot) -> Snapshot:
+    """Mark the values that are not those of the base because some rows were written there."""
+    rows = {
+        uid: replace(
+            row, cells={token: _marked(cell, base.rows[uid].cells.get(token)) for token, cell in row.cells.items()}
+        )
+        if uid in base.rows
+        else row
+        for uid, row in side.rows.items()
+    }
+    return replace(side, rows=rows)
+
+
+def _marked(cell: Cell, was: Cell | None) -> Cell:
+    return replace(cell, partly=True) if was is not None and was.partly and was.stamp != cell.stamp else cell
+
+
+def _matched(side: Snapshot, base: Snapshot) -> Snapshot:
+    """Take columns of another start of the table for those of the base that have their names and types."""
+    keys = [state.by_name(KEY) for state in (side, base)]
+    if keys[0] is None or keys[1] is None or keys[0].token == keys[1].token:
+        return side
+    known = {(column.name, column.type): column.token for column in base.columns}
+    tokens = {column.token: known.get((column.name, column.type), column.token) for column in side.columns}
+    rows = {
+        uid: replace(row, cells={tokens[token]: cell for token, cell in row.cells.items()})
+        for uid, row in side.rows.items()
+    }
+    return replace(
+        side, rows=rows, columns=tuple(replace(column, token=tokens[column.token]) for column in side.columns)
+    )
