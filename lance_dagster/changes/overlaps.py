@@ -78,9 +78,10 @@ class Overlaps:
         for mine, claim in _claims(self.source.side):
             if _has_to_look(claim, self.dest.side) and self._matches(self.dest, claim):
                 who = makers(
-                    self.dest.side.changes, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite))
+                    self.dest.side, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite))
                 )
-                did = _did(mine, claim), f"{who} changed rows there on {self.dest.side.name}"
+                there = f" on {self.dest.side.name}" if who != self.dest.side.name else ""
+                did = _did(mine, claim), f"{who} changed rows there{there}"
                 yield _contested(_kind(claim), _scope(claim), did, claim, by_source=True)
 
     def _found_in_source(self) -> Iterator[Contested]:

@@ -139,11 +139,11 @@ class Conflict:
         return f"{self.unit}: {self.source}; {self.dest}"
 
 
-def makers(changes: Iterable[Change], select: Callable[[Change], bool]) -> str:
-    """Name who made the selected changes."""
+def makers(side: Side, select: Callable[[Change], bool]) -> str:
+    """Name who made the selected changes of a side; the side itself when none was selected."""
     named = [
         f"taking back {change.version}" if change.undone else f"{change.who} ({change.version})"
-        for change in changes
+        for change in side.changes
         if change.undone or select(change)
     ]
-    return ", ".join(dict.fromkeys(named)) or "an unknown writer"
+    return ", ".join(dict.fromkeys(named)) or side.name

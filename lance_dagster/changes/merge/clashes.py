@@ -1,6 +1,6 @@
 """Collect what both sides did to the same rows, or to rows and columns that belong together, fragment by fragment."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap
@@ -9,7 +9,7 @@ from lance_dagster.changes.conflicts import touched_fragments
 from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
 from lance_dagster.changes.merge.columns import backing, paths_of
 from lance_dagster.changes.merge.disputed import add, of_base
-from lance_dagster.changes.merge.fates import Fate
+from lance_dagster.changes.merge.fates import GONE, Fate
 from lance_dagster.changes.merge.rows import Decision, Situation
 from lance_dagster.changes.merge.schemas import MergedSchema
 from lance_dagster.changes.sides import Change, Conflict, Side, makers
@@ -121,8 +121,7 @@ class Clashes:
     def _tell_rows(self, found: Mapping[int, Decision]) -> None:
         count = sum(len(decision.clash) for decision in found.values())
         options = [name for name in BOTH if all(name in decision.options for decision in found.values())]
-        numbers = ", ".join(map(str, sorted(found)))
-        unit = f"{count} row{'s' * (count > 1)} in fragment{'s' * (len(found) > 1)} {numbers} of the merge base"
+        unit = f"{count} row{'s' * (count > 1)} {_place(found)}"
         did = [
             f"{_who_touched(side, frozenset(found))} changed or deleted them{self._sure}"
             for side in (self.source, self.dest)
@@ -167,6 +166,15 @@ class Clashes:
         return sorted(path for number, path in paths_of(self.schema.fields).items() if number in fields)
 
 
+def _place(fragments: Collection[int]) -> str:
+    """Say in which fragments of the merge base rows are; some may be in none."""
+    known = sorted(number for number in fragments if number < GONE)
+    if not known:
+        return "that the merge base does not have"
+    named = f"in fragment{'s' * (len(known) > 1)} {', '.join(map(str, known))} of the merge base"
+    return named if len(known) == len(fragments) else f"{named}, and in none"
+
+
 def _who_touched(side: Side, fragments: frozenset[int]) -> str:
     """Name who changed rows of some fragments of the merge base; all who changed rows, where that cannot be told."""
     if side.anchor is None or not side.same_ids:
@@ -179,8 +187,8 @@ def _who_touched(side: Side, fragments: frozenset[int]) -> str:
         # A fragment the merge base does not have may hold rows that were moved.
         return not touched_fragments(change.operation) <= others
 
-    return makers(side.changes, may_have)
+    return makers(side, may_have)
 
 
 def _who(side: Side, operations: tuple[type, ...]) -> str:
-    return makers(side.changes, lambda change: isinstance(change.operation, operations) or change.transaction is None)
+    return makers(side, lambda change: isinstance(change.operation, operations) or change.transaction is None)

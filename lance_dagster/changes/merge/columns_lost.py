@@ -108,8 +108,8 @@ def _made_required(base: Manifest, party: Party) -> dict[int, str]:
 
 
 def _conflict(path: str, did: str, one: Party, other: Party, *, by_source: bool) -> Conflict:
-    changer = makers(one.side.changes, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
-    writer = makers(other.side.changes, lambda change: isinstance(change.operation, Append | Update | Overwrite))
+    changer = makers(one.side, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
+    writer = makers(other.side, lambda change: isinstance(change.operation, Append | Update | Overwrite))
     told = f"{changer} {did}", f"{writer} wrote rows without that"
     source, dest = told if by_source else told[::-1]
     return Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)

@@ -312,8 +312,7 @@ class _Merger:
 
     @staticmethod
     def _who(side: Side) -> str:
-        who = makers(side.changes, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
-        return who if side.changes else side.name
+        return makers(side, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
 
 
 def _around_is_gone(base: Field, columns: Columns) -> bool:
