@@ -92,6 +92,28 @@ def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
         assert sorted(before.to_pylist(), key=str) == sorted(found.to_table(before.schema.names).to_pylist(), key=str)
 
 
+@pytest.mark.parametrize("compacted", [True, False])
+def test_an_update_is_not_picked_over_columns_it_does_not_know(table: LanceTable, *, compacted: bool) -> None:
+    """The rows would lose their values in them."""
+    table.drop_columns(["key"], branch="run")
+    updated = table.update({"value": "10"}, where="value = 1", branch="run")
+    if compacted:
+        table.compact()
+    with pytest.raises(MergeConflictError, match="column key"):
+        table.cherry_pick(str(updated))
+
+
+def test_an_update_is_not_merged_over_columns_that_were_there_before(table: LanceTable) -> None:
+    """Main had them when it took the branch in for the first time, which never had."""
+    table.add_columns({"more": "value"})
+    table.append(entries("r", 5), branch="run")
+    table.merge("run")
+    table.compact()
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    with pytest.raises(MergeConflictError, match="column more"):
+        table.merge("run")
+
+
 @pytest.mark.parametrize("stable", [True, False])
 def test_values_where_there_were_none_are_taken_back(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
     """A column of nulls has no file, and again has none."""

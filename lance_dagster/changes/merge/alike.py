@@ -56,10 +56,10 @@ def other_values(
         fates: What became of its rows.
         sides: The source and the dest.
     """
-    found = [_changed(fragment, fate, side) for fate, side in zip(fates, sides, strict=True)]
+    found = [_changed(number, fragment, fate, side) for fate, side in zip(fates, sides, strict=True)]
     shared = fates[0].alive & fates[1].alive
     if fragment is None and shared:
-        backed = [_backed(number, shared, side) for side in sides]
+        backed = [side.in_result(_backed(number, shared, side)) for side in sides]
         found = [found[0] | (backed[0] - backed[1]), found[1] | (backed[1] - backed[0])]
     return frozenset(found[0]), frozenset(found[1])
 
@@ -69,7 +69,7 @@ def _in_one_place(number: int, rows: BitMap, source: Holder, dest: Holder) -> Bi
     return BitMap(offset for offset, place in mine.items() if theirs.get(offset) == place)
 
 
-def _changed(fragment: Fragment | None, fate: Fate, side: Holder) -> set[int]:
+def _changed(number: int, fragment: Fragment | None, fate: Fate, side: Holder) -> set[int]:
     columns, changed = side.columns, set[int]()
     if fate.place is None or fragment is None or fate.moved or fate.updated:
         # Rows that moved have what was written beside them on the way.
@@ -79,10 +79,13 @@ def _changed(fragment: Fragment | None, fate: Fate, side: Holder) -> set[int]:
         changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
         # Values that were taken out again: there are nulls.
         changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
+    if side.strict and fragment is not None:
+        # A column the base does not have may have been there before any change that is looked at.
+        changed |= _backed(number, fate.moved | fate.updated, side) - columns.base_ids.keys()
     return side.in_result(changed)
 
 
 def _backed(number: int, rows: BitMap, side: Holder) -> set[int]:
-    """Return the fields of which a side has values for rows that the base does not have."""
-    holders = side.rows.holders(number, rows)
-    return side.in_result({own for one in holders for own in backing(side.rows.elsewhere[one].fragment)})
+    """Return the fields, by the side's ids, of which it has values for rows that are not where the base has them."""
+    holders = side.rows.holders(number, rows) if rows else {}
+    return {own for one in holders for own in backing(side.rows.elsewhere[one].fragment)}

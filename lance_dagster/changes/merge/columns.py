@@ -4,7 +4,7 @@ A field keeps its id as long as it is in the schema. An id that went and came ba
 schemas of all versions in between are looked at, where they still are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lance_dagster.changes.merge.matching import Matched, present
@@ -151,10 +151,20 @@ def _kept(side: Side, anchor: Manifest, matched: Matched) -> set[int]:
                 for number, named in named_fields(after).items()
                 if known.get(number) == named or _has_files_of(number, side.manifest, anchor, matched)
             }
+            kept |= _around(kept, anchor) & _around(kept, after)
         else:
             kept &= {field.id for field in after.fields}
         states[after.version] = set(kept)
     return kept & {field.id for field in side.manifest.fields}
+
+
+def _around(fields: Iterable[int], manifest: Manifest) -> set[int]:
+    """Return the fields that others lie within: they have no values of their own to be known by."""
+    parents, found = {field.id: field.parent_id for field in manifest.fields}, set[int]()
+    for number in fields:
+        while (number := parents.get(number, -1)) >= 0:
+            found.add(number)
+    return found
 
 
 def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Matched) -> bool:

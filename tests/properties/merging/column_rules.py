@@ -88,7 +88,7 @@ def column_clashes(three: Three, rows: Mapping[int, Row]) -> Iterable[Clash]:
         for column in side.columns:
             was, theirs = three.base.column(column.token), other.column(column.token)
             if was is None and theirs is None:
-                yield from _added(column, side, moved, new)
+                yield from _added(three, column, side, (moved, new))
                 yield from _added_beside_cells(three, column, other)
             if was is None or column == theirs:
                 continue
@@ -125,8 +125,11 @@ def _cast(three: Three, column: Column, side: Snapshot, other: Snapshot, moved: 
             yield Clash("column", f"cast {column.name} beside written values")
 
 
-def _added(column: Column, side: Snapshot, moved: set[int], new: set[int]) -> Iterable[Clash]:
-    if column.computed and any(uid in side.rows for uid in moved):
+def _added(three: Three, column: Column, side: Snapshot, written: tuple[set[int], set[int]]) -> Iterable[Clash]:
+    moved, new = written
+    kept = (side.rows[uid] for uid, row in three.base.rows.items() if uid in side.rows)
+    filled = column.computed or any(column.token in row.cells for row in kept)
+    if filled and any(uid in side.rows for uid in moved):
         known = any(column.token in side.rows[uid].cells for uid in moved if uid in side.rows)
         yield Clash("column", f"new {column.name} beside updated rows", hard=known)
     if not column.nullable and (new or moved):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tests.properties.merging.oracle import expected, merges
-from tests.properties.merging.rows_model import Cell, Ledger, Made, Row, Snapshot
+from tests.properties.merging.rows_model import Cell, Column, Ledger, Made, Row, Snapshot
 from tests.properties.merging.three import Clash, Outcome, Three
 from tests.properties.mirror import KEY
 
@@ -49,8 +49,17 @@ def _prepared(side: Snapshot, base: Snapshot) -> Snapshot:
 def outcome(three: Three) -> Outcome:
     """Merge by the rules; a row of which no column is left has no meaning there."""
     found = expected(three)
-    clashes = list(_unreadable(found.result))
-    return replace(found, clashes=[*found.clashes, *clashes])
+    alike = {f"cast {column.name}" for column in three.dest.columns if _is_alike(column, three.base)}
+    clashes = [
+        replace(clash, hard=False) if clash.unit.partition(" beside ")[0] in alike else clash for clash in found.clashes
+    ]
+    return replace(found, clashes=[*clashes, *_unreadable(found.result)])
+
+
+def _is_alike(column: Column, base: Snapshot) -> bool:
+    """Whether a branch gave a column by itself the type it has in the base: values of both are alike."""
+    was = base.column(column.token)
+    return was is not None and (was.name, was.type) == (column.name, column.type)
 
 
 def known_rows(ledger: Ledger, head: Made, three: Three) -> dict[int, Row]:
