@@ -84,8 +84,10 @@ def resolved(three: Three, strategy: str) -> Snapshot | None:
     if outcome.kinds <= {"rows", *maps}:
         # Rows that a replacement took out may count as its partition.
         claimed_too = any(made.claims for made in (*three.source_did, *three.dest_did))
-        in_place = any("in place" in clash.unit or "cell" in clash.unit for clash in outcome.clashes)
-        return None if claimed_too or in_place else outcome.result
+        # So may all the keys of an upsert that put one in which the other side put in too.
+        open_ones = ("in place", "cell", "inserted twice")
+        unknown = any(word in clash.unit for clash in outcome.clashes for word in open_ones)
+        return None if claimed_too or unknown else outcome.result
     if outcome.kinds <= {"partition", *maps}:
         return _partitions_won(three, outcome.result, winner)
     return None

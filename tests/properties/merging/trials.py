@@ -212,7 +212,9 @@ class Trials:
             self._refused(kind, error, outcomes)
             hold(head.node[1] == opened(self.uri, trial).version, "refusal", "a version was made")
             if dice.below(3) == 0:
-                self._decided(kind, threes[0], outcomes[0], take, trial, dice.pick([SOURCE_WINS, DEST_WINS]))
+                self._decided(
+                    kind, with_rows(threes[0], known[0]), outcomes[0], take, trial, dice.pick([SOURCE_WINS, DEST_WINS])
+                )
             return None
         result = self._outcome(kind, trial, outcomes)
         result = replace(result, indices=self._indices(trial, way.source, head))
