@@ -167,6 +167,15 @@ def test_values_on_one_side_are_not_nulls_on_the_other(table: LanceTable, filled
         table.merge("run")
 
 
+def test_a_required_column_is_not_kept_beside_rows_that_come_back(table: LanceTable) -> None:
+    """The run replaced them, and loses."""
+    table.overwrite(pa.table({"key": ["o"], "value": [9], "more": [5]}), branch="run")
+    table.set_nullable("more", nullable=False, branch="run")
+    table.rename_column("key", "name")
+    with pytest.raises(MergeConflictError, match=r"column more: .* rows it took out are brought back"):
+        table.merge("run", strategy="dest-wins")
+
+
 COMING: dict[str, Callable[[LanceTable], list[str]]] = {
     "cast, merged": lambda table: [*_cast(table), str(table.merge("run"))],
     "cast, picked": lambda table: [*_cast(table), str(table.cherry_pick("run"))],

@@ -148,6 +148,24 @@ def test_a_column_that_comes_later_finds_its_values_in_picked_rows(table: LanceT
     assert 5 == len(found)
 
 
+def test_a_column_that_comes_later_finds_its_values_in_rows_whose_update_was_picked(table: LanceTable) -> None:
+    """Both have the same new values of the other columns, from the same file."""
+    table.add_columns(pa.schema([("more", pa.int64())]))
+    updated = table.upsert(pa.table({"key": ["n"], "value": [1], "more": [10]}), on=["value"])
+    table.cherry_pick(str(updated), onto="run")
+    table.merge("main", into="run")
+    found = {row["value"]: (row["key"], row["more"]) for row in as_pylance(table, "run").to_table().to_pylist()}
+    assert {1: ("n", 10), 2: ("a", None), 3: ("b", None), 4: ("b", None)} == found
+
+
+def test_a_column_is_not_picked_twice(table: LanceTable) -> None:
+    """Though it was renamed since."""
+    added = table.add_columns({"more": "value"}, branch="run")
+    table.merge("run")
+    renamed = table.rename_column("more", "most")
+    assert renamed == table.cherry_pick(str(added))
+
+
 def test_a_row_that_comes_back_meets_itself_with_other_values(table: LanceTable) -> None:
     """It was given new values and taken out before, where it comes from."""
     table.update({"key": "'new'"}, where="value = 1", branch="run")

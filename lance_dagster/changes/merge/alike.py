@@ -30,14 +30,18 @@ class Holder:
 def told_apart(number: int, source: Holder, dest: Holder) -> tuple[Fate, Fate]:
     """Return what became of the rows of a fragment of the base on both sides.
 
-    Rows that both have with the same new values, from the same file, count as changed by the dest alone. Rows that
-    the base had deleted and both have again count as changed by both when they may have other values.
+    Rows that both have with the same new values, from the same file, count as changed by the dest alone; by the source
+    where that has values of more columns. Rows that the base had deleted and both have again count as changed by both
+    when they may have other values.
     """
     mine, theirs = source.rows.of(number), dest.rows.of(number)
     both = mine.updated & theirs.updated
-    if both:
-        same = _in_one_place(number, both, source, dest)
-        mine = replace(mine, updated=mine.updated - same, moved=mine.moved | same)
+    if both and (same := _in_one_place(number, both, source, dest)):
+        has, had = (side.in_result(_backed(number, same, side)) for side in (source, dest))
+        if has <= had:
+            mine = replace(mine, updated=mine.updated - same, moved=mine.moved | same)
+        elif had < has:
+            theirs = replace(theirs, updated=theirs.updated - same, moved=theirs.moved | same)
     if dest.strict and GONE <= number < SHARED and (back := mine.moved & theirs.moved - both):
         other = back - _in_one_place(number, back, source, dest)
         mine = replace(mine, updated=mine.updated | other, moved=mine.moved - other)

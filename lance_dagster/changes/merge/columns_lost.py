@@ -78,7 +78,8 @@ def columns_lost(
 
 def brought_back(base: Manifest, party: Party, *, by_source: bool) -> Iterator[Conflict]:
     """Find columns a side changed so that rows it took out, and that are brought back, do not fit them."""
-    for path in (*casts(party.columns, base, party.side), *_made_required(base, party).values()):
+    unfit = (*casts(party.columns, base, party.side), *_made_required(base, party).values(), *_new_required(party))
+    for path in unfit:
         told = f"{party.side.name} changed its type, or made it not null", "rows it took out are brought back"
         source, dest = told if by_source else told[::-1]
         yield Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)
@@ -105,6 +106,16 @@ def _made_required(base: Manifest, party: Party) -> dict[int, str]:
         for field in base.fields
         if field.nullable and (now := party.columns.ids.get(field.id)) is not None and not own[now].nullable
     }
+
+
+def _new_required(party: Party) -> list[str]:
+    """Return the names of columns a side added that may not be null: rows it did not write have no values there."""
+    known = party.columns.base_ids
+    return [
+        field.name
+        for field in party.side.manifest.fields
+        if field.id not in known and field.parent_id < 0 and not field.nullable
+    ]
 
 
 def _conflict(path: str, did: str, one: Party, other: Party, *, by_source: bool) -> Conflict:

@@ -211,6 +211,9 @@ class _Merger:
             # A third branch was merged into both, or both added it for rows to come.
             self._from_source[field.id] = twin.id
             return None
+        if twin is None and (renamed := self._renamed(field, by_dest)) is not None:
+            self._from_source[field.id] = renamed
+            return None
         if twin is not None:
             path = paths_of(self._all.source.manifest.fields)[field.id]
             conflict = Conflict(
@@ -245,6 +248,15 @@ class _Merger:
         return (all(filled) or self._all.crosswise) and (
             mine.items() <= theirs.items() or theirs.items() <= mine.items()
         )
+
+    def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
+        """Return the field the dest added that has its values in the same files: it took it over, and renamed it."""
+        alike = [number for number in by_dest if self._dest[number].logical_type == field.logical_type]
+        mine = _files_of(self._all.source.manifest, field.id) if alike else {}
+        found = (
+            number for number in alike if mine and _files_of(self._all.dest.manifest, number).items() >= mine.items()
+        )
+        return next(found, None)
 
     def _sides(self, field: Field, twin: Field) -> tuple[tuple[Side, int], tuple[Side, int]]:
         return (self._all.source, field.id), (self._all.dest, twin.id)

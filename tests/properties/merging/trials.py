@@ -67,6 +67,9 @@ class Trials:
         if not commits:
             return
         commit = dice.pick(new if new and dice.below(5) else commits)
+        if commit.node in head.ever and _columns(commit) - _columns(self.ledger.made[commit.parents[0]]):
+            # Whether a column that was renamed since, and has no values any more, is the one that is added is open.
+            return
         trial = self._fork(onto)
         self.tell(f"pick {_name(commit)} onto {trial}")
         parent = self.ledger.made[commit.parents[0]]
@@ -204,7 +207,10 @@ class Trials:
             told = [outcome(with_rows(three, rows)) for three, rows in zip(threes, known, strict=True)]
             again = way.did.node not in head.ever and any(rows.keys() - head.snapshot.rows.keys() for rows in known)
             outcomes = [*told, *outcomes] if again or not self.stable else told
-            outcomes = [one.but(Clash("history", "picked where it is", hard=False)) for one in outcomes]
+            there = Clash("history", "picked where it is", hard=False)
+            outcomes = [one.but(there) for one in outcomes]
+            if way.did.node in head.ever:
+                outcomes.append(Outcome(head.snapshot, [there]))
         kept = laws.row_ids(opened(self.uri, trial)) if self.stable else {}
         try:
             take(trial)
