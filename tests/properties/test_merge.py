@@ -1,13 +1,11 @@
 """Random histories of two branches, merged twice, against a model of rows.
 
-Every row has a value of its own, so a table is a set of values. A value knows its key, which stands for its partition,
-and the commit that added it, which stands for its fragment. The model says what a merge has to give, or that it has to
-be refused; the rules are those at the top of `lance_dagster.changes.merge`:
+Every row has a value of its own, so a table is a set of values. A value knows its key, which stands for its partition.
+The model says what a merge has to give, or that it has to be refused:
 
 * both sides claim a partition, and one of them claims to have replaced it;
 * one side replaced the whole table, and the other did anything;
-* a claim does not name partitions, and the other side's new rows match it;
-* both sides took rows out of the same fragment, whatever their partitions.
+* a claim does not name partitions, and rows the other side put in or took out match it.
 """
 
 import uuid
@@ -54,9 +52,9 @@ class Action:
 
 @dataclass(slots=True)
 class Side:
-    """A branch in the model: its rows by value, as key and fragment, and what was done to it."""
+    """A branch in the model: its rows' keys by value, and what was done to it."""
 
-    rows: dict[int, tuple[str, int]] = field(default_factory=dict)
+    rows: dict[int, str] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
 
     def copy(self) -> "Side":
@@ -67,10 +65,9 @@ class Side:
         """Apply an action; returns the rows it adds."""
         self.actions.append(action)
         if action.exclusive:
-            self.rows = {value: row for value, row in self.rows.items() if not action.claims(row[0])}
+            self.rows = {value: key for value, key in self.rows.items() if not action.claims(key)}
         new = {next(values): key for key in action.added}
-        fragment = min(new, default=0)
-        self.rows.update({value: (key, fragment) for value, key in new.items()})
+        self.rows.update(new)
         return new
 
 
@@ -111,9 +108,8 @@ def clashes(base: Side, source: Side, dest: Side, *, theirs: Sequence[Action]) -
     """Whether the model refuses to merge what the source did since `base` with what the dest did on its own."""
     return (
         any(_name_the_same(mine, other) for mine in source.actions for other in theirs)
-        or _found(source.actions, theirs, dest.rows.keys() - base.rows.keys() - source.rows.keys(), dest)
-        or _found(theirs, source.actions, source.rows.keys() - base.rows.keys() - dest.rows.keys(), source)
-        or bool(_lost_from(base, source) & _lost_from(base, dest))
+        or _found(source.actions, theirs, _touched(base, dest, beside=source))
+        or _found(theirs, source.actions, _touched(base, source, beside=dest))
     )
 
 
@@ -125,9 +121,14 @@ def _name_the_same(mine: Action, other: Action) -> bool:
     return mine.named and other.named and not set(mine.keys).isdisjoint(other.keys)
 
 
-def _found(claiming: Sequence[Action], others: Sequence[Action], new: set[int], side: Side) -> bool:
-    """Whether a claim that cannot be compared by name meets new rows of the other side."""
-    keys = {side.rows[value][0] for value in new}
+def _touched(base: Side, side: Side, *, beside: Side) -> set[str]:
+    """The keys of rows that a side alone put in, and of those it took out."""
+    new = side.rows.keys() - base.rows.keys() - beside.rows.keys()
+    return {side.rows[value] for value in new} | {base.rows[value] for value in base.rows.keys() - side.rows.keys()}
+
+
+def _found(claiming: Sequence[Action], others: Sequence[Action], keys: set[str]) -> bool:
+    """Whether a claim that cannot be compared by name meets rows the other side put in or took out."""
     return any(
         any(mine.claims(key) for key in keys)
         for mine in claiming
@@ -135,12 +136,7 @@ def _found(claiming: Sequence[Action], others: Sequence[Action], new: set[int], 
     )
 
 
-def _lost_from(base: Side, side: Side) -> set[int]:
-    """The fragments of the base that a side took rows out of."""
-    return {fragment for value, (_, fragment) in base.rows.items() if value not in side.rows}
-
-
-def merged(base: Side, source: Side, dest: Side) -> dict[int, tuple[str, int]]:
+def merged(base: Side, source: Side, dest: Side) -> dict[int, str]:
     """Rows of the base that both kept, and what either added."""
     everything = base.rows | source.rows | dest.rows
     return {
@@ -176,7 +172,7 @@ def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *
 
 def rows_of(side: Side) -> list[tuple[str, int]]:
     """The rows of the model as the table gives them."""
-    return sorted((key, value) for value, (key, _) in side.rows.items())
+    return sorted((key, value) for value, key in side.rows.items())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

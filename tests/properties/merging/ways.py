@@ -53,7 +53,16 @@ def outcome(three: Three) -> Outcome:
     clashes = [
         replace(clash, hard=False) if clash.unit.partition(" beside ")[0] in alike else clash for clash in found.clashes
     ]
-    return replace(found, clashes=[*clashes, *_unreadable(found.result)])
+    return Outcome(_without_unwritten(found.result), [*clashes, *_unreadable(found.result)])
+
+
+def _without_unwritten(state: Snapshot) -> Snapshot:
+    """Leave out what stands for a value that nobody wrote."""
+    rows = {
+        uid: replace(row, cells={token: cell for token, cell in row.cells.items() if cell.stamp != UNWRITTEN.stamp})
+        for uid, row in state.rows.items()
+    }
+    return replace(state, rows=rows)
 
 
 def _is_alike(column: Column, base: Snapshot) -> bool:
