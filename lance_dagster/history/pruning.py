@@ -7,7 +7,7 @@ as well, nothing comes twice; else the record is what tells.
 from collections.abc import Mapping
 
 from lance_dagster.changes.row_spaces import Translation
-from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MERGED_PREFIX, OF_MERGES, SQUASHED_PREFIX
 from lance_dagster.history.lineage import Lineage, lineage_of, merge_base
@@ -53,11 +53,8 @@ def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Vers
             return set()
         other = lineage_of(head, refs)
         base = merge_base(other, dest, refs, versions)
-    except RefNotFoundError:
-        # Deleted since the branches were listed.
-        return set()
-    except VersionNotFoundError:
-        # The merge base was cleaned up, so nobody knows what it has.
+    except (NotFoundError, InvalidInputError):
+        # Deleted meanwhile, or what both have in common is gone: nobody knows, and a merge does not fail for that.
         return gone
     return {branch_id for branch_id in gone if _brings(branch_id, other, base)}
 
