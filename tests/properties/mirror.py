@@ -213,7 +213,7 @@ class Line:
 
 
 def merged(ours: Snapshot, theirs: Snapshot, found: Collection[int]) -> Snapshot:
-    """What a merge of the first into the second has to give, if it is not refused.
+    """What a merge of the first into the second has to give, if it is not refused; both have the same columns.
 
     A row that was gone on both sides and came back on one stays; one that the other side took out only later goes.
     Stamps do not tell which it was, so there it holds what was found.
@@ -229,11 +229,7 @@ def merged(ours: Snapshot, theirs: Snapshot, found: Collection[int]) -> Snapshot
             assert key not in rows, f"both sides changed row {key}, and the merge was not refused"
             own = ours.rows[key]
             rows[key] = Row(cells=own.cells, stamp=stamp, born=own.born)
-    known = replace(theirs, rows=rows, ever=theirs.ever | ours.ever)
-    if ours.columns == theirs.columns or rows == theirs.rows != {}:
-        return known
-    assert not rows.keys() & theirs.rows.keys(), "rows of two schemas were merged"
-    return replace(known, columns=ours.columns, indices={})
+    return replace(theirs, rows=rows, ever=theirs.ever | ours.ever)
 
 
 def new_row(cells: Mapping[int, Cell]) -> Row:

