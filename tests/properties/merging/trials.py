@@ -201,7 +201,8 @@ class Trials:
         head = self.ledger.head(trial)
         threes = way.threes(self.ledger, head)
         outcomes = [outcome(three) for three in threes]
-        known = [known_rows(self.ledger, head, three) for three in threes]
+        # Taking back a replacement is to bring back what the branch had; a pick brings it only where it is not gone.
+        known = [known_rows(self.ledger, head, three) if kind == "pick" else {} for three in threes]
         if kind == "pick" and (any(known) or way.did.node in head.ever):
             # What was done since may hide that it is there. Rows that were taken out may be meant to come again.
             told = [outcome(with_rows(three, rows)) for three, rows in zip(threes, known, strict=True)]
