@@ -8,7 +8,7 @@ from lance_dagster.format.transaction import MESSAGE
 from lance_dagster.history.versions import Version
 from lance_dagster.table import picking
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.picking import Picking
+from lance_dagster.table.ways import Picking
 
 
 class Undoing(Facade):
