@@ -15,6 +15,7 @@ from lance_dagster.format.transaction import (
     REVERTED,
     REVERTED_TO,
     Clone,
+    Operation,
     ReserveFragments,
     Restore,
     Rewrite,
@@ -75,8 +76,11 @@ def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
         InvalidInputError: The branch never had that version.
     """
     head = parts.head(branch)
+    if _says(head, RESTORED, to):
+        return head
     if to.branch == branch:
-        return head if to.number == head.number else submit(parts, head, Restore(version=to.number), how.properties)
+        same = head.number == to.number or _operation(head) == Restore(version=to.number)
+        return head if same else submit(parts, head, Restore(version=to.number), how.properties)
     target = lineage_of(to, parts.refs)
 
     def way(head: State) -> Way:
@@ -97,7 +101,11 @@ def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
 
 def _changes_no_row(commit_: State) -> bool:
     """Tell whether a version only wrote rows elsewhere."""
-    return commit_.transaction is not None and isinstance(commit_.transaction.operation, Rewrite | ReserveFragments)
+    return isinstance(_operation(commit_), Rewrite | ReserveFragments)
+
+
+def _operation(of: State) -> Operation | None:
+    return of.transaction.operation if of.transaction is not None else None
 
 
 def _standing(parts: Parts, commit_: State, head: State, to: State | None) -> State:
@@ -144,7 +152,7 @@ def _parent(parts: Parts, of: State, number: int | None) -> State:
         InvalidInputError: There is none, there are two and none was chosen, or there is no such one.
     """
     parents = parts.versions.describe(of).parents
-    if not parents or (of.transaction is not None and isinstance(of.transaction.operation, Clone)):
+    if not parents or isinstance(_operation(of), Clone):
         raise InvalidInputError(f"{of} of {parts.uri} changed nothing: it is where a table or branch begins")
     if number is None and len(parents) > 1:
         raise InvalidInputError(

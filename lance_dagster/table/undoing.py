@@ -79,6 +79,8 @@ class Undoing(Facade):
     ) -> Version:
         """Make an older version of a branch its newest one; what came after stays in the log.
 
+        A branch that was restored to that version just now is left as it is.
+
         Args:
             ref: The version to go back to: one of that branch, or of those it was forked from, before that.
             branch: The branch.

@@ -214,12 +214,16 @@ def test_what_was_picked_is_not_doubled_by_a_merge(table: LanceTable) -> None:
 
 
 def test_a_branch_goes_back_to_an_older_version(table: LanceTable) -> None:
-    """As a version of its own; the newest one is left as it is."""
+    """As a version of its own; the newest one is left as it is, and so is one that was restored just now."""
     table.delete("key = 'a'")
     restored = table.restore("main@3")
     assert ("Restore", "restore main@3") == (restored.operation, restored.message)
     assert BEFORE == contents(table)
-    assert str(restored) == str(table.restore("main"))
+    assert restored == table.restore("main")
+    assert restored == table.restore("main@3")
+    table.delete("key = 'a'")
+    assert restored.number + 2 == table.restore("main@3").number
+    assert BEFORE == contents(table)
 
 
 LONGER: dict[str, Callable[[LanceTable, str], object]] = {
@@ -245,10 +249,11 @@ def test_a_branch_goes_back_behind_its_fork(table: LanceTable, first: str, secon
     LONGER[first](table, "main")
     table.create_branch("fix")
     LONGER[second](table, "fix")
-    table.restore(str(target), "fix")
+    restored = table.restore(str(target), "fix")
     assert BEFORE == contents(table, "fix")
     assert schema == table.schema("fix")
     sound(table, "fix")
+    assert restored == table.restore(str(target), "fix")
     table.merge("fix")
     assert BEFORE == contents(table)
     assert schema == table.schema()
