@@ -138,13 +138,16 @@ class Assembly:
         )
         known = ids[ids < np.uint64(self.dest.side.next_row_id)]
         twice = len(ids) - len(np.unique(ids))
+        if not len(known):
+            return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
-        for number in {*self.dest.others, *places, *self.draft.revived} if len(known) else ():
-            fragment = present(self.dest.side, number)
-            left = self.deleted(self.dest.side, fragment) - self.draft.revived.get(number, BitMap())
-            there = _live_ids(fragment, left | self.draft.masked.get(number, BitMap()), "the dest")
-            twice += int(np.isin(there, known).sum())
-        return twice
+        there = [self._ids_left(number) for number in {*self.dest.others, *places, *self.draft.revived}]
+        return twice + int(np.isin(np.concatenate([known[:0], *there]), known).sum())
+
+    def _ids_left(self, number: int) -> U64Array:
+        fragment = present(self.dest.side, number)
+        gone = self.deleted(self.dest.side, fragment) - self.draft.revived.get(number, BitMap())
+        return _live_ids(fragment, gone | self.draft.masked.get(number, BitMap()), "the dest")
 
     def _in_same_files(self, added: Sequence[Brought]) -> int:
         """Count the rows that are alive in the same file on the dest: it has them by a way that nothing tells of."""
