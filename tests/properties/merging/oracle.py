@@ -8,7 +8,7 @@ A conflict is `hard` when merging would lose or double something, or answer with
 where the rules let a program refuse that knows less than this model; then what is merged has to be `Outcome.result`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tests.properties.merging.claim_rules import claim_clashes, claimed
@@ -59,12 +59,25 @@ def merges(ledger: Ledger, source: Made, dest: Made, known: Mapping[int, Row] | 
             found.append(Outcome(dest.snapshot))
             continue
         found += [
-            expected(Three(base, source.snapshot, dest.snapshot, did, others))
-            for base in (
-                replace(one.snapshot, rows={**(known or {}), **one.snapshot.rows}) for one in ledger.bases(mine, theirs)
+            expected(
+                Three(replace(base, rows={**(known or {}), **base.rows}), source.snapshot, dest.snapshot, did, others)
             )
+            for base in _bases(ledger, ledger.bases(mine, theirs))
         ]
     return found
+
+
+def _bases(ledger: Ledger, best: Sequence[Made]) -> Sequence[Snapshot]:
+    """The one state that several merge bases make together; each of them where they contradict each other."""
+    joined, within = best[0].snapshot, best[0].within
+    for other in best[1:]:
+        below = ledger.bases(within, other.within)
+        did = ledger.since(other.within, within), ledger.since(within, other.within)
+        both = expected(Three(below[0].snapshot, other.snapshot, joined, *did))
+        if len(below) > 1 or both.clashes:
+            return [one.snapshot for one in best]
+        joined, within = both.result, within | other.within
+    return [joined]
 
 
 def resolved(three: Three, strategy: str) -> Snapshot | None:
