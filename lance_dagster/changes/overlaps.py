@@ -9,7 +9,7 @@ from lance_dagster.changes.claims import APPEND, OVERWRITE, UPSERT, Claim
 from lance_dagster.changes.sides import Change, Conflict, Matching, Side, makers
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import Rewrite
+from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
 
 Rows = Mapping[int, BitMap]
 """Offsets by fragment."""
@@ -40,6 +40,11 @@ class Work:
     gone: Rows
     columns: bool
 
+    @property
+    def nothing(self) -> bool:
+        """Whether the side ended where it began."""
+        return not (self.written or self.gone or self.columns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlaps:
@@ -60,8 +65,8 @@ class Overlaps:
 
     def _named(self) -> Iterator[Contested]:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
-        for mine, claim in _claims(self.source.side):
-            for theirs, other in _claims(self.dest.side):
+        for mine, claim in _standing(self.source):
+            for theirs, other in _standing(self.dest):
                 if not (claim.exclusive or other.exclusive):
                     continue
                 did = _did(mine, claim), _did(theirs, other)
@@ -116,6 +121,21 @@ def _contested(kind: str, unit: str, did: tuple[str, str], claim: Claim, *, by_s
 
 def _claims(side: Side) -> Iterator[tuple[Change, Claim]]:
     return ((change, claim) for change in side.changes for claim in change.claims)
+
+
+def _standing(work: Work) -> Iterator[tuple[Change, Claim]]:
+    """Return what a side claims, where it did not take everything back: nothing there is a claim of its own."""
+    back = work.nothing and any(_takes_back(change) for change in work.side.changes)
+    return (
+        (change, claim) for change, claim in _claims(work.side) if not (work.nothing and (back or not claim.exclusive))
+    )
+
+
+def _takes_back(change: Change) -> bool:
+    of = change.transaction
+    return of is not None and (
+        isinstance(of.operation, Restore) or not of.properties.keys().isdisjoint((REVERTED, RESTORED))
+    )
 
 
 def _has_to_look(claim: Claim, other: Side) -> bool:

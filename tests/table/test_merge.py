@@ -303,6 +303,41 @@ def test_a_table_overwritten_on_one_side_tolerates_nothing_on_the_other(
     refused(table)
 
 
+TAKEN_BACK: dict[str, Callable[[LanceTable, str], object]] = {
+    "restore": lambda table, branch: table.restore(str(table.head(branch)) + "~1", branch),
+    "revert": lambda table, branch: table.revert(branch, branch),
+    "delete": lambda table, branch: table.delete("key = 'z'", branch=branch),
+}
+
+
+@pytest.mark.parametrize("other", ["all rows", "its partition"])
+@pytest.mark.parametrize("back", TAKEN_BACK)
+@pytest.mark.parametrize("replacing", ["run", "main"])
+def test_rows_that_were_taken_back_are_in_the_way_of_nobody(
+    table: LanceTable, back: str, replacing: str, other: str
+) -> None:
+    """Where a side ended counts, not how it came there."""
+    wavering = "main" if replacing == "run" else "run"
+    add(table, "z", 1, branch=wavering)
+    TAKEN_BACK[back](table, wavering)
+    if other == "all rows":
+        table.overwrite(entries("o", 1), branch=replacing)
+    else:
+        replace(table, "z", 5, branch=replacing)
+    wanted = contents(table, replacing)
+    table.merge("run")
+    assert wanted == contents(table)
+
+
+def test_two_empty_replacements_contradict_each_other(tmp_path: Path) -> None:
+    """Both say which rows there are, though one says that there are none."""
+    table = LanceTable.create(tmp_path / "empty", entries("a", 1).schema)
+    table.create_branch("run")
+    table.overwrite(entries("a").slice(0, 0), branch="run")
+    table.overwrite(entries("b", 1))
+    assert ["the whole table"] == units(refused(table))
+
+
 def test_a_table_without_row_ids_can_be_merged(tmp_path: Path) -> None:
     """Appends and replaces need none."""
     uri = str(tmp_path / "addresses")
@@ -597,6 +632,9 @@ def test_a_side_that_was_cleaned_up_is_refused(table: LanceTable, cleaned: str, 
     as_pylance(table, cleaned).cleanup_old_versions(retain_versions=1)
     again = LanceTable.open(table.uri)
     assert f"it was cleaned up on {cleaned}@6, and with it whether it replaced rows" in str(refused(again))
+    for everything in ("source-wins", "dest-wins", {"*": "source-wins"}):
+        with pytest.raises(MergeConflictError, match="a strategy for 'history' says that it was nothing"):
+            again.merge("run", strategy=everything)
     again.merge("run", strategy={"history": "source-wins"})
     assert [("c", 1), ("c", 2), ("c", 3), ("d", 1)] == contents(again)[4:]
 

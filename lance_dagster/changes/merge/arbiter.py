@@ -10,12 +10,12 @@ from lance_dagster.errors import InvalidInputError
 
 SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
 BOTH = (SOURCE_WINS, DEST_WINS)
-EVERYTHING = "*"
-KINDS = ("rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", "history")
+EVERYTHING, HISTORY = "*", "history"
+KINDS = ("rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", HISTORY)
 Strategy = str | Mapping[str, str] | None
 """One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}.
 
-Under "*" is that of all others.
+Under "*" is that of all others. Of what was cleaned up, only one for "history" says that it was nothing.
 """
 
 
@@ -70,7 +70,10 @@ class Arbiter:
             self.disputes.setdefault(conflict, []).append(rows)
 
     def winner(self, kind: str, unit: str) -> str | None:
-        """Return the strategy given for a unit, else for its kind, else for everything."""
-        if self.strategy is None or isinstance(self.strategy, str):
-            return self.strategy
-        return self.strategy.get(unit, self.strategy.get(kind, self.strategy.get(EVERYTHING)))
+        """Return the strategy given for a unit, else for its kind, else for everything that both sides did.
+
+        Where nobody knows what a side did, a strategy for everything does not say who is to lose it.
+        """
+        strategy = self.strategy if isinstance(self.strategy, Mapping) else {EVERYTHING: self.strategy}
+        others = strategy.get(EVERYTHING) if kind != HISTORY else None
+        return strategy.get(unit, strategy.get(kind, others))

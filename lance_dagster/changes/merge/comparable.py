@@ -55,12 +55,12 @@ def unlike_columns(source: Side, dest: Side, paths: Iterable[str]) -> Iterator[C
 
 
 def gaps(source: Side, dest: Side) -> Iterator[Conflict]:
-    """Find versions that were cleaned up, and with them what they claimed: a strategy says that it was nothing."""
+    """Find versions that were cleaned up with what they claimed: a strategy for these says that it was nothing."""
     for side in (source, dest):
         for change in side.changes:
             if change.transaction is None:
                 told = f"it was cleaned up on {side.name}, and with it whether it replaced rows"
-                other = "cannot be held against that; strategy={'history': 'source-wins'} goes on without"
+                other = "cannot be held against that; a strategy for 'history' says that it was nothing"
                 did = (told, other) if side is source else (other, told)
                 yield Conflict(kind="history", unit=f"version {change.version}", source=did[0], dest=did[1])
 

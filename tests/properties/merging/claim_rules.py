@@ -20,14 +20,14 @@ def claim_clashes(three: Three) -> Iterable[Clash]:
         for made in did:
             for claim in made.claims:
                 if claim.whole:
+                    if not _differs(three.base, other) and (restored or not any(one.claims for one in others)):
+                        continue
                     yield Clash("table", claim.what, hard=_differs(three.base, other) and _differs(three.base, side))
                     continue
                 yield from claimed(three, claim, side, other, hard=not restored)
                 yield from _deleted_there(three, claim, other)
                 if any(set(claim.partitions) & set(one.partitions) for one in others):
                     yield Clash("partition", claim.what, hard=False)
-        if any(made.did == "restore" for made in did):
-            yield Clash("table", "restored", hard=False)
 
 
 QUIET = {"config", "metadata", "index", "drop index", "optimize", "compact", "merge"}

@@ -6,6 +6,8 @@ from dataclasses import replace
 from tests.properties.merging.rows_model import Column, Row, Snapshot
 from tests.properties.merging.three import SOURCE_WINS, Clash, Three, inserted, moved_by, rewritten
 
+BESIDE_UPDATED = "beside updated rows"
+
 
 def merged_columns(three: Three, clashes: list[Clash], strategy: str | None) -> list[Column]:
     """Decide about every column, and note the conflicts."""
@@ -125,12 +127,25 @@ def _cast(three: Three, column: Column, side: Snapshot, other: Snapshot, moved: 
             yield Clash("column", f"cast {column.name} beside written values")
 
 
+def is_beside(clash: Clash) -> bool:
+    """Whether rows were updated without a column that the other side filled."""
+    return clash.unit.startswith("new ") and clash.unit.endswith(BESIDE_UPDATED)
+
+
+def beside_updated(three: Three, side: Snapshot, other: Snapshot) -> set[int]:
+    """The rows that one side updated without a new column of the other side."""
+    moved = moved_by(three.base, other, beside=side)
+    new = (one for one in side.columns if three.base.column(one.token) is None and other.column(one.token) is None)
+    clashes = [clash for column in new for clash in _added(three, column, side, (moved, set()))]
+    return {uid for uid in moved if uid in side.rows} if any(map(is_beside, clashes)) else set()
+
+
 def _added(three: Three, column: Column, side: Snapshot, written: tuple[set[int], set[int]]) -> Iterable[Clash]:
     moved, new = written
     kept = (side.rows[uid] for uid, row in three.base.rows.items() if uid in side.rows)
     filled = column.computed or any(column.token in row.cells for row in kept)
     if filled and any(uid in side.rows for uid in moved):
         known = any(column.token in side.rows[uid].cells for uid in moved if uid in side.rows)
-        yield Clash("column", f"new {column.name} beside updated rows", hard=known)
+        yield Clash("column", f"new {column.name} {BESIDE_UPDATED}", hard=known)
     if not column.nullable and (new or moved):
         yield Clash("column", f"new {column.name} without nulls beside new rows")

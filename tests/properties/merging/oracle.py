@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tests.properties.merging.claim_rules import claim_clashes, claimed
-from tests.properties.merging.column_rules import column_clashes, merged_columns
+from tests.properties.merging.column_rules import beside_updated, column_clashes, is_beside, merged_columns
 from tests.properties.merging.row_rules import merged_rows
 from tests.properties.merging.rows_model import Column, Ledger, Made, Row, Snapshot
-from tests.properties.merging.three import SOURCE_WINS, Clash, Outcome, Three, touched
+from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Clash, Outcome, Three, touched
 
 
 def expected(three: Three, strategy: str | None = None) -> Outcome:
@@ -103,7 +103,20 @@ def resolved(three: Three, strategy: str) -> Snapshot | None:
         return None if claimed_too or unknown else outcome.result
     if outcome.kinds <= {"partition", *maps}:
         return _partitions_won(three, outcome.result, winner)
+    if outcome.kinds <= {"column", *maps} and all(
+        is_beside(clash) for clash in outcome.clashes if clash.kind not in maps
+    ):
+        return _rows_won(three, outcome.result, strategy)
     return None
+
+
+def _rows_won(three: Three, merged: Snapshot, strategy: str) -> Snapshot:
+    """Rows that one side updated without a column that the other one filled: as the winner has them."""
+    rows = dict(merged.rows)
+    for side, other, wins in ((three.source, three.dest, SOURCE_WINS), (three.dest, three.source, DEST_WINS)):
+        for uid in beside_updated(three, side, other):
+            rows[uid] = (side if strategy == wins else other).rows[uid]
+    return replace(merged, rows=rows)
 
 
 def _partitions_won(three: Three, merged: Snapshot, winner: Snapshot) -> Snapshot | None:
