@@ -1,6 +1,7 @@
 """What a fragment has to be true to: the schema, its row count, its sequences, the base paths that are there."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -95,8 +96,8 @@ def check_fragment(fragment: Fragment, context: Context) -> Iterator[Problem]:
 def _check_file(file: DataFile, fragment: int, context: Context) -> Iterator[Problem]:
     if file.base_id is not None and file.base_id not in context.base_ids:
         yield _no_base(file.base_id, file.path, fragment)
-    columns = [column for column in file.column_indices if column >= 0]
-    for column in sorted({column for column in columns if columns.count(column) > 1}):
+    columns = Counter(column for column in file.column_indices if column >= 0)
+    for column in sorted(column for column, count in columns.items() if count > 1):
         yield Problem(
             what=f"two fields are said to be in column {column} of the file",
             right="each field has a column of its own",

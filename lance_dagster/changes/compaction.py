@@ -44,8 +44,11 @@ def _worn(fragment: Fragment, deleted_share: float) -> bool:
 def _bins(run: Sequence[Fragment], target_rows: int) -> Iterator[Group]:
     """Cut a run of neighbours wherever the target is reached."""
     bins: list[list[Fragment]] = [[]]
+    rows = 0
     for fragment in run:
-        if sum(other.rows for other in bins[-1]) >= target_rows:
+        if rows >= target_rows:
             bins.append([])
+            rows = 0
         bins[-1].append(fragment)
+        rows += fragment.rows
     yield from map(tuple, bins)

@@ -151,10 +151,13 @@ class Translation:
         """Translate ids; returns those of the other version, and for which of them there is one."""
         translated = np.zeros_like(ids)
         known = np.zeros(len(ids), np.bool_)
-        for start, end, there in self.stretches:
-            inside = (ids >= np.uint64(start)) & (ids < np.uint64(end))
+        order = np.argsort(ids, kind="stable")
+        bounds = np.array([stretch[:2] for stretch in self.stretches], np.uint64).reshape(-1, 2)
+        places = np.searchsorted(ids, bounds, sorter=order)
+        for (start, _, there), (first, last) in zip(self.stretches, places.tolist(), strict=True):
+            inside = order[first:last]
             translated[inside] = ids[inside] - np.uint64(start) + np.uint64(there)
-            known |= inside
+            known[inside] = True
         return translated, known
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from lance_dagster.changes.merge.fates import GONE
 from lance_dagster.changes.sides import Conflict, Side
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import OF_PICKS, DataOverlay, Restore, UpdateMemWalState
@@ -33,6 +34,9 @@ def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> I
     if _first_generation(one) != _first_generation(other):
         has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
         yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
+    if base.fragments.ids and max(base.fragments.ids) >= GONE:
+        told = f"{source.name} and {dest.name} have fragments with ids from {GONE} on"
+        yield Conflict(kind="history", unit="fragment ids", source=told, dest="their rows cannot be told apart")
     yield from _unknown(source, dest)
 
 

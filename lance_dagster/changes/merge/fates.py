@@ -8,6 +8,7 @@ are replayed: a compaction keeps the order of its rows, an update leaves no trac
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from pyroaring import BitMap
@@ -29,7 +30,7 @@ INSERTED = -1
 """Stands in `Elsewhere.addresses` for a row that the merge base does not have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Elsewhere:
     """Rows of a fragment that are not where the base has them.
 
@@ -59,25 +60,33 @@ class Elsewhere:
         """Return, by fragment of the base, the offsets there of the live rows moved and of those updated."""
         live = np.zeros(len(self.addresses), np.bool_)
         live[np.array(self.live, np.int64)] = True
-        known = live & (self.addresses != INSERTED)
-        fragments = self.addresses >> OFFSET_BITS
         wanted = set(base_ids)
         found: dict[int, tuple[BitMap, BitMap]] = {}
-        for number in np.unique(fragments[known]).tolist():
-            if number in wanted or number >= GONE:
-                here = known & (fragments == number)
-                found[number] = (
-                    _offsets(self.addresses[here & ~self.updated]),
-                    _offsets(self.addresses[here & self.updated]),
-                )
+        for number, rows in self._by_fragment.items():
+            here = rows[live[rows]]
+            if len(here) and (number in wanted or number >= GONE):
+                updated = self.updated[here]
+                found[number] = _offsets(self.addresses[here[~updated]]), _offsets(self.addresses[here[updated]])
         return found
 
     def at(self, base_id: int, offsets: BitMap) -> BitMap:
         """Return the offsets here of rows given by their offsets in a fragment of the base."""
-        mine = np.flatnonzero((self.addresses >> OFFSET_BITS == base_id) & (self.addresses != INSERTED))
+        mine = self._by_fragment.get(base_id)
+        if mine is None:
+            return BitMap()
         there = self.addresses[mine] & (2**OFFSET_BITS - 1)
         wanted = np.isin(there, np.array(offsets, np.int64))
         return BitMap(mine[wanted].tolist()) & self.live
+
+    @cached_property
+    def _by_fragment(self) -> dict[int, Addresses]:
+        """By fragment of the base the offsets here of its rows: one compaction may have those of thousands."""
+        known = np.flatnonzero(self.addresses != INSERTED)
+        numbers = self.addresses[known] >> OFFSET_BITS
+        order = np.argsort(numbers, kind="stable")
+        starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+        parts = np.split(known[order], starts[1:]) if len(starts) else []
+        return dict(zip(numbers[order][starts].tolist(), parts, strict=True))
 
     def _live_where(self, condition: Flags) -> BitMap:
         return BitMap(np.flatnonzero(condition).tolist()) & self.live
