@@ -33,9 +33,9 @@ LAST_FRAGMENT_ID, LAST_ROW_ID = 2**32 - 1, 2**64 - 1
 _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
 
 
-def empty_manifest(fields: Sequence[Field], file_version: str, *, stable_row_ids: bool = True) -> Manifest:
-    """Return what a table is before its first version: no rows."""
-    flags = int(Flag.STABLE_ROW_IDS) if stable_row_ids else 0
+def empty_manifest(fields: Sequence[Field], file_version: str) -> Manifest:
+    """Return what a table with stable row ids is before its first version: no rows."""
+    flags = int(Flag.STABLE_ROW_IDS)
     return Manifest(version=0, fields=tuple(fields), file_version=file_version, reader_flags=flags, writer_flags=flags)
 
 

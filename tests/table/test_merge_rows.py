@@ -1,5 +1,6 @@
 """Merging rows that were updated, moved, deleted or brought back: on either side, with and without stable row ids."""
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
-from lance_dagster.format.transaction import Restore, Transaction
+from lance_dagster.format.transaction import ReserveFragments, Restore, Transaction
 from tests.ledger import Rows, as_pylance, contents, entries, new_table
 
 BEFORE: Rows = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5), ("b", 6)]
@@ -323,3 +324,17 @@ def test_with_row_ids_a_version_that_is_gone_is_no_obstacle(stable: LanceTable) 
     stable.merge("run", strategy={"history": "source-wins"})
     assert [("a", 2), ("a", 3), ("a", 10), ("b", 4), ("b", 6), ("b", 50)] == contents(stable)
     sound(stable)
+
+
+def test_fragment_ids_that_stand_for_other_things_are_refused(stable: LanceTable) -> None:
+    """From 2^30 on, what a merge notes about rows says something else: a deleted row would come back."""
+    reserved = Transaction(
+        read_version=stable.head().number, uuid=str(uuid.uuid4()), operation=ReserveFragments(count=2**30)
+    )
+    stable.commit(reserved)
+    stable.append(entries("n", 7, 8))
+    stable.create_branch("late")
+    stable.delete("value = 7", branch="late")
+    stable.delete("value = 8")
+    with pytest.raises(MergeConflictError, match="fragments with ids from 1073741824 on"):
+        stable.merge("late")

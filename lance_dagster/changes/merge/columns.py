@@ -4,7 +4,7 @@ A field keeps its id as long as it is in the schema. An id that went and came ba
 schemas of all versions in between are looked at, where they still are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lance_dagster.changes.merge.matching import Matched, present
@@ -112,17 +112,27 @@ def _corresponding(
                 pairs = zip(file.fields, same.fields, strict=True)
                 found.update((mine, theirs) for mine, theirs in pairs if mine in live[0] and theirs in live[1])
     _add_parents(base, other, found)
-    there_are = {field.id: field.logical_type for field in other.fields}
-    for field in base.fields if known is not None else ():
-        image = known.get(field.id, field.id) if known is not None else field.id
-        if there_are.get(image) == field.logical_type and image not in found.values():
-            found.setdefault(field.id, image)
-    by_name = {named: number for number, named in named_fields(other).items()}
-    for number, named in named_fields(base).items() if known is None else ():
-        alike = by_name.get(named)
-        if number not in found and alike is not None and alike not in found.values():
-            found[number] = alike
+    taken = set(found.values())
+    for number, image in _alike(base, other, known):
+        if number not in found and image not in taken:
+            found[number] = image
+            taken.add(image)
     return found
+
+
+def _alike(base: Manifest, other: Manifest, known: Mapping[int, int] | None) -> Iterator[tuple[int, int]]:
+    """Return which field of the base may be which, by known ids and type, or else by path and type."""
+    if known is None:
+        by_name = {named: number for number, named in named_fields(other).items()}
+        for number, named in named_fields(base).items():
+            if named in by_name:
+                yield number, by_name[named]
+        return
+    there_are = {field.id: field.logical_type for field in other.fields}
+    for field in base.fields:
+        image = known.get(field.id, field.id)
+        if there_are.get(image) == field.logical_type:
+            yield field.id, image
 
 
 def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None:

@@ -8,6 +8,7 @@ from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import OF_PICKS, DataOverlay, Restore, UpdateMemWalState
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
+_WAIVED = "cannot be held against that; a strategy for 'history' says that it was nothing"
 
 
 def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> Iterator[Conflict]:
@@ -64,9 +65,13 @@ def gaps(source: Side, dest: Side) -> Iterator[Conflict]:
         for change in side.changes:
             if change.transaction is None:
                 told = f"it was cleaned up on {side.name}, and with it whether it replaced rows"
-                other = "cannot be held against that; a strategy for 'history' says that it was nothing"
-                did = (told, other) if side is source else (other, told)
+                did = (told, _WAIVED) if side is source else (_WAIVED, told)
                 yield Conflict(kind="history", unit=f"version {change.version}", source=did[0], dest=did[1])
+
+
+def can_be_waived(conflict: Conflict) -> bool:
+    """Tell whether a conflict is of those that `gaps` finds: of the history, and settled by a strategy all the same."""
+    return conflict.kind == "history" and _WAIVED in (conflict.source, conflict.dest)
 
 
 def _brought_back(side: Side) -> bool:

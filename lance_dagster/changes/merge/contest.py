@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from lance_dagster.changes.merge.arbiter import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
 from lance_dagster.changes.merge.disputed import Disputed, add
-from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Elsewhere, Fates
+from lance_dagster.changes.merge.fates import Elsewhere, Fates, live_rows
 from lance_dagster.changes.merge.matching import present
 from lance_dagster.changes.overlaps import Contested, Overlaps, Work
 from lance_dagster.changes.sides import Lookups, Side
@@ -76,8 +76,7 @@ class Claims:
         found: Rows = {}
         for number in rows.matched.changed:
             fragment = present(self.base, number)
-            live = BitMap(range(fragment.physical_rows)) - self.lookups.deleted(self.base, fragment)
-            add(found, number, live - rows.of(number).alive)
+            add(found, number, live_rows(self.base, fragment, self.lookups.deleted) - rows.of(number).alive)
         return found
 
     def _lose(self, side: Side, rows: Located, loss: Loss, contested: Contested, *, claimed: bool) -> None:
@@ -92,9 +91,8 @@ class Claims:
         """
         for number, offsets in self._in_scope(side.manifest, _written(rows), contested.scope).items():
             add(loss.dropped, number, offsets & rows[number].inserted)
-            addresses = rows[number].addresses[list(offsets)]
-            for address in addresses[addresses != INSERTED].tolist():
-                add(loss.undone, address >> OFFSET_BITS, BitMap([address & (2**OFFSET_BITS - 1)]))
+            for base_id, in_base in rows[number].in_base(offsets).items():
+                add(loss.undone, base_id, in_base)
         if claimed:
             whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in self.base.fragments}
             for number, offsets in self._in_scope(self.base, whole, contested.scope).items():

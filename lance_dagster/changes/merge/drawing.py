@@ -75,6 +75,6 @@ class Drawing:
 
     def _alive(self, number: int) -> BitMap:
         """Return the offsets of the rows of a fragment of the dest that live on in it."""
-        fragment, nothing = present(self.dest.side, number), BitMap()
-        kept = live_rows(self.dest.side, fragment, self.deleted) | self.draft.revived.get(number, nothing)
-        return kept - self.draft.masked.get(number, nothing)
+        fragment = present(self.dest.side, number)
+        before = self.deleted(self.dest.side, fragment)
+        return BitMap(range(fragment.physical_rows)) - self.draft.deleted(number, before)

@@ -78,6 +78,13 @@ class Elsewhere:
         wanted = np.isin(there, np.array(offsets, np.int64))
         return BitMap(mine[wanted].tolist()) & self.live
 
+    def in_base(self, offsets: BitMap) -> dict[int, BitMap]:
+        """Return, by fragment of the base, the offsets there of rows given by their offsets here."""
+        wanted = np.zeros(len(self.addresses), np.bool_)
+        wanted[np.array(offsets, np.int64)] = True
+        found = {number: _offsets(self.addresses[rows[wanted[rows]]]) for number, rows in self._by_fragment.items()}
+        return {number: here for number, here in found.items() if here}
+
     @cached_property
     def _by_fragment(self) -> dict[int, Addresses]:
         """By fragment of the base the offsets here of its rows: one compaction may have those of thousands."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from lance_dagster.changes.merge.arbiter import DEST_WINS, SOURCE_WINS, Arbiter
+from lance_dagster.changes.merge.arbiter import SOURCE_WINS, Arbiter
 from lance_dagster.changes.sides import Conflict, Side
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import OF_MERGES
+from lance_dagster.format.transaction import without_records
 
 V = TypeVar("V", str, bytes)
 
@@ -20,9 +20,8 @@ def merge_maps(
     """
     names = (source.name, dest.name)
     one, other = source.manifest, dest.manifest
-    metadata = merged(
-        (_own(base.table_metadata), _own(one.table_metadata), other.table_metadata), "table_metadata", names, arbiter
-    )
+    own = without_records(base.table_metadata), without_records(one.table_metadata)
+    metadata = merged((*own, other.table_metadata), "table_metadata", names, arbiter)
     config = merged((base.config, one.config, other.config), "config", names, arbiter)
     schema = merged(
         (base.schema_metadata, one.schema_metadata, other.schema_metadata), "schema_metadata", names, arbiter
@@ -47,8 +46,6 @@ def merged(
     base, source, dest = states
     result = dict(dest)
     for key in sorted(base.keys() | source.keys()):
-        if key.startswith(OF_MERGES):
-            continue
         was, mine, theirs = base.get(key), source.get(key), dest.get(key)
         if mine in (was, theirs):
             continue
@@ -60,13 +57,7 @@ def merged(
             result.pop(key, None)
         elif winner == SOURCE_WINS and mine is not None:
             result[key] = mine
-        elif winner == DEST_WINS and theirs is None:
-            result.pop(key, None)
     return result
-
-
-def _own(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in metadata.items() if not key.startswith(OF_MERGES)}
 
 
 def _verb(was: object, value: object) -> str:

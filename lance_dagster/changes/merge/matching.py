@@ -13,6 +13,7 @@ from itertools import compress, count
 from operator import ne
 
 from lance_dagster.changes.sides import Side
+from lance_dagster.format.deletions import same_vector
 from lance_dagster.format.model import Fragment, Manifest
 
 
@@ -72,14 +73,6 @@ def match(base: Manifest, side: Side) -> Matched:
     )
 
 
-def same_deletions(one: Fragment, other: Fragment) -> bool:
-    """Tell whether two fragments have the same deletion vector: its id is random, and says whether it is the same."""
-    left, right = one.deletion, other.deletion
-    if left is None or right is None:
-        return left is right
-    return (left.id, left.deleted_rows) == (right.id, right.deleted_rows)
-
-
 def _still(anchored: dict[int, int], manifest: Manifest) -> dict[int, int]:
     """Return those of the fragments of an anchor that are there."""
     there = set(manifest.fragments.ids)
@@ -106,7 +99,7 @@ def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]
         if found is None or found.physical_rows != fragment.physical_rows:
             continue
         ids[fragment.id] = found.id
-        if found.file_names != fragment.file_names or not same_deletions(found, fragment):
+        if found.file_names != fragment.file_names or not same_vector(found.deletion, fragment.deletion):
             differing.add(fragment.id)
     return ids, differing
 

@@ -14,7 +14,15 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.changes.claims import APPEND, REPLACE, claims_of
-from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Addresses, Elsewhere, addresses_of, unplaced
+from lance_dagster.changes.merge.fates import (
+    INSERTED,
+    OFFSET_BITS,
+    Addresses,
+    Elsewhere,
+    addresses_of,
+    live_rows,
+    unplaced,
+)
 from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.sides import Change, Deleted, Side
 from lance_dagster.format.model import Fragment, Manifest
@@ -194,21 +202,20 @@ class _Replay:
     def _dead(self, rows: _Rows, state: Manifest) -> dict[int, BitMap]:
         """Return the rows of the merge base that a state does not have."""
         alive = [
-            _by_fragment(self._addresses(rows, fragment)[np.array(self._live(state, fragment), np.int64)])
+            _by_fragment(self._addresses(rows, fragment)[np.array(live_rows(state, fragment, self.deleted), np.int64)])
             for fragment in state.fragments
         ]
         there = _joined(alive)
         return {number: every - there.get(number, BitMap()) for number, every in _all_rows(self.base).items()}
-
-    def _live(self, state: Manifest, fragment: Fragment) -> BitMap:
-        return BitMap(range(fragment.physical_rows)) - self.deleted(state, fragment)
 
     def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""
         old, new = present(before, number), after.fragments.find(number)
         if new is not None and new.deletion == old.deletion:
             return {}
-        taken = self._live(before, old) - (self._live(after, new) if new is not None else BitMap())
+        taken = live_rows(before, old, self.deleted)
+        if new is not None:
+            taken -= live_rows(after, new, self.deleted)
         return _by_fragment(self._addresses(rows, old)[np.array(taken, np.int64)])
 
     def _addresses(self, rows: _Rows, fragment: Fragment) -> Addresses:

@@ -12,6 +12,7 @@ from pyroaring import BitMap
 
 from lance_dagster.changes.apply import LAST_FRAGMENT_ID
 from lance_dagster.changes.merge.columns import backing
+from lance_dagster.changes.merge.disputed import add
 from lance_dagster.changes.merge.fates import INSERTED, OFFSET_BITS, Addresses, Elsewhere, Fates, Flags
 from lance_dagster.changes.merge.matching import Matched, present
 from lance_dagster.changes.row_spaces import Translation
@@ -49,18 +50,19 @@ class Draft:
 
     def mask(self, number: int, offsets: BitMap) -> None:
         """Delete rows of a fragment of the dest."""
-        if offsets:
-            self.masked[number] = self.masked.get(number, BitMap()) | offsets
+        add(self.masked, number, offsets)
 
     def revive(self, number: int, offsets: BitMap) -> None:
         """Bring deleted rows of a fragment of the dest back."""
-        if offsets:
-            self.revived[number] = self.revived.get(number, BitMap()) | offsets
+        add(self.revived, number, offsets)
 
     def take(self, number: int, offsets: BitMap) -> None:
         """Take rows from a fragment of the source."""
-        if offsets:
-            self.taken[number] = self.taken.get(number, BitMap()) | offsets
+        add(self.taken, number, offsets)
+
+    def deleted(self, number: int, before: BitMap) -> BitMap:
+        """Return which rows of a fragment of the dest are deleted in the result, given those that are on the dest."""
+        return (before - self.revived.get(number, BitMap())) | self.masked.get(number, BitMap())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class Assembly:
         for number in sorted({*self.draft.masked, *self.draft.revived, *self.draft.columns}):
             fragment = present(self.dest.side, number)
             before = self.deleted(self.dest.side, fragment)
-            after = before - self.draft.revived.get(number, BitMap()) | self.draft.masked.get(number, BitMap())
+            after = self.draft.deleted(number, before)
             if len(after) == fragment.physical_rows:
                 removed.append(number)
                 continue
@@ -146,8 +148,7 @@ class Assembly:
 
     def _ids_left(self, number: int) -> U64Array:
         fragment = present(self.dest.side, number)
-        gone = self.deleted(self.dest.side, fragment) - self.draft.revived.get(number, BitMap())
-        return _live_ids(fragment, gone | self.draft.masked.get(number, BitMap()), "the dest")
+        return _live_ids(fragment, self.draft.deleted(number, self.deleted(self.dest.side, fragment)), "the dest")
 
     def _in_same_files(self, added: Sequence[Brought]) -> int:
         """Count the rows that are alive in the same file on the dest: it has them by a way that nothing tells of."""
@@ -156,8 +157,7 @@ class Assembly:
         for number in self.dest.others if holders else ():
             fragment = present(self.dest.side, number)
             for brought in (holders[file.path] for file in fragment.files if file.path in holders):
-                dead = self.deleted(self.dest.side, fragment) | self.draft.masked.get(number, BitMap())
-                dead = dead - self.draft.revived.get(number, BitMap())
+                dead = self.draft.deleted(number, self.deleted(self.dest.side, fragment))
                 twice += len(BitMap(range(fragment.physical_rows)) - dead - (brought.deleted or BitMap()))
         return twice
 

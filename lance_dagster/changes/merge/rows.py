@@ -46,8 +46,9 @@ class Decision:
     """What becomes of the rows: those that live on, and those of them that are taken from the source.
 
     `clash` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away from
-    the columns the source wrote; `lacking_dest_columns` the other way round. `unsettled` says that a clash cannot be
-    resolved in favour of the source, or of the dest, since nobody can tell which new row it became.
+    the columns the source wrote; `lacking_dest_columns` the other way round. `both_moved` are rows that
+    each side moved away from columns of the other. `options` are the strategies a clash can be resolved by: none in
+    favour of a side of whose new rows nobody can tell which it became.
     """
 
     alive: BitMap
