@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from lance_dagster.changes.diff_fragments import (
         FragmentChange as FragmentChange,
     )
+    from lance_dagster.changes.diff_indices import (
+        IndexChange as IndexChange,
+        IndexShape as IndexShape,
+    )
     from lance_dagster.changes.diff_maps import (
         KeyChange as KeyChange,
     )
@@ -119,6 +123,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "lance_dagster.changes.diff_fragments": ("FragmentChange",),
+    "lance_dagster.changes.diff_indices": ("IndexChange", "IndexShape"),
     "lance_dagster.changes.diff_maps": ("KeyChange",),
     "lance_dagster.changes.diff_schema": ("FieldChange",),
     "lance_dagster.changes.problems": ("Problem",),

@@ -165,7 +165,7 @@ def test_a_time_that_is_none_is_a_wrong_call(table: LanceTable) -> None:
     """With an example of one."""
     result = run("log", table.uri, "--since", "tomorrow")
     assert 2 == result.exit_code
-    assert "'tomorrow' is no time such as 2026-01-31, 2026-01-31T18:00+01:00 or '2 days ago'" in result.stderr
+    assert "cannot read the time 'tomorrow': expected a time such as 2026-01-31T00:00Z" in result.stderr
 
 
 def test_a_log_says_where_it_was_cut(table: LanceTable) -> None:
@@ -215,18 +215,17 @@ def test_names_are_listed(table: LanceTable) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_call_is_one_line_and_two(tmp_path: Path, table: LanceTable, command: str) -> None:
-    """No table, no such ref, no such option: what is wrong, and exit code 2."""
+def test_a_table_that_is_not_there_is_told(tmp_path: Path, table: LanceTable, command: str) -> None:
+    """So is a storage option that is none, or not for that storage."""
     missing = run(command, str(tmp_path / "nothing"))
     assert (2, 1) == (missing.exit_code, missing.stderr.count("\n"))
     assert missing.stderr.startswith("lance-dagster: no Lance table at ")
     assert "" == missing.stdout
     for option in ("aws_region", "=x"):
         wrong = run(command, table.uri, "-o", option)
-        assert (2, True) == (wrong.exit_code, "takes KEY=VALUE" in wrong.stderr)
+        assert (2, True, 1) == (wrong.exit_code, "takes KEY=VALUE" in wrong.stderr, wrong.stderr.count("\n"))
     unknown = run(command, table.uri, "-o", "aws_region=eu-central-1")
     assert (2, 1) == (unknown.exit_code, unknown.stderr.count("\n"))
-    assert 2 == run(command).exit_code
 
 
 def test_a_wrong_ref_is_named(table: LanceTable) -> None:

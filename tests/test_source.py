@@ -30,6 +30,8 @@ PUBLIC_NAMES = [
     "FragmentChange",
     "GarbageReport",
     "InRange",
+    "IndexChange",
+    "IndexShape",
     "InvalidInputError",
     "InvalidRefNameError",
     "KeyChange",

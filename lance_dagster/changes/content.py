@@ -10,7 +10,7 @@ from pyroaring import BitMap
 from lance_dagster.changes.indices import indices_of
 from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.model import Field, Fragment, Manifest
-from lance_dagster.format.transaction import MERGED_PREFIX
+from lance_dagster.format.transaction import without_records
 
 _LABEL = b"lance_dagster content 1\n"
 Deleted = Callable[[Sequence[Fragment]], Iterable[BitMap]]
@@ -49,8 +49,9 @@ def _sections(manifest: Manifest) -> Iterator[object]:
     yield [_field(each) for each in manifest.fields]
     yield {key: value.hex() for key, value in manifest.schema_metadata.items()}
     yield dict(manifest.config)
-    yield {key: value for key, value in manifest.table_metadata.items() if not key.startswith(MERGED_PREFIX)}
-    yield sorted([index.name, index.uuid, list(index.fields)] for index in indices_of(manifest))
+    yield without_records(manifest.table_metadata)
+    # Those that Lance keeps for itself are on no field.
+    yield sorted([index.name, index.uuid, list(index.fields)] for index in indices_of(manifest) if index.fields)
 
 
 def _field(field: Field) -> object:

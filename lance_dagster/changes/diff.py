@@ -3,6 +3,7 @@
 Nothing is read. Which rows differ is left to whoever can look at rows: this says where to look.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lance_dagster.changes.diff_fragments import (
@@ -12,9 +13,11 @@ from lance_dagster.changes.diff_fragments import (
     match_fragments,
     proven_fields,
 )
+from lance_dagster.changes.diff_indices import IndexChange, index_changes
 from lance_dagster.changes.diff_maps import KeyChange, key_changes
 from lance_dagster.changes.diff_schema import FieldChange, Fields, field_changes, match_fields
 from lance_dagster.changes.diff_values import ComparedColumn, compared_columns
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
 
 
@@ -27,6 +30,7 @@ class Comparison:
 
     schema: tuple[FieldChange, ...]
     settings: tuple[KeyChange, ...]
+    indices: tuple[IndexChange, ...]
     fragments: tuple[FragmentChange, ...]
     before: Fields
     after: Fields
@@ -34,6 +38,22 @@ class Comparison:
     match: FragmentMatch
     columns: tuple[ComparedColumn, ...]
     not_compared: tuple[str, ...]
+
+    def named(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return columns as the newer version names them; one that only the older version has keeps its name.
+
+        Raises:
+            InvalidInputError: Neither version has one of them.
+        """
+        names = {field.name: field.name for field in self.after.below(None)}
+        for field in self.before.below(None):
+            became = self.matched.get(field.id)
+            names.setdefault(field.name, field.name if became is None else self.after.by_id[became].name)
+        wanted = dict.fromkeys(columns)
+        missing = next((name for name in wanted if name not in names), None)
+        if missing is not None:
+            raise InvalidInputError(f"no column {missing!r}; there are {', '.join(names)}")
+        return tuple(dict.fromkeys(names[name] for name in wanted))
 
 
 def compare(before: Manifest, after: Manifest, shared: Manifest | None) -> Comparison:
@@ -58,6 +78,7 @@ def compare(before: Manifest, after: Manifest, shared: Manifest | None) -> Compa
     return Comparison(
         schema=field_changes(olds, news, matched),
         settings=key_changes(before, after, matched),
+        indices=index_changes(before, after),
         fragments=fragment_changes(match, news, matched),
         before=olds,
         after=news,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lance_dagster.changes.diff_schema import Fields
+from lance_dagster.format.deletions import same_vector
 from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, Fragments, Manifest
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -62,11 +63,8 @@ class FragmentPair:
 
     @property
     def same_deletions(self) -> bool:
-        """Whether both have the same deletion vector: its id is random, and says so."""
-        one, other = self.before.deletion, self.after.deletion
-        if one is None or other is None:
-            return one is other
-        return (one.id, one.read_version, one.deleted_rows) == (other.id, other.read_version, other.deleted_rows)
+        """Whether both have the same deletion vector, as far as its name tells."""
+        return same_vector(self.before.deletion, self.after.deletion)
 
     def rewritten(self, matched: Mapping[int, int]) -> set[int]:
         """Return the fields, by id before, whose values lie in another place, of those that both versions have."""

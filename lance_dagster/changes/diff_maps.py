@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lance_dagster.changes.diff_schema import Fields
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import MERGED_PREFIX
+from lance_dagster.format.transaction import without_records
 
 CONFIG, TABLE_METADATA, SCHEMA_METADATA = "config", "table_metadata", "schema_metadata"
 FIELD_METADATA = "field_metadata"
@@ -45,7 +45,7 @@ def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -
     """
     return (
         *_compared(CONFIG, before.config, after.config),
-        *_compared(TABLE_METADATA, _own(before.table_metadata), _own(after.table_metadata)),
+        *_compared(TABLE_METADATA, without_records(before.table_metadata), without_records(after.table_metadata)),
         *_compared(SCHEMA_METADATA, _text(before.schema_metadata), _text(after.schema_metadata)),
         *_of_fields(before, after, matched),
     )
@@ -65,10 +65,6 @@ def _compared(
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             yield KeyChange(map=name, key=key, before=before.get(key), after=after.get(key), field=field)
-
-
-def _own(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in metadata.items() if not key.startswith(MERGED_PREFIX)}
 
 
 def _text(metadata: Mapping[str, bytes]) -> dict[str, str]:

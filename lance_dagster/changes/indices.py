@@ -25,6 +25,12 @@ def indices_of(manifest: Manifest) -> tuple[IndexMetadata, ...]:
     return decode_indices(manifest.index_section, _place(manifest))
 
 
+def kind_of(segments: Iterable[IndexMetadata]) -> str:
+    """Return what kind of index it is, as the format names it, such as "BTree"; "unknown" where no segment says so."""
+    types = (index.details[0] for index in segments if index.details is not None)
+    return next(types, "unknown").rpartition(".")[2].removesuffix("IndexDetails").removesuffix("Details")
+
+
 def covered(index: IndexMetadata) -> BitMap | None:
     """Return the ids of the fragments an index speaks for; None when that is not recorded.
 

@@ -15,7 +15,7 @@ from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, Reme
 from lance_dagster.format.codec import encode_indices, rebase_index_section
 from lance_dagster.format.layout import DATA, DELETIONS, VERSIONS, deletion_path, join, manifest_name
 from lance_dagster.format.model import BasePath, Fragment, Fragments, Manifest
-from lance_dagster.format.transaction import OF_MERGES
+from lance_dagster.format.transaction import without_records
 
 ROOT_BASE = "root"
 
@@ -64,8 +64,7 @@ def deep_clone(source: Manifest) -> Manifest:
 
 def _as_new_table(source: Manifest) -> Manifest:
     # What was merged into the source says nothing about the branches of another table, main included.
-    kept = {key: value for key, value in source.table_metadata.items() if not key.startswith(OF_MERGES)}
-    return replace(source, branch=None, table_metadata=kept)
+    return replace(source, branch=None, table_metadata=without_records(source.table_metadata))
 
 
 def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:

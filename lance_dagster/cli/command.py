@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.exceptions import NoArgsIsHelpError
 
 from lance_dagster.cli.remedies import told
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
@@ -27,14 +28,15 @@ class Refusal(click.ClickException):
 
     exit_code = REFUSED
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", command: str = "lance-dagster") -> None:
         """Tell whoever typed the command what is wrong."""
         super().__init__(message)
         self.hint = hint
+        self.command = command
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the lines."""
-        click.echo(f"lance-dagster: {self.format_message()}", file=file, err=True)
+        click.echo(f"{self.command}: {self.format_message()}", file=file, err=True)
         if self.hint:
             click.echo(f"hint: {self.hint}", file=file, err=True)
 
@@ -44,14 +46,35 @@ class Misuse(Refusal):
 
     exit_code = USAGE
 
+    @classmethod
+    def of(cls, error: click.UsageError, subcommand: str | None) -> "Misuse":
+        """Say in a line what click says in four, and where to look."""
+        command = " ".join(filter(None, ("lance-dagster", subcommand)))
+        first, *others = error.format_message().rstrip(". ").split()
+        # As other errors begin; but TABLE is called so.
+        first = first.lower() if first.istitle() else first
+        said = " ".join((first, *others)).replace(". (", " (").replace(". Did", "; did")
+        return cls(f"{said}; see {command} --help", command=command)
+
 
 class Program(click.Group):
     """The command, which turns this package's errors into lines and exit codes. What else is raised is a fault."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what stands before the subcommand."""
+        try:
+            return super().parse_args(ctx, args)
+        except NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise Misuse.of(error, None) from error
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a subcommand."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise Misuse.of(error, ctx.invoked_subcommand) from error
         except (InvalidInputError, NotFoundError) as error:
             raise Misuse(told(error, ctx.obj or "TABLE")) from error
         except LanceDagsterError as error:
@@ -122,6 +145,33 @@ def _put_ref(arguments: dict[str, object], ref: str) -> None:
     if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in given):
         raise click.UsageError(f"TABLE names the ref {ref!r} already; give one only")
     arguments["ref"] = ref
+
+
+def typed(*names: str) -> list[str]:
+    """Return those of some options that were typed, as one types them."""
+    context = click.get_current_context()
+    options = {option.name: max(option.opts, key=len) for option in context.command.params}
+    return [options[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+
+
+def refuse_beside(option: str, *names: str) -> None:
+    """Refuse other options that mean nothing where a certain one was typed.
+
+    Raises:
+        click.UsageError: Some were typed.
+    """
+    if idle := typed(*names):
+        raise click.UsageError(f"{option} does not go together with {', '.join(idle)}")
+
+
+def refuse_without(needed: str, *names: str) -> None:
+    """Refuse options that mean nothing without another one, where that was not typed.
+
+    Raises:
+        click.UsageError: Some were typed.
+    """
+    if idle := typed(*names):
+        raise click.UsageError(f"{', '.join(idle)} need{'s' * (len(idle) == 1)} {needed}")
 
 
 def storage_options_from(given: Sequence[str]) -> dict[str, str]:

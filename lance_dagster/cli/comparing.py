@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
-from lance_dagster.cli.command import Answer, about_table, aligned
+from lance_dagster.cli.command import Answer, about_table, aligned, refuse_without
+from lance_dagster.cli.progress import busy
+from lance_dagster.cli.versions import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +25,16 @@ _NULL = "null"
 with_limit: Callable[[F], F] = click.option(
     "--limit", "-n", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Show at most so many rows."
 )
+with_keys: Callable[[F], F] = click.option(
+    "--key", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
+)
+
+
+def with_columns(meaning: str) -> Callable[[F], F]:
+    """Give a subcommand the option `columns`, with what it does there."""
+    return click.option(
+        "--column", "-c", "columns", metavar="COLUMN", multiple=True, help=f"{meaning}; may be given again."
+    )
 
 
 class _Options(TypedDict):
@@ -39,25 +51,21 @@ class _Options(TypedDict):
 @click.option("--stat", is_flag=True, help="Count the rows that differ; reads those that moved.")
 @click.option("--rows", is_flag=True, help="Show the rows that differ: - as they were, + as they are.")
 @with_limit
-@click.option(
-    "--key", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
-)
-@click.option(
-    "--column",
-    "-c",
-    "columns",
-    metavar="COLUMN",
-    multiple=True,
-    help="Look at this column of the rows only, and show it beside the key; may be given again.",
-)
+@with_keys
+@with_columns("Look at this column of the rows only, and show it beside the key")
 def diff(table: "LanceTable", answer: Answer, versions: tuple[str, ...], **options: "Unpack[_Options]") -> None:
     """Show what differs between two versions of TABLE.
 
     A..B, or A B, is what turns version A into version B. A...B is what B did since A and B were last the same.
     """
+    if not options["rows"]:
+        refuse_without("--rows", "limit")
+        if not options["stat"]:
+            refuse_without("--stat or --rows", "columns")
     found = _compared(table, versions, options["keys"])
     rows = options["limit"] if options["rows"] else None
-    shown = Shown.of(found, stat=options["stat"], rows=rows, columns=options["columns"])
+    with busy("comparing rows"):
+        shown = Shown.of(found, stat=options["stat"], rows=rows, columns=options["columns"])
     answer.give(shown.document, shown.lines)
 
 
@@ -139,7 +147,7 @@ def _table(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
 def cell(value: object) -> str:
     """Return a value as text that takes its place in a line for each row, whatever is in it."""
     text = _NULL if value is None else str(value) if not isinstance(value, str) else value
-    shown = "".join(character if character.isprintable() else " " for character in text)
+    shown = printable(text)
     return shown if len(shown) <= _CELL else f"{shown[: _CELL - 3]}..."
 
 
@@ -151,6 +159,7 @@ def _document(found: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
         "key": found.key,
         "schema": [asdict(change) for change in found.schema],
         "settings": [asdict(change) for change in found.settings],
+        "indices": [asdict(change) for change in found.indices],
         "fragments": [asdict(change) for change in found.fragments],
         "rows_before": found.rows_before,
         "rows_after": found.rows_after,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from lance_dagster.cli.comparing import cell, first, plain, with_limit
+from lance_dagster.cli.comparing import cell, first, plain, with_columns, with_keys, with_limit
 from lance_dagster.cli.versions import printable
 
 if TYPE_CHECKING:
@@ -40,17 +40,8 @@ def with_rows(command: F) -> F:
             help="With --preview: show the rows in conflict, as the merge base and both have them.",
         ),
         with_limit,
-        click.option(
-            "--key", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
-        ),
-        click.option(
-            "--column",
-            "-c",
-            "columns",
-            metavar="COLUMN",
-            multiple=True,
-            help="Show this column of the rows, beside the key; may be given again.",
-        ),
+        with_keys,
+        with_columns("Show this column of the rows, beside the key"),
     )
     for option in reversed(options):
         command = option(command)

@@ -1,6 +1,6 @@
 """`lance-dagster branches` and `tags`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -8,9 +8,11 @@ import click
 
 from lance_dagster.cli.command import Answer, about_table, aligned
 from lance_dagster.cli.versions import shown_time
+from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs import Branch, Tag
+    from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable
 
 
@@ -20,15 +22,13 @@ if TYPE_CHECKING:
 def branches(table: "LanceTable", answer: Answer, pattern: str | None) -> None:
     """List the branches of TABLE with the newest version of each; only those that match PATTERN, such as 'run/*'."""
     found = sorted(table.branches(pattern).values(), key=lambda branch: branch.name)
-    heads = {branch.name: table.head(branch.name) for branch in found}
     documents: list[dict[str, object]] = []
     rows = []
     if pattern is None or fnmatchcase("main", pattern):
         head = table.head()
         documents.append({"name": "main", "head": str(head), "forked_from": None, "created_at": None, "metadata": {}})
         rows.append(("main", str(head), "", shown_time(head)))
-    for branch in found:
-        head = heads[branch.name]
+    for branch, head in heads(table, found):
         documents.append({**_branch_document(branch), "head": str(head)})
         rows.append((branch.name, str(head), f"from {branch.parent}", shown_time(head)))
     answer.give(documents, aligned(rows) if rows else [])
@@ -50,6 +50,19 @@ def tags(table: "LanceTable", answer: Answer, pattern: str | None) -> None:
         for tag in found
     ]
     answer.give([_tag_document(tag) for tag in found], aligned(rows) if rows else [])
+
+
+def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[Branch, Version]]":
+    """Look up the newest version of each branch; those that were deleted since they were listed are left out."""
+    for branch in branches:
+        try:
+            yield branch, table.head(branch.name)
+        except RefNotFoundError:
+            continue
+        except VersionNotFoundError:
+            # Its files go first.
+            if branch.name in table.branches(branch.name):
+                raise
 
 
 def _branch_document(found: "Branch") -> dict[str, object]:

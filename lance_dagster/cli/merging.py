@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from lance_dagster.cli.command import Answer, about_table, aligned
+from lance_dagster.cli.command import Answer, about_table, aligned, refuse_beside, refuse_without
 from lance_dagster.cli.conflict_rows import RowOptions, ShownRows, with_rows
 from lance_dagster.cli.named import BRANCH, REF
 from lance_dagster.cli.outcome import (
@@ -23,6 +23,7 @@ from lance_dagster.cli.outcome import (
     with_properties,
     with_strategy,
 )
+from lance_dagster.cli.progress import busy
 from lance_dagster.cli.versions import document, shown_time
 from lance_dagster.errors import AlreadyExistsError, ConflictError, Remedy
 
@@ -71,17 +72,22 @@ def merge(
     """
     if options["ff_only"] and options["squash"]:
         raise click.UsageError("give --ff-only or --squash, not both")
-    if options["rows"] and not preview:
-        raise click.UsageError("--rows shows what would be in conflict; give --preview too")
+    if preview:
+        refuse_beside("--preview", "message", "properties")
+    else:
+        refuse_without("--preview", "rows")
+    if not options["rows"]:
+        refuse_without("--rows", "limit", "keys", "columns")
     mode = _FAST_FORWARD if options["ff_only"] else _SQUASH if options["squash"] else _MERGE
     strategy, properties = strategy_from(options["strategies"]), properties_from(options["properties"])
     if preview:
-        found = table.preview_merge(source, into, strategy=strategy, mode=mode)
-        rows = ShownRows.of(found, options)
+        with busy("looking for conflicts"):
+            found = table.preview_merge(source, into, strategy=strategy, mode=mode)
+            rows = ShownRows.of(found, options)
         _preview(answer, found, rows, hint_for(found.conflicts, strategy, f"{into}...{source}"))
         return
     before = table.head(into)
-    with conflicts_told(answer, strategy, lambda: f"{into}...{source}"):
+    with conflicts_told(answer, strategy, lambda: f"{into}...{source}"), busy("merging"):
         made = table.merge(
             source, into, strategy=strategy, mode=mode, message=options["message"], properties=properties
         )
@@ -101,7 +107,7 @@ def preview_branch(
     """Make a branch that holds what merging SOURCE would give, for checks to run on."""
     strategy = strategy_from(options["strategies"])
     make = partial(table.preview_branch, source, into, name=options["name"], strategy=strategy)
-    with conflicts_told(answer, strategy, lambda: f"{into}...{source}"):
+    with conflicts_told(answer, strategy, lambda: f"{into}...{source}"), busy("merging"):
         try:
             made = make()
         except AlreadyExistsError as error:
@@ -118,10 +124,11 @@ def preview_branch(
 
 def _delete_preview(table: "LanceTable", name: str | None, source: str, into: str) -> None:
     """Delete the branch that is in the way of a preview, if it is one."""
-    from lance_dagster.table.merging import PREVIEW_OF, preview_name
+    from lance_dagster.table.merging import preview_name
+    from lance_dagster.table.previewing import PREVIEW_OF, PREVIEWING
 
     found = table.branch(name or preview_name(table.at(source).branch, into))
-    if PREVIEW_OF not in found.metadata:
+    if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():
         raise ConflictError(f"branch {found.name!r} of {table.uri} is no preview; give another --name, or delete it")
     table.delete_branch(found.name)
 
@@ -136,7 +143,7 @@ def sync(table: "LanceTable", answer: Answer, branch: str, strategies: Sequence[
     """Merge what happened on the branch that BRANCH was forked from into BRANCH."""
     before = table.head(branch)
     strategy, properties = strategy_from(strategies), properties_from(note["properties"])
-    with conflicts_told(answer, strategy, lambda: f"{branch}...{table.branch(branch).parent_branch}"):
+    with conflicts_told(answer, strategy, lambda: f"{branch}...{table.branch(branch).parent_branch}"), busy("merging"):
         made = table.sync(branch, strategy=strategy, message=note["message"], properties=properties)
     give_version(answer, before, made, f"nothing to do: {made} has everything of the branch it was forked from")
 

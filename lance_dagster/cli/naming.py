@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from lance_dagster.cli.command import Answer, about_table, aligned
+from lance_dagster.cli.command import Answer, about_table, aligned, refuse_beside, refuse_without
 from lance_dagster.cli.named import BRANCH, REF, TAG
 from lance_dagster.cli.versions import printable
 from lance_dagster.errors import ConflictError
@@ -48,12 +48,15 @@ class _TagOptions(TypedDict):
 @click.option("--rename", "-r", metavar="NEW", help="Give the branch another name.")
 def branch(table: "LanceTable", answer: Answer, name: str, **options: Unpack[_BranchOptions]) -> None:
     """Fork the branch NAME from a version of TABLE, delete it or rename it."""
-    _only_one(delete=options["delete"], rename=options["rename"])
     if options["delete"]:
+        refuse_beside("--delete", "at", "exist_ok", "rename")
         _refuse_unmerged(table, name, force=options["force"])
         table.delete_branch(name)
         _deleted(answer, name)
-    elif options["rename"]:
+        return
+    refuse_without("--delete", "force")
+    if options["rename"] is not None:
+        refuse_beside("--rename", "at", "exist_ok")
         _give_branch(answer, table.rename_branch(name, options["rename"]))
     else:
         _give_branch(answer, table.create_branch(name, options["at"], exist_ok=options["exist_ok"]))
@@ -73,13 +76,17 @@ def tag(table: "LanceTable", answer: Answer, name: str, **options: Unpack[_TagOp
 
     To move a tag that is there, use promote.
     """
-    _only_one(delete=options["delete"], rename=options["rename"], history=options["history"])
     if options["delete"]:
+        refuse_beside("--delete", "at", "immutable", "rename", "history")
         table.delete_tag(name, force=options["force"])
         _deleted(answer, name)
-    elif options["rename"]:
+        return
+    refuse_without("--delete", "force")
+    if options["rename"] is not None:
+        refuse_beside("--rename", "at", "immutable", "history")
         _give_tag(answer, table.rename_tag(name, options["rename"]))
     elif options["history"]:
+        refuse_beside("--history", "at", "immutable")
         moves = table.tag_history(name)
         answer.give([_move_document(move) for move in moves], aligned([_move_row(move) for move in moves]))
     else:
@@ -99,18 +106,13 @@ def protect(
     A protected branch takes merges and upkeep, and no other commit. A protected tag names only versions of main or of
     protected branches.
     """
-    if branches or tags:
-        found = (table.unprotect if remove else table.protect)(branches=branches, tags=tags)
-    else:
+    if not branches and not tags:
+        refuse_without("--branch or --tag", "remove")
         found = table.protection()
+    else:
+        found = (table.unprotect if remove else table.protect)(branches=branches, tags=tags)
     rows = [("branches", ", ".join(found.branches) or "none"), ("tags", ", ".join(found.tags) or "none")]
     answer.give(asdict(found), aligned(rows))
-
-
-def _only_one(**asked: object) -> None:
-    given = [name for name, value in asked.items() if value]
-    if len(given) > 1:
-        raise click.UsageError(f"give only one of {', '.join(f'--{name}' for name in given)}")
 
 
 def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _BOTH = ("source-wins", "dest-wins")
-_ALL = "*"
+_ALL, _HISTORY = "*", "history"
 _OURS = "lance_dagster."
 
 with_strategy: Callable[[F], F] = click.option(
@@ -106,20 +106,28 @@ def conflicts_told(answer: Answer, strategy: "Strategy", changes: Callable[[], s
 
 
 def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) -> str:
-    """Return how to look at conflicts and how to settle them; empty where the history itself is in the way.
+    """Return how to look at conflicts and how to settle them; empty where no strategy helps against the history.
 
     Args:
         conflicts: What no strategy settled.
         strategy: Who was to win.
         changes: The range of what was to come, for `diff`.
     """
-    told = [conflict for conflict in _known(conflicts) if conflict.kind != "history"]
-    if not told:
-        return ""
-    table = str(click.get_current_context().find_root().obj)
-    winners = " ".join(f"--strategy {quoted(f'{name}={_BOTH[0]}')}" for name in _open(told, strategy))
-    settle = f"settle with {winners} (or {_BOTH[1]}), or change one side" if winners else "then change one side"
-    return printable(f"look with {command('diff', table, changes, '--rows')}; {settle}")
+    from lance_dagster.changes.merge.comparable import can_be_waived
+
+    known = _known(conflicts)
+    told = [conflict for conflict in known if conflict.kind != _HISTORY]
+    hints = []
+    if told:
+        table = str(click.get_current_context().find_root().obj)
+        winners = " ".join(f"--strategy {quoted(f'{name}={_BOTH[0]}')}" for name in _open(told, strategy))
+        settle = f"settle with {winners} (or {_BOTH[1]}), or change one side" if winners else "then change one side"
+        hints.append(f"look with {command('diff', table, changes, '--rows')}; {settle}")
+    if any(map(can_be_waived, known)) and all(can_be_waived(each) for each in known if each.kind == _HISTORY):
+        hints.append(
+            f"if nobody replaced rows in what was cleaned up, --strategy {_HISTORY}={_BOTH[0]} goes on without it"
+        )
+    return printable("; ".join(hints))
 
 
 def _open(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[str]:

@@ -51,6 +51,9 @@ def rollback(
         raise click.UsageError("give --steps or --to, not both")
     current = table.tag(name)
     if to is not None and str(table.at(to)) == current.ref:
+        if expect is not None:
+            # Moves nothing, and refuses where something else was expected.
+            current = table.move_tag(name, to, expected=table.at(expect))
         _give(answer, current.ref, current)
         return
     count = steps or 1 if to is None else _steps_to(table, current, str(table.at(to)))
@@ -69,7 +72,8 @@ def _current(table: "LanceTable", name: str) -> "Tag | None":
 def _version(table: "LanceTable", tag: "Tag | None") -> "Version | None":
     """Return the version a tag names, as what is expected of it; None where nothing can be."""
     try:
-        return None if tag is None else table.at(tag.ref)
+        # Named as a branch: a tag of another program may have the branch's name.
+        return None if tag is None else table.at(f"branch:{tag.ref}")
     except (VersionNotFoundError, RefNotFoundError):
         # Other programs delete tagged versions; the tag has to move all the same.
         return None
@@ -86,7 +90,7 @@ def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
     earlier: list[str] = []
     while wanted not in earlier:
         try:
-            earlier.append(earlier_target(tag, len(earlier) + 1))
+            earlier.append(str(earlier_target(tag, len(earlier) + 1)))
         except InvalidInputError:
             raise _never_there(table, tag, wanted) from None
     return len(earlier)

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from lance_dagster.cli.command import Answer, about_table, aligned
+from lance_dagster.cli.command import Answer, about_table, aligned, refuse_without
 from lance_dagster.cli.comparing import Shown, with_limit
 from lance_dagster.cli.named import REF
+from lance_dagster.cli.progress import busy
 from lance_dagster.cli.versions import CUT, document, printable, shown_time
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def show(table: "LanceTable", answer: Answer, ref: str, **options: Unpack[_Optio
 
     Of a merge that is what it brought in.
     """
+    if not options["rows"]:
+        refuse_without("--rows", "limit")
     version = table.at(ref)
     columns, lines = _columns(table, version)
     digest = table.content_id(str(version)) if options["content"] else None
@@ -57,7 +60,8 @@ def _change(table: "LanceTable", version: "Version", options: _Options) -> Shown
     if version.cut or not version.parents:
         return None
     rows = options["limit"] if options["rows"] else None
-    return Shown.of(table.diff(version.parents[0], str(version)), stat=options["stat"], rows=rows)
+    with busy("comparing rows"):
+        return Shown.of(table.diff(version.parents[0], str(version)), stat=options["stat"], rows=rows)
 
 
 def _facts(version: "Version") -> list[tuple[str, str]]:

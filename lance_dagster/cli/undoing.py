@@ -17,6 +17,8 @@ from lance_dagster.cli.outcome import (
     with_properties,
     with_strategy,
 )
+from lance_dagster.cli.progress import busy
+from lance_dagster.errors import NotFoundError
 
 if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
@@ -46,7 +48,7 @@ def cherry_pick(table: "LanceTable", answer: Answer, version: str, onto: str, **
     parent, strategy = options["parent"], strategy_from(options["strategies"])
     properties = properties_from(options["properties"], options["message"])
     before = table.head(onto)
-    with conflicts_told(answer, strategy, lambda: f"{version}^{parent or ''}..{version}"):
+    with conflicts_told(answer, strategy, lambda: f"{version}^{parent or ''}..{version}"), busy("merging"):
         made = table.cherry_pick(version, onto, parent=parent, strategy=strategy, properties=properties)
     give_version(answer, before, made, f"nothing to do: {made} has the change already")
 
@@ -64,7 +66,7 @@ def revert(table: "LanceTable", answer: Answer, version: str, branch: str, **opt
     parent, strategy = options["parent"], strategy_from(options["strategies"])
     properties = properties_from(options["properties"], options["message"])
     before = table.head(branch)
-    with conflicts_told(answer, strategy, lambda: f"{version}..{branch}"):
+    with conflicts_told(answer, strategy, lambda: f"{version}..{branch}"), busy("merging"):
         made = table.revert(version, branch, parent=parent, strategy=strategy, properties=properties)
     give_version(answer, before, made, f"nothing to do: {made} does not have the change")
 
@@ -89,10 +91,18 @@ def restore(table: "LanceTable", answer: Answer, version: str, branch: str, **op
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to start from.")
 def reset(table: "LanceTable", answer: Answer, branch: str, at: str) -> None:
     """Make BRANCH start anew from a version of another branch; what it had is gone."""
-    before = table.head(branch)
+    before = _head(table, branch)
     made = table.reset(branch, at)
     head = table.head(branch)
     answer.give(
-        {"branch": made.name, "before": str(before), "head": str(head), "forked_from": made.parent},
-        [f"{made.name}: {before} -> {head}, from {made.parent}"],
+        {"branch": made.name, "before": before, "head": str(head), "forked_from": made.parent},
+        [f"{made.name}: {before or 'empty'} -> {head}, from {made.parent}"],
     )
+
+
+def _head(table: "LanceTable", branch: str) -> str | None:
+    try:
+        return str(table.head(branch))
+    except NotFoundError:
+        # A reset that died on the way, which this one finishes; or there is no such branch, as that says.
+        return None

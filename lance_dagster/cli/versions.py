@@ -34,8 +34,8 @@ class _Time(click.ParamType["datetime"]):
         from lance_dagster.history.resolve import read_time
 
         found = read_time(str(value))
-        if found is None:
-            self.fail(f"{value!r} is no time such as 2026-01-31, 2026-01-31T18:00+01:00 or '2 days ago'", param, ctx)
+        if isinstance(found, str):
+            self.fail(f"cannot read the time {value!r}: expected {found}", param, ctx)
         return found
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from lance_dagster.errors import CorruptFileError
+from lance_dagster.format.model import DeletionFile
 
 ARROW, BITMAP = 0, 1
 _BITMAP_FROM = 5_000
@@ -23,6 +24,17 @@ _MAGIC = b"ARROW1"
 _BUFFERS = 2
 _MOST_PACKED = 256
 """Offsets that are packed closer than this, as bytes unpacked for each byte of the file, are no offsets."""
+
+
+def same_vector(one: DeletionFile | None, other: DeletionFile | None) -> bool:
+    """Tell without reading them whether two deletion files hold the same offsets; False means that they may not.
+
+    The id is random where this package or pylance gave it. What else is in the name has to be the same too, since other
+    programs may give ids in other ways.
+    """
+    if one is None or other is None:
+        return one is other
+    return (one.id, one.read_version, one.deleted_rows) == (other.id, other.read_version, other.deleted_rows)
 
 
 def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:

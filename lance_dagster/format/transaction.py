@@ -38,6 +38,11 @@ OF_PICKS = frozenset({PICKED, REVERTED, RESTORED})
 OF_MERGES = (MERGED_PREFIX, SQUASHED_PREFIX)
 
 
+def without_records(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the table metadata that people and programs set: without what merges record for themselves."""
+    return {key: value for key, value in metadata.items() if not key.startswith(OF_MERGES)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
     """Add rows."""

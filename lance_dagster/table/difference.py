@@ -7,15 +7,18 @@ import pyarrow as pa
 
 from lance_dagster.changes.diff import Comparison, compare
 from lance_dagster.changes.diff_fragments import FragmentChange
+from lance_dagster.changes.diff_indices import IndexChange
 from lance_dagster.changes.diff_maps import KeyChange
 from lance_dagster.changes.diff_schema import FieldChange
 from lance_dagster.changes.diff_values import ComparedColumn
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError
 from lance_dagster.format.model import Manifest
+from lance_dagster.format.texts import texts
 from lance_dagster.history.lineage import Lineage, lineage_of, row_space
 from lance_dagster.history.versions import State
 from lance_dagster.table.changed_rows import ChangedRows
 from lance_dagster.table.comparing import ByIds, ByKey, ByValues, Identity, RowChanges, RowComparison
+from lance_dagster.table.keys import key_columns
 from lance_dagster.table.parts import Parts, open_parts
 from lance_dagster.table.versioned_rows import NO_ADDRESSES, VersionedRows
 
@@ -40,9 +43,12 @@ class RowCounts:
 class Diff:
     """What turns version `before` into version `after`.
 
-    What manifests tell is here: `schema`, `settings`, `fragments`, and the number of rows of both (None where very
-    old programs did not count them). Which rows differ is found out when it is asked for, and kept as long as this
-    object: `stat` counts them, `added`, `removed`, `changed` and `rows` read them.
+    What manifests tell is here: `schema`, `settings`, `indices`, `fragments`, and the number of rows of both (None
+    where very old programs did not count them). Which rows differ is found out when it is asked for, and kept as long
+    as this object: `stat` counts them, `added`, `removed`, `changed` and `rows` read them.
+
+    All five take `columns`: those to look at, named as in `after`. The name a column had in `before` does as
+    well, unless another one has it in `after`.
 
     With `base_of`, `before` is the merge base of that version and `after`. `key` are the columns rows are told
     by; without them rows are told by their stable row ids, in a table without these by their values. The values of the
@@ -58,6 +64,7 @@ class Diff:
     key: tuple[str, ...] | None = None
     schema: tuple[FieldChange, ...]
     settings: tuple[KeyChange, ...]
+    indices: tuple[IndexChange, ...]
     fragments: tuple[FragmentChange, ...]
     rows_before: int | None
     rows_after: int | None
@@ -67,29 +74,44 @@ class Diff:
     @property
     def unchanged(self) -> bool:
         """Whether manifests tell no difference; then there is none. A compaction is one, though not of rows."""
-        return not (self.schema or self.settings or self.fragments)
+        return not (self.schema or self.settings or self.indices or self.fragments)
 
     def stat(self, columns: Sequence[str] | None = None) -> RowCounts:
         """Count the rows that differ; reads rows that moved or whose values lie in other files, and no others.
 
         Args:
             columns: The columns to look at; None for all that both versions have.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
         """
         found = self._differing().changes(columns)
         return RowCounts(len(found.added), len(found.removed), len(found.changed_after))
 
     def added(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read the rows only `after` has, with its columns, in their order there."""
+        """Read the rows only `after` has, with its columns, in their order there.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
         rows = self._differing()
         return rows.streams(columns).added(rows.changes(columns))
 
     def removed(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read the rows only `before` has, with its columns, in their order there."""
+        """Read the rows only `before` has, with its columns, in their order there.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
         rows = self._differing()
         return rows.streams(columns).removed(rows.changes(columns))
 
     def changed(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read both images of the rows that are in both versions with other values: `rows("changed")`."""
+        """Read both images of the rows that are in both versions with other values: `rows("changed")`.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
         return self.rows("changed", columns)
 
     def rows(self, kind: str | None = None, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
@@ -102,8 +124,7 @@ class Diff:
 
         Args:
             kind: "added", "removed" or "changed"; None for all three.
-            columns: The columns to look at and to read, named as in `after`, or as in `before` where only it has
-                them; None for all.
+            columns: The columns to look at and to read; None for all.
 
         Raises:
             InvalidInputError: The kind or a column does not exist, or two rows have the same key.
@@ -125,7 +146,7 @@ class Diff:
         if self.unchanged:
             yield "nothing differs"
             return
-        for title, changes in (("schema", self.schema), ("settings", self.settings)):
+        for title, changes in (("schema", self.schema), ("settings", self.settings), ("indices", self.indices)):
             if changes:
                 yield f"{title}:"
                 yield from (f"  {change}" for change in changes)
@@ -150,7 +171,10 @@ class Diff:
             return self._rows
         parts = open_parts(self.uri, None)
         before, after = (parts.versions.load(*_place(version)) for version in (self.before, self.after))
-        return DifferingRows(parts, before, after, self.key)
+        rows = DifferingRows(parts, before, after, self.key)
+        # A copy has the same values as ever, and what was found out about them.
+        object.__setattr__(self, "_rows", rows)
+        return rows
 
 
 class DifferingRows:
@@ -177,7 +201,7 @@ class DifferingRows:
         Raises:
             InvalidInputError: Neither version has one of the columns, or two rows have the same key.
         """
-        wanted = None if columns is None else tuple(columns)
+        wanted = self._named(columns)
         if wanted not in self._found:
             compared = RowComparison(
                 before=self._before,
@@ -191,34 +215,31 @@ class DifferingRows:
 
     def streams(self, columns: Sequence[str] | None) -> ChangedRows:
         """Return what reads rows."""
-        return ChangedRows(self._before, self._after, self.comparison, columns)
+        return ChangedRows(self._before, self._after, self.comparison, self._named(columns))
 
     def _compared(self, wanted: tuple[str, ...] | None) -> tuple[ComparedColumn, ...]:
-        if wanted is None:
-            return self.comparison.columns
-        known = [
-            field.name for fields in (self.comparison.after, self.comparison.before) for field in fields.below(None)
-        ]
-        missing = [name for name in wanted if name not in known]
-        if missing:
-            raise InvalidInputError(f"no column {missing[0]!r}; there are {', '.join(dict.fromkeys(known))}")
-        return tuple(column for column in self.comparison.columns if column.after in wanted)
+        columns = self.comparison.columns
+        return columns if wanted is None else tuple(column for column in columns if column.after in wanted)
+
+    def _named(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
+        """Return columns under one name each, whichever version's names were given."""
+        return None if columns is None else self.comparison.named(texts("columns", columns, "id"))
 
 
 def diff(parts: Parts, before: State, after: State, *, key: Sequence[str] | None, base_of: str | None = None) -> Diff:
     """Compare two versions by their manifests."""
-    if isinstance(key, str) or (key is not None and not key):
-        raise InvalidInputError(f"a key is a list of columns, such as ['id'], not {key!r}")
-    rows = DifferingRows(parts, before, after, key)
+    keys = None if key is None else key_columns(key)
+    rows = DifferingRows(parts, before, after, keys)
     comparison = rows.comparison
     return Diff(
         uri=parts.uri,
         before=str(before),
         after=str(after),
         base_of=base_of,
-        key=None if key is None else tuple(key),
+        key=keys,
         schema=comparison.schema,
         settings=comparison.settings,
+        indices=comparison.indices,
         fragments=comparison.fragments,
         rows_before=_rows(before.manifest),
         rows_after=_rows(after.manifest),

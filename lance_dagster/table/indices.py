@@ -1,10 +1,10 @@
 """The indices of a version, and how much of it each one covers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from lance_dagster.changes.indices import covered, indices_of
+from lance_dagster.changes.indices import covered, indices_of, kind_of
 from lance_dagster.errors import NotFoundError
 from lance_dagster.format.model import Field, IndexMetadata, Manifest
 from lance_dagster.format.transaction import CreateIndex
@@ -75,17 +75,12 @@ def _status(
     indexed = sum(rows[number] for number in known & rows.keys())
     return IndexStatus(
         name=name,
-        kind=_kind(segments),
+        kind=kind_of(segments),
         columns=tuple(_path(number, fields) for number in segments[0].fields),
         uuids=tuple(index.uuid for index in segments),
         indexed_rows=indexed,
         unindexed_rows=sum(rows.values()) - indexed,
     )
-
-
-def _kind(segments: Iterable[IndexMetadata]) -> str:
-    types = (index.details[0] for index in segments if index.details is not None)
-    return next(types, "unknown").rpartition(".")[2].removesuffix("IndexDetails").removesuffix("Details")
 
 
 def _path(number: int, fields: Mapping[int, Field]) -> str:

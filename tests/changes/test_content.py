@@ -69,13 +69,26 @@ def test_a_content_id_is_the_same_for_ever() -> None:
         replace(MANIFEST, base_paths=(BasePath(id=1, path="/elsewhere"),), reader_flags=16, writer_flags=16),
         replace(MANIFEST, config={"b": "2", "a": "1"}),
         replace(MANIFEST, table_metadata={"owner": "ann", "lance_dagster.merged.0a": "3@4"}),
+        replace(MANIFEST, table_metadata={"owner": "ann", "lance_dagster.squashed.0a": "run/1@4"}),
         replace(MANIFEST, fragments=Fragments([replace(FIRST, id=5), replace(SECOND, id=3)])),
         with_second(files=tuple(replace(file, base_id=1) for file in SECOND.files[::-1])),
         with_second(deletion=DeletionFile(kind=1, read_version=9, id=8, deleted_rows=2, base_id=1)),
         with_second(created_at=b"\x01", updated_at=b"\x02"),
         with_second(row_ids=row_id_range(10, 2) + row_id_range(12, 3)),
     ],
-    ids=["number", "allocation", "bases", "order", "merge", "ids", "places", "vector", "row versions", "encoding"],
+    ids=[
+        "number",
+        "allocation",
+        "bases",
+        "order",
+        "merge",
+        "squash",
+        "ids",
+        "places",
+        "vector",
+        "row versions",
+        "encoding",
+    ],
 )
 def test_what_says_when_or_where_does_not_count(same: Manifest) -> None:
     """Numbers, times, names of branches, ids of fragments, places of files, encodings."""

@@ -14,7 +14,7 @@ from lance_dagster.changes.diff_rows import paired_by_ids, paired_by_values, twi
 from lance_dagster.changes.diff_values import Digests, Shape, digests
 from lance_dagster.format.model import DataFile, DeletionFile, Field, Fragment, Fragments, Manifest
 from lance_dagster.format.schema import fields_from_arrow
-from lance_dagster.format.transaction import MERGED_PREFIX
+from lance_dagster.format.transaction import MERGED_PREFIX, SQUASHED_PREFIX
 
 COLUMNS: list[tuple[str, pa.DataType]] = [("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())]
 FIELDS = fields_from_arrow(pa.schema(COLUMNS))
@@ -132,7 +132,9 @@ def test_fields_inside_columns_are_named_by_their_path() -> None:
 def test_keys_of_every_map_are_compared() -> None:
     """Both values are told; what merges record is left out."""
     before = version(
-        config={"a": "1", "b": "2"}, table_metadata={f"{MERGED_PREFIX}x": "1@2"}, schema_metadata={"s": b"old"}
+        config={"a": "1", "b": "2"},
+        table_metadata={f"{MERGED_PREFIX}x": "1@2", f"{SQUASHED_PREFIX}y": "y@2"},
+        schema_metadata={"s": b"old"},
     )
     described = (replace(FIELDS[0], metadata={"unit": b"m"}), *FIELDS[1:])
     after = version(

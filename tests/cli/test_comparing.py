@@ -124,7 +124,7 @@ def test_json_has_it_all(table: LanceTable) -> None:
         (["main"], "'..' or '...' between two refs"),
         (["main..nobody"], "no branch or tag 'nobody'"),
         (["main", "run/1", "main"], "give two versions"),
-        ([], "Missing argument"),
+        ([], "missing argument"),
         (["main..run/1", "--stat", "--column", "nothing"], "no column 'nothing'"),
         (["main..run/1", "--key", "nothing"], "column 'nothing' cannot be a key"),
     ],

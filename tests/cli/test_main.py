@@ -98,6 +98,59 @@ def test_each_command_has_the_same_options(command: click.Command, tmp_path: Pat
     assert missing.stderr.startswith("lance-dagster: no Lance table at ")
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
+def test_a_wrong_call_is_one_line_and_two(command: click.Command, table: LanceTable) -> None:
+    """Whatever is wrong with it, for people and for programs; it names the subcommand and where to look."""
+    name = command.name or ""
+    needed = ["x" for each in command.params if isinstance(each, click.Argument) and each.required][1:]
+    right = [name, table.uri, *needed]
+    calls = {
+        "missing argument 'TABLE'": [name],
+        "no such option '--bogus'": [*right, "--bogus"],
+        "no such option '--limitless'": [*right, "--limitless=3"],
+        "--storage-option takes KEY=VALUE": [*right, "-o", "aws_region"],
+        "option '--storage-option' requires an argument": [*right, "--storage-option"],
+        "option '--json' does not take a value": [*right, "--json=yes"],
+        "": [*right, "x", "x", "x"],
+    }
+    if needed:
+        calls["missing argument '"] = right[:-1]
+    for option in command.params:
+        if not isinstance(option, click.Option):
+            continue
+        typed = max(option.opts, key=len)
+        if isinstance(option.type, click.IntRange | click.FloatRange):
+            calls[f"invalid value for '{option.opts[0]}"] = [*right, typed, "-1"]
+        if not option.is_flag:
+            calls[f"option '{typed}' requires an argument"] = [*right, typed]
+    for said, call in calls.items():
+        for words in (call, [*call[:1], "--json", *call[1:]]):
+            result = run(*words)
+            assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n")), (words, result.output)
+            assert result.stderr.startswith(f"lance-dagster {name}: {said}")
+            assert result.stderr.endswith(f"; see lance-dagster {name} --help\n")
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (["mrege", "t"], "no such command 'mrege' (did you mean one of: "),
+        (["lo", "t"], "no such command 'lo'; did you mean 'log'?; see "),
+        (["--bogus"], "no such option '--bogus'; see "),
+        (["--json", "log", "t"], "no such option '--json'"),
+        (["-o", "a=b", "log", "t"], "no such option '-o'"),
+    ],
+)
+def test_what_is_no_subcommand_is_one_line_and_two(words: list[str], said: str) -> None:
+    """The command itself is named then; without a word it shows its help."""
+    result = run(*words)
+    assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n"))
+    assert result.stderr.lower().startswith(f"lance-dagster: {said}")
+    assert result.stderr.endswith("; see lance-dagster --help\n")
+    nothing = run()
+    assert (2, True) == (nothing.exit_code, "Commands" in nothing.stderr or "Look:" in nothing.stderr)
+
+
 def completed(*words: str) -> list[str]:
     """What a shell offers for the last word."""
     line = " ".join(("lance-dagster", *words))
@@ -170,6 +223,22 @@ def test_progress_is_for_terminals(table: LanceTable) -> None:
     assert "] 1 of 1" in shown
     assert shown.rstrip().rpartition("\r")[2].startswith("main@4 -> main@6")
     assert "" == process("compact", table.uri).stderr
+
+
+def test_what_takes_long_is_said_on_terminals(table: LanceTable) -> None:
+    """Where nobody can say how long it takes; gone at the end, and nothing of it in files and pipes."""
+    for doing, arguments in (
+        ("comparing rows", ("diff", table.uri, "main~1..main", "--stat")),
+        ("comparing rows", ("show", table.uri, "main", "--rows")),
+        ("looking for conflicts", ("merge", table.uri, "run/2", "--preview", "--rows")),
+        ("merging", ("merge", table.uri, "run/2", "-s", "source-wins")),
+    ):
+        shown = on_terminal(*arguments)
+        said, _, rest = shown.rpartition("\r")
+        assert f"{doing} ..." in said
+        assert doing not in rest
+    assert "merging" not in process("merge", table.uri, "run/1").stderr
+    assert "comparing" not in process("diff", table.uri, "main~1..main", "--stat").stderr
 
 
 def test_what_is_listed_as_json_is_json(table: LanceTable) -> None:

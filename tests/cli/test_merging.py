@@ -284,6 +284,23 @@ def test_a_preview_of_conflicts_exits_with_one(torn: LanceTable) -> None:
     assert 0 == run("merge", torn.uri, "run/1", "--preview", "-s", "source-wins").exit_code
 
 
+def test_what_was_cleaned_up_can_be_left_alone(table: LanceTable) -> None:
+    """The hint says how, in the command's words; beside other conflicts, and not where that does not help."""
+    for value in (5, 6):
+        table.append(entries("r", value), branch="run/1")
+    table.append(entries("b", 1))
+    lance.dataset(table.uri).checkout_version(("run/1", None)).cleanup_old_versions(retain_versions=1)
+    settled = "--strategy history=source-wins"
+    for options in ([], ["--preview"], ["-s", "source-wins"]):
+        result = run("merge", table.uri, "run/1", *options)
+        assert (1, True) == (result.exit_code, "history conflict: version run/1@" in result.stdout)
+        assert "{" not in result.output
+        assert f"hint: if nobody replaced rows in what was cleaned up, {settled} goes on without it" in result.stderr
+    assert settled not in run("merge", table.uri, "run/1", "--ff-only").stderr
+    (line,) = lines_of("merge", table.uri, "run/1", *shlex.split(settled))
+    assert line.startswith("main@3 -> main@4")
+
+
 def test_only_a_fast_forward_may_be_asked_for(table: LanceTable) -> None:
     """Refused once main moved, by the preview too."""
     assert 0 == run("merge", table.uri, "run/1", "--ff-only", "--preview").exit_code
@@ -329,6 +346,25 @@ def test_a_preview_is_made_anew(table: LanceTable) -> None:
     refused = run("preview-branch", table.uri, "run/1", "--name", "work", "--replace")
     assert (1, True) == (refused.exit_code, "branch 'work' of " in refused.stderr)
     assert ["other", "preview/run/1", "run/1", "work"] == sorted(table.branches())
+
+
+def test_a_preview_that_died_is_made_anew(table: LanceTable) -> None:
+    """Of a later version of main, which it cannot be finished on."""
+
+    def script(request: Request) -> object:
+        # What comes third is the merge: the branch and its first version are there.
+        if request.writes and table.branches("preview/*"):
+            raise PlugPulledError
+        return request.send()
+
+    died = LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    with pytest.raises(PlugPulledError):
+        died.preview_branch("run/1")
+    table.append(entries("m", 9))
+    assert 1 == run("preview-branch", table.uri, "run/1").exit_code
+    (line,) = lines_of("preview-branch", table.uri, "run/1", "--replace")
+    assert line.startswith("preview/run/1 from main@3: ")
+    assert ("m", 9) in contents(table, "preview/run/1")
 
 
 def test_a_preview_stays_when_the_next_one_is_in_conflict(table: LanceTable) -> None:

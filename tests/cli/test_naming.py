@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, VersionNotFoundError
+from lance_dagster.cli.looking import heads
 from tests.cli.running import document_of, lines_of, run
 from tests.ledger import entries, new_table
 
@@ -100,3 +101,62 @@ def test_names_are_protected(table: LanceTable) -> None:
     assert {"branches": ["release/*"], "tags": ["v*"]} == answer
     assert 2 == run("protect", table.uri, "--branch", "main", "--remove").exit_code
     assert answer == document_of("protect", table.uri)
+
+
+def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> None:
+    """The others are listed; one that lost its files is damage, and no reason to leave it out."""
+    for name in ("a", "b", "c", "d"):
+        table.create_branch(name)
+    listed = list(table.branches().values())
+    found = heads(table, listed)
+    assert "a" == next(found)[0].name
+    table.delete_branch("c")
+    assert ["b", "d"] == [branch.name for branch, _ in found]
+    for path in Path(table.uri).glob("tree/d/_versions/*"):
+        path.unlink()
+    with pytest.raises(VersionNotFoundError, match="no version on branch 'd'"):
+        list(heads(LanceTable.open(table.uri), listed))
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        (("branch", "work", "--delete", "--at", "main@1"), "--delete does not go together with --at"),
+        (("branch", "work", "-d", "--exist-ok", "-r", "x"), "--delete does not go together with --exist-ok, --rename"),
+        (("branch", "work", "--rename", "x", "--at", "nowhere"), "--rename does not go together with --at"),
+        (("branch", "work", "--rename", "x", "--force"), "--force needs --delete"),
+        (("branch", "new", "--force"), "--force needs --delete"),
+        (("branch", "work", "--rename", ""), "cannot name a branch"),
+        (
+            ("tag", "v1", "--rename", "v2", "--at", "nowhere", "--immutable"),
+            "--rename does not go together with --at",
+        ),
+        (("tag", "v1", "--rename", "v2", "--force"), "--force needs --delete"),
+        (("tag", "v1", "--rename", "v2", "--history"), "--rename does not go together with --history"),
+        (("tag", "v1", "--rename", ""), "cannot name a tag"),
+        (("tag", "v1", "--delete", "--immutable"), "--delete does not go together with --immutable"),
+        (("tag", "v1", "--history", "--at", "main@1"), "--history does not go together with --at"),
+        (("tag", "v2", "--force"), "--force needs --delete"),
+        (("protect", "--remove"), "--remove needs --branch or --tag"),
+        (("show", "main", "--limit", "3"), "--limit needs --rows"),
+        (("show", "main", "--stat", "-n", "20"), "--limit needs --rows"),
+        (("diff", "main~1..main", "-n", "3", "--stat"), "--limit needs --rows"),
+        (("diff", "main~1..main", "--column", "key"), "--column needs --stat or --rows"),
+        (("merge", "work", "--rows"), "--rows needs --preview"),
+        (("merge", "work", "--preview", "-n", "3"), "--limit needs --rows"),
+        (("merge", "work", "-k", "key", "-c", "value"), "--key, --column need --rows"),
+        (("merge", "work", "--preview", "-m", "x"), "--preview does not go together with --message"),
+        (("merge", "work", "--preview", "--property", "a=b"), "--preview does not go together with --property"),
+        (("merge", "work", "--ff-only", "--squash"), "give --ff-only or --squash, not both"),
+        (("rollback", "--tag", "v1", "--steps", "1", "--to", "main@1"), "give --steps or --to, not both"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(table: LanceTable, arguments: tuple[str, ...], said: str) -> None:
+    """With those that do not go together, before anything is done."""
+    table.create_branch("work")
+    table.append(entries("w", 1), branch="work")
+    table.create_tag("v1", "main@2")
+    command, *others = arguments
+    result = run(command, table.uri, *others)
+    assert (2, "", 1, True) == (result.exit_code, result.stdout, result.stderr.count("\n"), said in result.stderr)
+    assert (["work"], ["v1"], "main@3") == (list(table.branches()), list(table.tags()), str(table.head()))

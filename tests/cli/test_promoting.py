@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
+from tests.aging import free_names
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import entries, new_table
+from tests.ledger import as_pylance, entries, new_table
 
 
 @pytest.fixture
@@ -95,3 +96,39 @@ def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTab
     table.roll_back_tag("production")
     back = run("rollback", table.uri, "--to", "main@4")
     assert (2, True) == (back.exit_code, "cannot be rolled back to main@4, from where it was rolled" in back.stderr)
+
+
+def test_what_is_expected_of_a_tag_holds_where_nothing_moves(table: LanceTable) -> None:
+    """A tag that is where it is to go back to was perhaps not where somebody thought."""
+    for number in (1, 2):
+        table.move_tag("production", f"main@{number}")
+    assert ["production: main@2 already"] == lines_of("rollback", table.uri, "--to", "main@2", "--expect", "main@2")
+    result = run("rollback", table.uri, "--to", "main@2", "--expect", "main@1")
+    assert (1, "") == (result.exit_code, result.stdout)
+    assert "'production' points to main@2, not to main@1" in result.stderr
+
+
+def test_a_tag_moves_though_the_branch_it_is_on_has_the_name_of_another_tag(table: LanceTable) -> None:
+    """Which pylance makes; where a tag is, is a branch and a number."""
+    table.create_branch("run", "main@3")
+    table.create_tag("production", "run")
+    as_pylance(table).tags.create("run", 1)
+    assert ["production: run@3 -> main@5"] == lines_of("promote", table.uri)
+    assert ["production: main@5 -> run@3"] == lines_of("rollback", table.uri)
+    assert ["production: run@3 -> main@2"] == lines_of("promote", table.uri, "--at", "main@2")
+
+
+def test_a_tag_does_not_go_back_to_another_branch_of_the_name(table: LanceTable) -> None:
+    """One line says so, and the exit code is 2."""
+    table.create_branch("run", "main@2")
+    table.append(entries("r", 1), branch="run")
+    for ref in ("run@3", "main@4"):
+        table.move_tag("production", ref)
+    table.delete_branch("run")
+    free_names(table)
+    table.create_branch("run", "main@3")
+    for arguments in ([], ["--to", "run@3"]):
+        result = run("rollback", table.uri, *arguments)
+        assert (2, 1) == (result.exit_code, result.stderr.count("\n"))
+        assert "is gone: its branch was deleted, and another one has its name" in result.stderr
+    assert "main@4" == table.tag("production").ref

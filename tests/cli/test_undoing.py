@@ -6,8 +6,10 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.cli.remedies import quoted
+from lance_dagster.store import open_store
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import contents, entries, new_table
+from tests.ledger import contents, entries, new_table, parts_on
+from tests.store.scripted import PlugPulledError, ScriptedStore, plug_pulled_before_write
 
 
 @pytest.fixture
@@ -103,3 +105,20 @@ def test_a_branch_starts_anew(table: LanceTable) -> None:
     assert (str(head), "main@2") == (answer["before"], answer["forked_from"])
     assert str(table.head("fix")) == answer["head"]
     assert 2 == run("reset", table.uri, "main", "--at", "fix").exit_code
+
+
+@pytest.mark.parametrize("step", [1, 4, 9, 14])
+def test_a_reset_that_died_is_made_again(table: LanceTable, step: int) -> None:
+    """By the same call, which tells where the branch was if that can be told; a branch that never was is named."""
+    table.create_branch("work")
+    script = plug_pulled_before_write(step)
+    with pytest.raises(PlugPulledError):
+        LanceTable(parts_on(ScriptedStore(open_store(table.uri, None), script))).reset("work", "main@1")
+    assert {} == {name: found for name, found in table.branches().items() if name == "work"}
+    answer = document_of("reset", table.uri, "work", "--at", "main@1")
+    assert ("work", None, "main@1") == (answer["branch"], answer["before"], answer["forked_from"])
+    assert answer["head"] == str(table.head("work"))
+    (line,) = lines_of("reset", table.uri, "work")
+    assert line.startswith(f"work: {answer['head']} -> work@")
+    result = run("reset", table.uri, "nobody")
+    assert (2, True) == (result.exit_code, "no branch 'nobody'" in result.stderr)

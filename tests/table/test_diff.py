@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from lance.blob import blob_field
 
-from lance_dagster import Diff, InvalidInputError, LanceTable
+from lance_dagster import Diff, IndexShape, InvalidInputError, LanceTable
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
@@ -381,10 +381,8 @@ def test_a_key_may_come_once(tmp_path: Path) -> None:
     assert (2, 0, 0) == counts(table.diff("main@1", "main", key=["key", "value"]))
     with pytest.raises(InvalidInputError, match="column 'nokey' cannot be a key"):
         table.diff("main@1", "main", key=["nokey"])
-    wrong: list[Any] = ["key", []]
-    for bad in wrong:
-        with pytest.raises(InvalidInputError, match="a key is a list of columns"):
-            table.diff("main@1", "main", key=bad)
+    with pytest.raises(InvalidInputError, match="a key is a list of columns"):
+        table.diff("main@1", "main", key=[])
 
 
 def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
@@ -405,6 +403,93 @@ def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
         dropped.stat(["nothing"])
     with pytest.raises(InvalidInputError, match="'inserted' is no kind of row; choose one of added, removed, changed"):
         dropped.rows("inserted")
+
+
+def test_columns_may_be_named_as_before(tmp_path: Path) -> None:
+    """By every method alike, unless the newer version has another column of that name; and each once."""
+    table = made(tmp_path)
+    table.rename_column("name", "label")
+    table.upsert(pa.table({"id": [2, 99], "label": ["x", "new"], "price": [1.5, 1.5]}), on=["id"])
+    table.delete("id = 3")
+    diff = table.diff("main@1", "main")
+    for names in (["label"], ["name"], ["name", "label", "name"]):
+        counted = diff.stat(names)
+        assert (1, 1, 1) == (counted.added, counted.removed, counted.changed)
+        images = [("update_preimage", {"label": "n2"}), ("update_postimage", {"label": "x"})]
+        assert images == feed(diff, "changed", names)
+        assert [{"label": "new"}] == diff.added(names).read_all().to_pylist()
+        assert [{"name": "n3"}] == diff.removed(names).read_all().to_pylist()
+        assert 2 == diff.changed(names).read_all().num_rows
+    table.add_columns({"name": "'other'"})
+    taken = table.diff("main@1", "main")
+    assert (0, 1) == (taken.stat(["name"]).changed, taken.stat(["label"]).changed)
+    assert [{"name": "other"}] == taken.added(["name"]).read_all().to_pylist()
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_indices_are_compared_by_name(tmp_path: Path, *, stable: bool) -> None:
+    """Made, dropped, built anew or over more rows, by pylance; the content ids differ as well."""
+    table = made(tmp_path, stable=stable)
+    as_pylance(table).create_scalar_index("id", "BTREE")
+    as_pylance(table).create_scalar_index("name", "BITMAP", name="names")
+    diff = table.diff("main@1", "main")
+    assert ["indices:", "  + id_idx: BTree on id", "  + names: Bitmap on name", "rows: 10 -> 10"] == lines(diff)
+    assert ("added", None, IndexShape("BTree", ("id",))) == (
+        diff.indices[0].kind,
+        diff.indices[0].before,
+        diff.indices[0].after,
+    )
+    assert (False, NOTHING) == (diff.unchanged, counts(diff))
+    assert table.content_id("main@1") != table.content_id("main")
+    as_pylance(table).create_scalar_index("id", "BTREE", replace=True)
+    table.drop_index("names")
+    as_pylance(table).create_scalar_index("price", "BTREE", name="names")
+    assert ["  ~ id_idx: BTree on id, built anew", "  ~ names: Bitmap on name -> BTree on price"] == lines(
+        table.diff("main@3", "main")
+    )[1:-1]
+    assert ["  - id_idx: BTree on id", "  - names: Bitmap on name"] == lines(table.diff("main@3", "main@1"))[1:-1]
+    before = str(table.head())
+    table.append(pa.table({"id": [10], "name": ["new"], "price": [2.0]}))
+    assert () == table.diff(before, "main").indices
+    as_pylance(table).optimize.optimize_indices(num_indices_to_merge=0)
+    assert ["  ~ id_idx: BTree on id, over more rows", "  ~ names: BTree on price, over more rows"] == lines(
+        table.diff("main~1", "main")
+    )[1:-1]
+
+
+# Where row ids are stable, pylance does not put off following the rows.
+@pytest.mark.parametrize(
+    "by,stable",
+    [("us", True), ("us", False), ("pylance", True), ("pylance", False), ("pylance later", False)],
+)
+def test_a_compaction_leaves_indices_as_they_are(tmp_path: Path, by: str, *, stable: bool) -> None:
+    """Though they are stored anew, or what Lance keeps for itself says how rows moved."""
+    table = made(tmp_path, stable=stable)
+    as_pylance(table).create_scalar_index("id", "BTREE")
+    table.delete("id = 3")
+    before, built = str(table.head()), table.indices()[0].uuids
+    if by == "us":
+        table.compact(deleted_share=0.0)
+    elif by == "pylance":
+        as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0)
+        assert built != table.indices()[0].uuids
+    else:
+        as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0, defer_index_remap=True)
+    diff = table.diff(before, "main")
+    assert ((), NOTHING, False) == (diff.indices, counts(diff), diff.unchanged)
+    as_pylance(table).create_scalar_index("id", "BTREE", replace=True)
+    assert ["replaced"] == [change.kind for change in table.diff(before, "main").indices]
+
+
+def test_a_squash_is_no_change_of_settings(tmp_path: Path) -> None:
+    """Nor is a merge: what they record is for the next merge."""
+    table = new_table(tmp_path, entries("a", 1))
+    for name, mode in (("one", "squash"), ("two", "merge")):
+        table.create_branch(name)
+        table.append(entries(name, 1), branch=name)
+        table.append(entries("a", 2))
+        table.merge(name, mode=mode)
+        assert () == table.diff("main~1", "main").settings
 
 
 def test_settings_are_compared(tmp_path: Path) -> None:
@@ -451,6 +536,18 @@ def test_a_pickled_diff_holds_no_secret(tmp_path: Path) -> None:
     assert diff == copy
     assert (0, 0, 1) == counts(copy)
     assert "_rows" not in repr(diff)
+
+
+def test_a_pickled_diff_finds_rows_out_once(tmp_path: Path) -> None:
+    """As the one it is a copy of: files that go away afterwards are not asked for again."""
+    table = made(tmp_path)
+    table.delete("id = 1")
+    copy = pickle.loads(pickle.dumps(table.diff("main@1", "main")))  # noqa: S301  # our own
+    assert (0, 1, 0) == counts(copy)
+    for path in (*Path(table.uri).glob("_versions/*.manifest"), *Path(table.uri).glob("_deletions/*")):
+        path.unlink()
+    assert (0, 1, 0) == counts(copy)
+    assert copy == pickle.loads(pickle.dumps(copy))  # noqa: S301  # our own
 
 
 def test_only_two_manifests_are_read(tmp_path: Path) -> None:
