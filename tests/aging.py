@@ -21,6 +21,12 @@ def age(table: LanceTable, by: timedelta, below: str = "") -> None:
             os.utime(path, (stored, stored))
 
 
+def free_names(table: LanceTable) -> None:
+    """Free the names of deleted branches, as the first deletion a day later does: numbers begin as usual again."""
+    for fence in Path(table.uri, "_refs/deleted").iterdir():
+        fence.unlink()
+
+
 def say(manifest: Path, ago: timedelta) -> None:
     """Make a manifest say that it was made earlier than it says."""
     version, transaction = decode_manifest_file(manifest.read_bytes(), manifest.name)

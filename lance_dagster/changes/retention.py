@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from itertools import accumulate
+from typing import TypeVar
 
 from lance_dagster.errors import InvalidInputError
 
+Version = TypeVar("Version")
+"""Whatever stands for a version; rules look at its numbers only."""
 SETTING = "lance_dagster.retention"
 """The setting of a table under which its rules are kept, as JSON."""
 DEFAULT_AGE = timedelta(days=14)
@@ -59,51 +61,47 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """A version with the time its manifest says and the time the manifest was stored, both in seconds since 1970."""
+    """A version with the time its manifest says and the time the manifest was stored, both in seconds since 1970.
 
-    number: int
+    `left` is how many versions its branch has from this one on.
+    """
+
+    left: int
     said: float
     stored: float
 
 
-def reason(rule: Rule, left: int, until: float, now: float) -> str | None:
-    """Return why a rule keeps a version, or None when it does not.
+def kept(
+    rules: Sequence[Rule], versions: Iterable[tuple[Dated, Version]], now: float
+) -> Iterator[tuple[Version, str | None]]:
+    """Yield every version of a branch with the reason why one of some rules keeps it, None when all let it go.
+
+    Each comes as soon as it is known when the next one was made.
 
     Args:
-        rule: What is to stay.
-        left: How many versions the branch has from this one on.
-        until: When the next one was made, in seconds since 1970.
-        now: The time.
+        rules: What is to stay.
+        versions: The versions of the branch, oldest first.
+        now: The time, in seconds since 1970.
     """
-    if left == 1:
-        return "the newest"
+    latest = float("-inf")
+    before: tuple[Dated, Version] | None = None
+    for dated, version in versions:
+        latest = max(latest, dated.said, dated.stored)
+        if before is not None:
+            reasons = (_reason(rule, before[0].left, latest, now) for rule in rules)
+            yield before[1], next((found for found in reasons if found is not None), None)
+        before = dated, version
+    if before is not None:
+        yield before[1], "the newest"
+
+
+def _reason(rule: Rule, left: int, until: float, now: float) -> str | None:
+    """Return why a rule keeps a version that was the newest until some time."""
     if left <= rule.keep_last:
         return f"one of the newest {rule.keep_last}"
     if until > now - rule.older_than.total_seconds():
         return f"in use during the last {duration_text(rule.older_than)}"
     return None
-
-
-def times(versions: Iterable[Dated]) -> Iterator[float]:
-    """Yield when each of some versions of one branch, oldest first, was made at the latest."""
-    return accumulate((max(version.said, version.stored) for version in versions), max)
-
-
-def kept(rule: Rule, versions: Sequence[Dated], now: float) -> dict[int, str]:
-    """Return the versions of a branch that a rule keeps, by number, and why.
-
-    Args:
-        rule: What is to stay.
-        versions: All versions of the branch, oldest first.
-        now: The time, in seconds since 1970.
-    """
-    replaced = [*times(versions), now][1:]
-    reasons: dict[int, str] = {}
-    for place, (version, until) in enumerate(zip(versions, replaced, strict=True)):
-        found = reason(rule, len(versions) - place, until, now)
-        if found is not None:
-            reasons[version.number] = found
-    return reasons
 
 
 def duration(text: str) -> timedelta:

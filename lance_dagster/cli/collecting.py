@@ -57,7 +57,7 @@ def gc(table: "LanceTable", answer: Answer, branches: Sequence[str], *, files: b
     ages = dict(map(_pair, branches))
     with bar() as progress:
         report = table.collect_garbage(branches=ages, progress=progress, **others)  # type: ignore[arg-type]  # click's
-    answer.give(_document(report, files=files), list(_lines(report, files=files)))
+    answer.give(_document(report, files=files), list(told(report, files=files)))
     sys.exit(DONE if report.ok else REFUSED)
 
 
@@ -75,7 +75,8 @@ def _document(report: "GarbageReport", *, files: bool) -> dict[str, object]:
     return document
 
 
-def _lines(report: "GarbageReport", *, files: bool) -> Iterator[str]:
+def told(report: "GarbageReport", *, files: bool = False) -> Iterator[str]:
+    """Say in lines what a collection did, or would do."""
     for problem in report.problems:
         colour = "red" if problem.severity == "error" else "yellow"
         yield f"{click.style(problem.severity, fg=colour)}: {problem.where}"
@@ -86,7 +87,7 @@ def _lines(report: "GarbageReport", *, files: bool) -> Iterator[str]:
         yield "kept:"
         yield from (f"    {line}" for line in aligned(list(_kept(report.kept))))
     for branch, numbers in report.expired.items():
-        yield f"{'expired' if done else 'would expire'}: {', '.join(_spans(branch, numbers))}"
+        yield f"{'expired' if report.expiry_done else 'would expire'}: {', '.join(_spans(branch, numbers))}"
     if report.put_back:
         yield f"needed again: {', '.join(report.put_back)}"
     yield from (f"{'removed' if done else 'would remove'} what is left of branch {name!r}" for name in report.branches)
@@ -95,11 +96,21 @@ def _lines(report: "GarbageReport", *, files: bool) -> Iterator[str]:
     yield from _counts("too young to be told from what is about to be committed", report.young)
     if files:
         yield from (f"    {path}" for path in report.paths)
-    what = "deleted" if done else "can be deleted" if report.ok else "could be deleted if everything could be read"
-    yield f"{report.versions:,} versions and {report.files:,} files ({_size(report.bytes)}) {what}"
+    yield _together(report)
     yield from _held(report.held)
     if report.dry_run and (report.versions or report.files or report.branches):
         yield "nothing was deleted; --delete does it"
+
+
+def _together(report: "GarbageReport") -> str:
+    versions, files = f"{report.versions:,} versions", f"{report.files:,} files ({_size(report.bytes)})"
+    if report.done:
+        return f"{versions} and {files} deleted"
+    if not report.ok:
+        return f"{versions} and {files} could be deleted if everything could be read"
+    if report.expiry_done:
+        return f"{versions} expired; {files} are left to the next run, as somebody else is at work"
+    return f"{versions} and {files} can be deleted"
 
 
 def _held(held: Mapping[str, int]) -> Iterator[str]:

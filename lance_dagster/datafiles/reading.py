@@ -9,6 +9,7 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles.errors import query_errors, storage_errors
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.texts import texts
 
 LanceDataset = lance.LanceDataset
 
@@ -32,9 +33,10 @@ def scan(
     Raises:
         InvalidInputError: A column does not exist or the filter cannot be understood.
     """
+    wanted = None if columns is None else [*texts("columns", columns, "id")]
     with query_errors(filter, dataset.uri):
-        _check_columns(dataset, columns)
-        return dataset.scanner(columns=list(columns) if columns is not None else None, filter=filter).to_reader()
+        _check_columns(dataset, wanted or [])
+        return dataset.scanner(columns=wanted, filter=filter).to_reader()
 
 
 def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
@@ -79,9 +81,9 @@ def matching_offsets(
     return found
 
 
-def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str] | None) -> None:
+def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
     known = dataset.schema.names
-    missing = [name for name in columns or () if name.split(".")[0] not in known]
+    missing = [name for name in columns if name.split(".")[0] not in known]
     if missing:
         raise InvalidInputError(f"no column {', '.join(map(repr, missing))}; the table has {', '.join(known)}")
 

@@ -4,7 +4,7 @@ What is none would be found out only where bytes are made of it, after the work 
 """
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from lance_dagster.errors import InvalidInputError
 
@@ -36,6 +36,34 @@ def check_texts(what: str, given: object, *, removing: bool = False) -> None:
         check_text(f"a key of the {what}", key)
         if not (removing and value is None):
             check_text(f"{key!r} of the {what}", value)
+
+
+def refuse_lone_text(what: str, given: object, example: str) -> None:
+    """Refuse one text where a list is wanted: Python would take it for a list of its characters.
+
+    Raises:
+        InvalidInputError: Shows how a list of one is written.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInputError(f"{what}: a list such as [{example!r}] is wanted, not {reprlib.repr(given)}")
+
+
+def texts(what: str, given: object, example: str) -> tuple[str, ...]:
+    """Return a list of texts that a caller gave.
+
+    Args:
+        what: The argument.
+        given: What was given for it.
+        example: What could be in the list.
+
+    Raises:
+        InvalidInputError: It is one text, no list, or has something else in it.
+    """
+    refuse_lone_text(what, given, example)
+    found = tuple(given) if isinstance(given, Iterable) else ()
+    for one in found:
+        check_text(f"what is in {what}", one)
+    return found
 
 
 def check_said(message: object, properties: object) -> None:

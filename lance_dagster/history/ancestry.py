@@ -3,6 +3,9 @@
 Along a branch the version before is the one of the next lower number, so a list of file names is enough; only merges
 have to be looked into. The first version of a branch repeats the version it was forked from, number included. It is a
 version of its own in a log, and the same commit where parents are counted.
+
+Merges, moves of tags and pickled copies write a version down as `branch@n`, and the id of the branch beside it:
+branches are renamed, and a name may be given to another one later. The id tells which one is meant.
 """
 
 import re
@@ -12,7 +15,7 @@ from dataclasses import dataclass, field
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.transaction import MERGED_BRANCH
-from lance_dagster.history.refs import Branch, Refs
+from lance_dagster.history.refs import READY, Branch, Refs
 from lance_dagster.history.versions import Version, Versions
 
 _FIRST_AND_SECOND = 2
@@ -29,6 +32,24 @@ class Place:
     def __str__(self) -> str:
         """Return the ref expression that names the version."""
         return f"{self.branch}@{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A version as it was written down: `branch@n`, and the id of the branch, empty where that is not known."""
+
+    ref: str
+    line: str = ""
+
+    def __str__(self) -> str:
+        """Return it as it was written."""
+        return self.ref
+
+    @property
+    def place(self) -> Place | None:
+        """The branch by the name it had then, and the number; None when it cannot be read."""
+        match = _VERSION.fullmatch(self.ref)
+        return None if match is None else Place(match[1], int(match[2]))
 
 
 @dataclass(slots=True)
@@ -106,15 +127,33 @@ class Ancestry:
         """Return the version a merge brought in; None when it is gone, or `version` is no merge."""
         if len(version.parents) < _FIRST_AND_SECOND:
             return None
-        match = _VERSION.fullmatch(version.parents[1])
-        if match is None:
-            return None
-        name, wanted = match[1], version.properties.get(MERGED_BRANCH)
-        if wanted is not None and self.id_of(name) != wanted:
+        place = self.known_as(Written(version.parents[1], version.properties.get(MERGED_BRANCH, "")))
+        return place if place is not None and self.exists(place) else None
+
+    def known_as(self, written: Written) -> Place | None:
+        """Return a version that was written down by the name its branch has today; None when the branch is gone.
+
+        Whether the branch has that number still is not looked at.
+        """
+        place = written.place
+        if place is not None and written.line and self.id_of(place.branch) != written.line:
             # Renamed, or gone: a branch that was made under the name since has other versions.
-            name = self._name_of(wanted) or ""
-        place = Place(name, int(match[2]))
-        return place if name and self.exists(place) else None
+            name = self._name_of(written.line)
+            place = None if name is None else Place(name, place.number)
+        return place if place is not None and self.id_of(place.branch) is not None else None
+
+    def no_merged(self, version: Version) -> VersionNotFoundError:
+        """Return the error that says that what a merge brought in is gone."""
+        return VersionNotFoundError(
+            f"{version.parents[1]}, which was merged as {version} of {self.versions.store.uri}, is gone: its branch "
+            "was deleted, or it was cleaned up"
+        )
+
+    def gone(self, written: Written) -> VersionNotFoundError:
+        """Return the error that says that the branch of a version which was written down is gone."""
+        name = written.ref.rpartition("@")[0]
+        other = ", and another one has its name" if self.id_of(name) is not None else ""
+        return VersionNotFoundError(f"{written} of {self.refs.store.uri} is gone: its branch was deleted{other}")
 
     def fork_of(self, place: Place) -> Place:
         """Return the version that the first one of a branch repeats; any other version is returned as it is.
@@ -153,10 +192,7 @@ class Ancestry:
             has = "no parent" if not count else "one parent" if count == 1 else f"{count} parents"
             return InvalidInputError(f"{version} of {where} has {has}, so there is no '^{which}' of it")
         if made == Place(version.branch, version.number) and which == _FIRST_AND_SECOND:
-            return VersionNotFoundError(
-                f"{version.parents[1]}, which was merged as {version} of {where}, is gone: its branch was deleted, or "
-                "it was cleaned up"
-            )
+            return self.no_merged(version)
         if not count:
             return VersionNotFoundError(f"{version} is the first version of {where}; nothing comes before it")
         older = self.before(made)
@@ -176,12 +212,14 @@ class Ancestry:
         return numbers[place - 1] if place else None
 
     def _named(self, text: str, version: Version) -> Place:
-        match = _VERSION.fullmatch(text)
-        if match is None:
+        place = Written(text).place
+        if place is None:
             raise CorruptFileError(f"{self.versions.store.uri}/{version}", f"it says it was made from {text!r}")
-        return Place(match[1], int(match[2]))
+        return place
 
     def _name_of(self, branch_id: str) -> str | None:
         if self._names is None:
-            self._names = {branch.id: branch.name for branch in self.refs.branches().values()}
+            # One that is made by renaming has the id of the other one, and not yet all its versions.
+            ready = (branch for branch in self.refs.branches().values() if branch.state == READY)
+            self._names = {branch.id: branch.name for branch in ready}
         return self._names.get(branch_id)

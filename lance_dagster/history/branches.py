@@ -57,7 +57,7 @@ def create_branch(
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
-        AlreadyExistsError: A branch has the name and `exist_ok` is False, or a folder is in the way.
+        AlreadyExistsError: A tag has the name, or a branch and `exist_ok` is False, or a folder is in the way.
         ConflictError: The parent is being deleted, or the name is being given to another branch.
     """
     check_branch_name(name)
@@ -69,6 +69,7 @@ def create_branch(
     # A creation that somebody began and did not finish is taken over by whoever asks for the same.
     ours = found is not None and found.state == CREATING and found.parent == str(parent)
     if found is None:
+        refuse_tagged(name, refs)
         refuse_leftovers(name, versions)
         wanted = _described(name, parent, refs, versions, metadata=metadata)
         found = refs.add_branch(wanted)
@@ -82,6 +83,7 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
     """Delete a branch and the versions it made; data files stay, since `main` may name them by now.
 
     Raises:
+        InvalidInputError: The branch is `main`.
         RefNotFoundError: There is no such branch.
         ProtectedError: The branch is protected.
         ConflictError: A tag or another branch refers to it, or it is being renamed.
@@ -117,6 +119,27 @@ def remove_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
     _finish_deleting(_closed(branch, "rename", refs, versions), refs, versions)
 
 
+def give_up(branch: Branch, refs: Refs, versions: Versions) -> None:
+    """Delete what was begun under a name, unless it was finished meanwhile."""
+
+    def marked(current: Branch) -> Branch:
+        return with_metadata(current, {STATE: DELETING}) if current.state == CREATING else current
+
+    # Whoever else was about to finish it finds the mark.
+    if refs.change_branch(branch, marked).state == DELETING:
+        _finish_deleting(branch, refs, versions)
+
+
+def refuse_tagged(name: str, refs: Refs) -> None:
+    """Refuse a name that a tag has.
+
+    Raises:
+        AlreadyExistsError: There is such a tag.
+    """
+    if refs.tag(name) is not None:
+        raise AlreadyExistsError(f"{name!r} is a tag of {refs.store.uri}; a branch of that name would be ambiguous")
+
+
 def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
     """Refuse a name under which somebody may still be in the middle of a commit to another branch.
 
@@ -147,7 +170,7 @@ def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
     """Refuse to touch a branch in the middle of a renaming.
 
     Raises:
-        ConflictError: It is being renamed, or made by renaming another.
+        ConflictError: It is being renamed.
     """
     other = branch.metadata.get(RENAMING_TO)
     target = refs.branch(other) if other else None

@@ -8,8 +8,9 @@ theirs when it still means the same (`changes.conflicts`), from the state they l
 
 The answer was lost. A client below us may send a request again on its own and then report our own object as somebody
 else's, and a failed request may have landed all the same. So neither "exists" nor an error decides anything: the
-object is read back, and the uuid of its transaction tells whose it is. A retry writes the same transaction under the
-same uuid, so it lands exactly once, in this process or in a later one.
+object is read back, and its bytes tell whether it is the one this attempt wrote. If it is not, it is looked at as any
+version that landed meanwhile, and the uuid of its transaction tells whether another attempt or process made it of the
+same one. A retry keeps the uuid, so a transaction lands exactly once, in this process or in a later one.
 
 Nothing can be learnt. Then that is what is said (`CommitStateUnknownError`, with the uuid to resume by), and nothing
 is deleted: the files may belong to a version that exists.

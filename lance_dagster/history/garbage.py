@@ -24,16 +24,20 @@ class GarbageReport:
 
     Attributes:
         dry_run: Whether this only says what would be done.
-        done: Whether everything below was done; False after a dry run, and where a problem forbade it.
+        done: Whether everything below was done; False after a dry run, where a problem forbade it, and where versions
+            were needed again with a settling time of zero.
+        expiry_done: Whether the versions in `expired` did expire: as `done`, and also where no file was deleted since
+            versions were needed again.
         now: The time by the storage's clock that ages were measured with.
         expired: By branch, the numbers of the versions that nothing needs, oldest first.
         garbage: By kind, files that no version names.
         waiting: By kind, files that only expired versions name; they go when these have been expired for long enough.
         young: By kind, files that no version names yet; somebody may be about to commit them.
         kept: By version, such as `main@3`, everything that keeps it.
-        held: By branch, how many versions stay for its sake alone: they expire once it is merged, synced or deleted.
+        held: By branch, how many versions stay for its sake alone: nothing else keeps them once it is deleted.
+            Mostly it is enough to merge it, or to sync it.
         branches: Branches that were half deleted, or had no metadata, and are gone.
-        put_back: Versions that expired and were named by somebody at that moment, so they are there again.
+        put_back: Versions that expired and are needed again, so they are there again.
         others: How many objects lie there that are not of a table; they are left alone.
         paths: The files of `garbage`, below the table's folder.
         problems: What is wrong. After an error nothing is deleted.
@@ -41,6 +45,7 @@ class GarbageReport:
 
     dry_run: bool
     done: bool = False
+    expiry_done: bool = False
     now: pendulum.DateTime
     expired: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     garbage: Mapping[str, FileCount] = field(default_factory=dict)

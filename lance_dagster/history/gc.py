@@ -1,4 +1,7 @@
-"""Collect garbage: let old versions expire, and delete the files that no version names. Nothing else deletes.
+"""Collect garbage: let old versions expire, and delete the files that no version names.
+
+Nothing else deletes files that more than one branch may name. A branch that is deleted, reset or renamed takes those in
+its own folder with it, which no other branch names.
 
 What has to hold is that no file goes that somebody needs, and others go on committing, branching, tagging, merging
 and restoring while this runs, through this package or through others, which know nothing of it. There is no lock. It
@@ -18,7 +21,7 @@ collection: a tag or a fork that names an expired version gets it back from its 
 after the versions: a version that another collector takes away meanwhile is seen in one place or the other.
 
 **What is needed.** The newest version of each branch; what a retention rule keeps; what tags name or say they named
-before; what branches were forked from and their first versions; what the next merge of each branch is judged by. The
+before; what branches were forked from and their first versions; what a merge of any two branches is judged by. The
 rules are in `changes.retention`, the rest in `history.reach`.
 
 **Clocks.** Ages are measured by the storage's clock alone, which stamps the objects, or by this computer's where that
@@ -33,13 +36,14 @@ paths and tables, are not touched. Shallow clones elsewhere cannot be seen: a ta
 files (`clone` leaves one).
 
 With a settling time of zero everything happens in one run, and whoever asks for that has to know that nobody else is
-at work.
+at work. A version that is needed again at that moment shows that somebody is: then no file is deleted.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 import pendulum
 
@@ -73,13 +77,14 @@ class Wish:
     dry_run: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse ages below zero.
+        """Refuse ages below zero; those in the rules are refused where these are made.
 
         Raises:
             InvalidInputError: There is one.
         """
-        if self.grace < timedelta(0):
-            raise InvalidInputError(f"grace is {self.grace}; it cannot be negative")
+        for name, age in (("grace", self.grace), ("settling", self.settling)):
+            if age < timedelta(0):
+                raise InvalidInputError(f"{name} is {age}; it cannot be negative")
 
 
 def collect(store: Store, wish: Wish, progress: Progress | None = None) -> GarbageReport:
@@ -117,31 +122,31 @@ class _Collection:
         # After the versions: what another collector takes away meanwhile is there by then.
         waiting, wanted = self._waiting(branches, needs, inventory)
         marking.kept(wanted, self._step)
-        settled = [found for found in waiting if found.entry.modified <= terms.now - terms.settling]
-        marking.waiting([found for found in waiting if found not in settled], self._step)
-        judged = judge(inventory, mark, terms, settled)
+        over = terms.now - terms.settling
+        marking.waiting([found for found in waiting if found.entry.modified > over], self._step)
+        settled = [found for found in waiting if found.entry.modified <= over]
         self._problems += [*needs.problems, *_dangling(tags, mark)]
-        report = replace(self._report(terms, inventory, mark, judged), put_back=tuple(map(str, wanted)))
+        judging = partial(judge, inventory, mark, terms, settled)
+        report = self._report(terms, inventory, mark, judging())
         if self._wish.dry_run or not report.ok:
-            return report
+            return replace(report, put_back=tuple(map(str, wanted)))
         self._total += len(mark.expired) + report.files
         sweep = Sweep(self._store, branches, self._step)
-        report = replace(report, put_back=tuple(map(str, sweep.put_back(wanted))))
+        wanted = sweep.put_back(wanted)
+        mark.expired, back = sweep.expire(mark.expired)
+        marking.kept(back, self._step)
+        judged = judging()
+        report = self._report(terms, inventory, mark, judged)
+        report = replace(report, expiry_done=True, put_back=tuple(map(str, (*wanted, *back))))
+        if not report.ok or (back and not self._wish.settling):
+            # Somebody is at work after all, and may be about to name other files.
+            return report
         return self._swept(report, sweep, mark, judged)
 
     def _swept(self, report: GarbageReport, sweep: Sweep, mark: Mark, judged: Judged) -> GarbageReport:
-        expired, back = sweep.expire(mark.expired)
-        report = replace(
-            report,
-            expired=by_branch((found.branch, found.number) for found in expired),
-            put_back=(*report.put_back, *map(str, back)),
-        )
-        if back and not self._wish.settling:
-            # Their files count as garbage here; the next collection sees them as what they are.
-            return report
         sweep.delete_files(judged)
         if not self._wish.settling:
-            sweep.forget(expired)
+            sweep.forget(mark.expired)
         return replace(report, done=True, branches=tuple(sweep.free(mark.dead, mark.by_kept.keys)))
 
     def _terms(self) -> Terms:

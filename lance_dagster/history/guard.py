@@ -8,7 +8,11 @@ first. A manifest's key says the branch's name and a number, and nothing about w
   than one: it would have had to read the head before the mark, and the number it reads then is counted.
 - The next branch of the same name begins above all of these. What a late writer puts lies below where it begins: no
   version of it, and no key that it will ever use.
-- The writer looks again after the put. The branch it read is gone: it takes its manifest away and says so.
+- The writer looks again after the put. The branch it read is there, perhaps with the mark that can be taken back: so
+  its version is on it, and what becomes of the branch becomes of the version.
+- The branch is gone, or about to be. The manifest is still there: it was put after the folder was emptied, when nobody
+  could find it any more, so the writer takes it away and says that it failed. It is not there: it may have been on the
+  branch before, and somebody may have merged or renamed the branch then. Nobody knows, and that is what is said.
 - A transaction that was staged on the old branch and is committed to the new one would have to be judged against
   versions that are not there, and against one that begins a branch: a conflict (`history.commit`).
 
@@ -19,8 +23,9 @@ from dataclasses import dataclass
 
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
 from lance_dagster.format import layout
+from lance_dagster.format.digests import commit_id
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.history.ref_files import CREATING, READY, RENAMED_FROM, RENAMING_TO, Branch
+from lance_dagster.history.ref_files import CLOSING, CREATING, READY, RENAMED_FROM, RENAMING_TO, Branch
 from lance_dagster.history.refs import Refs
 from lance_dagster.history.versions import State
 
@@ -63,27 +68,42 @@ class Guard:
         """Look whether a version that was put is one of the branch it was meant for.
 
         Raises:
-            CommitConflictError: It is not; it was taken away.
-            CommitStateUnknownError: The branch is being renamed: the version may or may not be taken along. Or nothing
-                can be learnt.
+            CommitConflictError: It never was; it was taken away.
+            CommitStateUnknownError: The branch is being renamed, or gone: what it was renamed to or merged into may
+                hold the version. Or nothing can be learnt.
         """
         if branch_id is None:
             return
         try:
-            branch = self.refs.branch(self.name)
+            doubt = self._doubt(branch_id, put, path)
         except StoreError as error:
             message = f"cannot tell whether {self.name} of {self.refs.store.uri} is what {put} was made for: {error}"
             raise CommitStateUnknownError(message, transaction.uuid, transaction) from error
-        if branch is not None and branch.id == branch_id and _takes_commits(branch):
-            target = self._renamed_to(branch)
-            if target is None:
-                return
-            message = f"{self.name} of {self.refs.store.uri} was being renamed to {target} while {put} was committed"
+        if doubt is not None:
+            message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {put} was committed"
             raise CommitStateUnknownError(message, transaction.uuid, transaction)
+
+    def _doubt(self, branch_id: str, put: State, path: str) -> str | None:
+        """Say why it is not known whether a version stays; None when it does.
+
+        Raises:
+            CommitConflictError: It does not.
+        """
+        branch = self.refs.branch(self.name)
+        if branch is not None and branch.id == branch_id:
+            target = self._renamed_to(branch)
+            if target is not None:
+                return f"renamed to {target}"
+            # At the end of a renaming the mark stands for versions that were taken along, and others that were not.
+            closing = branch.state == CLOSING and RENAMING_TO not in branch.metadata
+            return None if closing or _takes_commits(branch) else "deleted"
         if branch is None or branch.first > put.number:
-            # Below where the branch of that name begins, so it is nobody's version.
-            self.refs.store.delete(path)
-        raise self._gone(put)
+            found = self.refs.store.get(path)
+            if found is not None and commit_id(found) == put.id:
+                # Below where the branch of that name begins, so it is nobody's version.
+                self.refs.store.delete(path)
+                raise self._gone(put)
+        return "deleted"
 
     def _renamed_to(self, branch: Branch) -> str | None:
         """Return the name a branch is about to get; None when it is not, or when that was given up."""

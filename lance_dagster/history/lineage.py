@@ -18,7 +18,7 @@ from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Restore, Transaction
 from lance_dagster.history.records import NOTHING, Record, alias_records, records_of
-from lance_dagster.history.refs import Refs
+from lance_dagster.history.refs import DELETING, Refs
 from lance_dagster.history.versions import State, Versions
 
 _Place = tuple[str, str, int]
@@ -156,7 +156,8 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
     best = _newest(None, _places(both, names), (source, dest), (refs, versions))
     if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
         # A third branch was merged into both. When it is gone, its rows are known by their ids all the same.
-        others = {branch.id: branch.name for branch in refs.branches().values() if branch.id not in names}
+        left = (branch for branch in refs.branches().values() if branch.state != DELETING)
+        others = {branch.id: branch.name for branch in left if branch.id not in names}
         best = _newest(best, _places(both, others), (source, dest), (refs, versions))
     if best is None:
         raise InvalidInputError(f"{source.state} and {dest.state} of {refs.store.uri} have no version in common")

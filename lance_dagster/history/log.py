@@ -6,6 +6,9 @@ Through merges, a version has to come before its parents, and which versions hav
 when all of them were read. So what is asked for is read newest first, and a bit further: as far as clocks of different
 machines may be apart. What was read is then put in order.
 
+Since a time: dates decide where to end, and another program may have had a clock that lies. So, as in git, the walk
+ends only after several versions in a row that are too old.
+
 A version that a clean-up removed is not there to be shown. The one that was made from it says so (`Version.cut`), and
 the walk goes on behind the gap.
 """
@@ -25,13 +28,17 @@ from lance_dagster.history.versions import State, Version
 CLOCKS_APART = 60.0
 """By how many seconds the clocks of writers may differ without anything being left out or put in a wrong order."""
 
+LIARS = 5
+"""So many versions in a row may be dated too old without ending a log since a time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
     """Which versions of a log to show: those for which all that is given holds.
 
     `properties` are keys with the value wanted, or None for any. `committer` is compared whole, `message` is text the
-    message contains, in any case. `since` and `until` are included; without a zone they are UTC.
+    message contains, in any case. `since` and `until` are included; without a zone they are UTC. A log ends where more
+    than five versions in a row are dated before `since`; versions beyond are not looked at.
     """
 
     properties: Mapping[str, str | None] = field(default_factory=dict)
@@ -50,9 +57,20 @@ class LogFilter:
             and (self.until is None or version.committed_at <= _utc(self.until))
         )
 
-    def is_past(self, version: Version) -> bool:
-        """Tell whether a version is so old that none before it is shown."""
-        return self.since is not None and version.committed_at.timestamp() < _utc(self.since).timestamp() - CLOCKS_APART
+    def end(self) -> Callable[[Version], bool]:
+        """Return what tells, asked of one version after the other, whether one is so old that none before it is shown.
+
+        One that is dated too old may have been committed by a clock that was wrong, so several have to be.
+        """
+        since = None if self.since is None else _utc(self.since).timestamp() - CLOCKS_APART
+        in_a_row = 0
+
+        def ended(version: Version) -> bool:
+            nonlocal in_a_row
+            in_a_row = in_a_row + 1 if since is not None and version.committed_at.timestamp() < since else 0
+            return in_a_row > LIARS
+
+        return ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +128,7 @@ def all_parents(
 
 
 def _line(ancestry: Ancestry, start: Place, question: Question) -> Iterator[Version]:
-    excluded, after, is_past = _excluded(ancestry, question.after), question.after, question.only.is_past
+    excluded, after, ended = _excluded(ancestry, question.after), question.after, question.only.end()
     place: Place | None = start
     while place is not None:
         branch, numbers = place.branch, ancestry.numbers(place.branch)
@@ -120,7 +138,7 @@ def _line(ancestry: Ancestry, start: Place, question: Question) -> Iterator[Vers
             if after is not None and excluded(Place(branch, number)):
                 return
             version = ancestry.versions.describe_number(branch, number, numbers)
-            if is_past(version):
+            if ended(version):
                 return
             yield version
         place = ancestry.before(Place(branch, number))
@@ -130,11 +148,12 @@ def _far_enough(ancestry: Ancestry, question: Question) -> Callable[[Place], boo
     """Return whether to go on reading: until the limit is reached, and as far as clocks may be apart."""
     found = 0
     last: float | None = None
+    ended = question.only.end()
 
     def go_on(place: Place) -> bool:
         nonlocal found, last
         version = ancestry.describe(place)
-        if question.only.is_past(version):
+        if ended(version):
             return False
         if last is not None:
             return version.committed_at.timestamp() >= last - CLOCKS_APART

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from lance_dagster.changes.problems import WARNING, Problem
-from lance_dagster.changes.retention import Retention, duration_text, reason
+from lance_dagster.changes.retention import Dated, Retention, duration_text, kept
 from lance_dagster.errors import CorruptFileError, FormatError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
@@ -53,12 +53,15 @@ class Found:
         return f"{self.branch}@{self.number}"
 
 
+_Read = tuple[Found, Manifest]
+
+
 @dataclass(slots=True)
 class Mark:
     """What stays and what goes.
 
-    `dead` are the branches nobody can reach, of which no version stays. `held` counts by branch the versions that stay
-    for the sake of that branch alone.
+    `dead` are the branches nobody can reach, of which no version stays. `held` counts by branch the versions that
+    would go without it.
     """
 
     by_kept: NamedFiles
@@ -96,8 +99,16 @@ class Marking:
             inventory.line(name)
         ready = [line for line in inventory.lines.values() if self._is_told_by_names(line)]
         found = [version for line in ready for version in _versions_of(line)]
-        for branch, own in groupby(self._read(found, step), lambda read: read[0].branch):
-            self._sort(inventory.lines[branch], own, self._fate(inventory, branch))
+        # Of each branch those that are detached are read last.
+        parts = groupby(self._read(found, step), lambda read: (read[0].branch, read[0].detached))
+        for (branch, detached), own in parts:
+            fate = self._fate(inventory, branch)
+            if fate is not _RULED:
+                self._decide_all((read, fate) for read in own)
+            elif detached:
+                self._decide_all((read, self._why_detached(*read)) for read in own)
+            else:
+                self._decide_all(self._by_rules(inventory.lines[branch], own))
         kept = {branch for branch, _ in self.mark.kept}
         dead = {branch for branch in inventory.lines if self._fate(inventory, branch) is None}
         self.mark.dead = dead - kept
@@ -109,10 +120,10 @@ class Marking:
             self._name(self.mark.by_expired, version, manifest)
 
     def kept(self, found: Sequence[Found], step: Steps) -> None:
-        """Keep versions, and take in their files."""
+        """Keep versions that are needed again, and take in their files."""
         for version, manifest in self._read(found, step):
             place = (version.branch, version.number)
-            self.mark.kept[place] = tuple(self._needs.reasons.get(place, ("new",)))
+            self.mark.kept[place] = tuple(self._needs.reasons.get(place, ("needed again",)))
             self._name(self.mark.by_kept, version, manifest)
 
     def _fate(self, inventory: Inventory, branch: str) -> str | None:
@@ -136,7 +147,7 @@ class Marking:
             self.mark.failed(folder, CorruptFileError(folder, what))
         return not line.mixed
 
-    def _read(self, found: Sequence[Found], step: Steps) -> Iterator[tuple[Found, Manifest]]:
+    def _read(self, found: Sequence[Found], step: Steps) -> Iterator[_Read]:
         """Read manifests, in order; those that are gone by now are left out."""
         with ThreadPoolExecutor(_WORKERS) as pool:
             for start in range(0, len(found), _AT_ONCE):
@@ -158,35 +169,18 @@ class Marking:
             return None
         return manifest
 
-    def _sort(self, line: Line, own: Iterable[tuple[Found, Manifest]], fate: str | None) -> None:
-        """Decide about each version of a branch, once it is known when the next one was made."""
+    def _by_rules(self, line: Line, own: Iterable[_Read]) -> Iterator[tuple[_Read, str | None]]:
         left = {number: place for place, number in enumerate(sorted(line.manifests, reverse=True), 1)}
-        latest = float("-inf")
-        before: tuple[Found, Manifest] | None = None
-        for version, manifest in own:
-            made = self._made(version, manifest)
-            if version.detached:
-                self._decide(version, manifest, self._why_detached(version, made) if fate is _RULED else fate)
-                continue
-            latest = max(latest, made)
-            if before is not None:
-                why = self._why(line, left[before[0].number], latest) if fate is _RULED else fate
-                self._decide(*before, why)
-            before = version, manifest
-        if before is not None:
-            self._decide(*before, "the newest" if fate is _RULED else fate)
+        dated = ((self._dated(left[read[0].number], *read), read) for read in own)
+        return kept([rules.rule(line.branch) for rules in self._terms.rules], dated, self._terms.now)
 
-    def _why(self, line: Line, left: int, until: float) -> str | None:
-        now = self._terms.now
-        found = (reason(rules.rule(line.branch), left, until, now) for rules in self._terms.rules)
-        return next((why for why in found if why is not None), None)
-
-    def _why_detached(self, version: Found, made: float) -> str | None:
+    def _why_detached(self, version: Found, manifest: Manifest) -> str | None:
+        dated = self._dated(1, version, manifest)
         age = max(rules.rule(version.branch).older_than for rules in self._terms.rules)
-        young = made > self._terms.now - age.total_seconds()
+        young = max(dated.said, dated.stored) > self._terms.now - age.total_seconds()
         return f"detached, and made during the last {duration_text(age)}" if young else None
 
-    def _made(self, version: Found, manifest: Manifest) -> float:
+    def _dated(self, left: int, version: Found, manifest: Manifest) -> Dated:
         said, stored = manifest.timestamp / _NANO, version.entry.modified
         ahead = max(said, stored) - self._terms.now
         if ahead > _TOLERANCE:
@@ -200,16 +194,19 @@ class Marking:
                     versions=(str(version),),
                 )
             )
-        return max(said, stored)
+        return Dated(left, said, stored)
+
+    def _decide_all(self, fates: Iterable[tuple[_Read, str | None]]) -> None:
+        for (version, manifest), why in fates:
+            self._decide(version, manifest, why)
 
     def _decide(self, version: Found, manifest: Manifest, why: str | None) -> None:
         place = (version.branch, version.number)
         reasons = (*((why,) if why else ()), *self._needs.reasons.get(place, ()))
         if reasons:
             self.mark.kept[place] = reasons
-            holders = self._needs.holders.get(place, set())
-            if why is None and len(holders) == 1:
-                self.mark.held.update(holder for holder in holders if holder is not None)
+            if why is None:
+                self.mark.held.update(self._needs.holders[place])
             self._name(self.mark.by_kept, version, manifest)
         else:
             self.mark.expired.append(version)

@@ -38,19 +38,22 @@ class Protection:
         """Return the pattern that protects a tag, or None."""
         return _matching(name, self.tags)
 
+    def refuse_others(self, branches: Iterable[str], tags: Iterable[str]) -> None:
+        """Refuse patterns that are not among these.
+
+        Raises:
+            InvalidInputError: Names the first, and what there is.
+        """
+        for pattern, own in (*((one, self.branches) for one in branches), *((one, self.tags) for one in tags)):
+            if pattern not in own:
+                raise InvalidInputError(f"nothing is protected as {pattern!r}; there is {', '.join(own) or 'nothing'}")
+
     def with_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> "Protection":
         """Return this protection and more."""
         return Protection(branches=tuple(sorted({*self.branches, *branches})), tags=tuple(sorted({*self.tags, *tags})))
 
     def without_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> "Protection":
-        """Return this protection without some of its patterns.
-
-        Raises:
-            InvalidInputError: A pattern is none of its own.
-        """
-        for pattern, own in (*((one, self.branches) for one in branches), *((one, self.tags) for one in tags)):
-            if pattern not in own:
-                raise InvalidInputError(f"nothing is protected as {pattern!r}; there is {', '.join(own) or 'nothing'}")
+        """Return this protection without some of its patterns."""
         return Protection(
             branches=tuple(one for one in self.branches if one not in set(branches)),
             tags=tuple(one for one in self.tags if one not in set(tags)),
@@ -74,9 +77,12 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
     """
     if not all((*add.branches, *add.tags)):
         raise InvalidInputError("a pattern cannot be empty; '*' protects every name")
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         found = store.get_with_tag(PROTECTION)
         current = _parsed(found[0] if found else None, store)
+        if not attempt:
+            # Later they may be gone by the request before, which a client below us made twice.
+            current.refuse_others(remove.branches, remove.tags)
         wanted = current.without_patterns(remove.branches, remove.tags).with_patterns(add.branches, add.tags)
         if wanted == current:
             return current

@@ -1,8 +1,10 @@
 """Which versions are needed, by whom, and which files versions name."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 
 from lance_dagster.changes.places import Named, named_files
 from lance_dagster.changes.problems import WARNING, Problem
@@ -12,9 +14,11 @@ from lance_dagster.format.model import Fragment, Fragments, Manifest
 from lance_dagster.history.lineage import Lineage, lineage_of
 from lance_dagster.history.records import records_of
 from lance_dagster.history.refs import DELETING, Branch, Refs, Tag
+from lance_dagster.history.tags import places_of
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import canonical_uri
 
+_SHOWN = 3
 _VERSION = re.compile(r"(?:^|[^\w./@-])([A-Za-z0-9][A-Za-z0-9._/-]*)@(\d{1,20})(?!\w)")
 
 
@@ -22,19 +26,18 @@ _VERSION = re.compile(r"(?:^|[^\w./@-])([A-Za-z0-9][A-Za-z0-9._/-]*)@(\d{1,20})(
 class Needs:
     """Versions that are needed, each with the reasons, and what was found wrong while looking.
 
-    `holders` are the branches without which there would be no such reason; None stands for what is no branch.
+    `holders` are the branches without any one of which there would be no reason left.
     """
 
-    reasons: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-    holders: dict[tuple[str, int], set[str | None]] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], dict[str, None]] = field(default_factory=dict)
+    holders: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def add(self, branch: str, number: int, reason: str, holder: str | None = None) -> None:
-        """Write down that a version is needed, for the sake of a branch if it is for one."""
-        self.holders.setdefault((branch, number), set()).add(holder)
-        found = self.reasons.setdefault((branch, number), [])
-        if reason not in found:
-            found.append(reason)
+    def add(self, branch: str, number: int, reason: str, holders: Iterable[str] = ()) -> None:
+        """Write down that a version is needed, and the branches each of which is needed for that; main always is."""
+        place, alone = (branch, number), frozenset(holders) - {layout.MAIN}
+        self.holders[place] = self.holders.get(place, alone) & alone
+        self.reasons.setdefault(place, {})[reason] = None
 
 
 def live(branches: Mapping[str, Branch]) -> dict[str, Branch]:
@@ -49,16 +52,21 @@ def owners(branches: Mapping[str, Branch]) -> dict[str, str]:
 
 def needed_by_names(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) -> Needs:
     """Return the versions that tags name, also those a tag says it named before, and those branches start at."""
-    needs = Needs()
+    needs, names = Needs(), {branch.id: name for name, branch in live(branches).items()}
     for tag in tags.values():
         needs.add(tag.branch, tag.version, f"tag {tag.name!r}")
         earlier = {place for text in tag.metadata.values() for place in _VERSION.findall(text)}
         for branch, number in sorted(earlier - {(tag.branch, str(tag.version))}):
             needs.add(branch, int(number), f"named earlier by tag {tag.name!r}")
+        for written in places_of(tag):
+            name, place = names.get(written.line), written.place
+            if name is not None and place is not None and f"{name}@{place.number}" != tag.ref:
+                # Found where it is by now, as a roll-back does.
+                needs.add(name, place.number, f"named earlier by tag {tag.name!r}")
     for branch in live(branches).values():
         name = branch.name
-        needs.add(branch.parent_branch, branch.parent_version, f"where branch {name!r} was forked", name)
-        needs.add(name, branch.first, f"the first of branch {name!r}", name)
+        needs.add(branch.parent_branch, branch.parent_version, f"where branch {name!r} was forked", [name])
+        needs.add(name, branch.first, f"the first of branch {name!r}", [name])
     return needs
 
 
@@ -72,24 +80,31 @@ class Merges:
 
 
 def add_needed_by_merges(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> None:
-    """Add the versions that a merge of each branch with its parent, or with main, is judged by, in either direction.
+    """Add the versions that a merge of any two branches, main among them, is judged by.
 
-    These are the versions both have in common, and what each side did that the other does not contain: what a version
-    claimed, an overwrite for one, is known from that version alone. Without it a merge would be refused, or go through
-    where it should not. So a branch that was forgotten keeps what main did since it was forked.
+    A version contains each branch up to a number (`history.lineage`), and two versions have in common what the lower
+    of their two numbers says, for every branch, a third one included. So whatever two branches may be merged from is
+    among the numbers of their newest versions: all of these stay. None is too many, as each is what a branch and
+    the one that the number is of have in common.
+
+    Besides, what any branch did stays until all others contain it. What a version claimed, an overwrite for one, is
+    known from that version alone: without it a merge would be refused, or go through where it should not. So a branch
+    that was forgotten keeps what the others did since it was forked. What comes of such merges needs no others, since
+    numbers only grow.
+
+    Read are the file and the newest version of each branch, whatever the branches have to do with each other. The
+    rest is arithmetic: for two hundred branches forty thousand numbers are looked up.
 
     Raises:
         FormatError: A version, or the file of a branch, cannot be read.
     """
     found = _lineages(needs, branches, merges)
-    for name, branch in live(branches).items():
-        for other in dict.fromkeys((branch.parent_branch, layout.MAIN)):
-            if name in found and other in found:
-                _add_common(needs, found[name], found[other])
-                for one, beside in ((name, other), (other, name)):
-                    _add_unmerged(needs, found[one], found[beside], merges, holder=name)
+    names = {lineage.id: name for name, lineage in found.items()}
+    for name, lineage in found.items():
+        _add_common(needs, lineage, found)
+        _add_unmerged(needs, lineage, found, merges.numbers.get(name, ()))
     for lineage in found.values():
-        _add_merges(needs, lineage, {other.id: other.state.branch for other in found.values()})
+        _add_merges(needs, lineage, names)
 
 
 def _lineages(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> dict[str, Lineage]:
@@ -112,30 +127,51 @@ def _lineages(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> d
     return found
 
 
-def _add_unmerged(needs: Needs, of: Lineage, other: Lineage, merges: Merges, *, holder: str) -> None:
-    reason = f"not merged into {other.lines[0].branch!r} yet"
-    for line in of.lines:
-        after = max(line.forked, other.contained.get(line.id, -1))
-        for number in merges.numbers.get(line.branch, ()):
-            if after < number <= line.number:
-                needs.add(line.branch, number, reason, holder)
+def _add_common(needs: Needs, of: Lineage, others: Mapping[str, Lineage]) -> None:
+    """Add the last version of a branch that each other one contains."""
+    own = of.state.branch
+    sharing: dict[int, list[str]] = {}
+    for name, other in others.items():
+        if name != own and of.id in other.contained:
+            sharing.setdefault(other.contained[of.id], []).append(name)
+    for number, names in sharing.items():
+        if len(names) == 1:
+            one, two = sorted((*names, own), key=lambda name: name == layout.MAIN)
+            needs.add(own, number, f"where {one!r} and {two!r} can be merged from", (own, *names))
+        else:
+            needs.add(own, number, f"where {own!r} and each of {_listed(names)} can be merged from", (own,))
 
 
-def _add_common(needs: Needs, source: Lineage, dest: Lineage) -> None:
-    names = {line.id: line.branch for line in (*source.lines, *dest.lines)}
-    reason = f"where {source.lines[0].branch!r} and {dest.lines[0].branch!r} can be merged from"
-    for branch_id in source.contained.keys() & dest.contained.keys() & names.keys():
-        number = min(source.contained[branch_id], dest.contained[branch_id])
-        needs.add(names[branch_id], number, reason, source.state.branch)
+def _add_unmerged(needs: Needs, of: Lineage, others: Mapping[str, Lineage], numbers: Iterable[int]) -> None:
+    """Add what was done on a branch that another one does not contain; `numbers` are the versions there are of it."""
+    own, line = of.state.branch, of.lines[0]
+    known = sorted((other.contained.get(of.id, -1), name) for name, other in others.items() if name != own)
+    said: dict[int, tuple[str, tuple[str, ...]]] = {}
+    for number in numbers:
+        # The later a version, the more branches lack it; versions that as many lack are lacked by the same.
+        count = bisect_left(known, (number, "")) if line.first < number <= line.number else 0
+        if count and count not in said:
+            lacking = [name for _, name in known[:count]]
+            said[count] = f"not merged into {_listed(lacking)} yet", (own, *(lacking if count == 1 else ()))
+        if count:
+            needs.add(own, number, *said[count])
 
 
-def _add_merges(needs: Needs, lineage: Lineage, live_ids: Mapping[str, str]) -> None:
+def _listed(names: Sequence[str]) -> str:
+    """Write down some names, main first, and how many more there are."""
+    first = [repr(name) for name in nsmallest(_SHOWN, names, key=lambda name: (name != layout.MAIN, name))]
+    if len(names) > _SHOWN:
+        first[-1] = f"{len(names) - _SHOWN + 1:,} more"
+    return f"{', '.join(first[:-1])} and {first[-1]}" if len(first) > 1 else first[0]
+
+
+def _add_merges(needs: Needs, lineage: Lineage, names: Mapping[str, str]) -> None:
+    """Add the merges that brought branches into one: the merge base, as its line has it."""
     records = records_of(lineage.state.manifest)
-    for branch_id in records.keys() & live_ids.keys():
+    for branch_id in records.keys() & names.keys():
         number = records[branch_id].dest
         line = next((line for line in reversed(lineage.lines) if number <= line.number), lineage.lines[0])
-        holder = next((name for name in (live_ids[branch_id], lineage.state.branch) if name != layout.MAIN), None)
-        needs.add(line.branch, number, "a merge that later ones go on from", holder)
+        needs.add(line.branch, number, "a merge that later ones go on from", (names[branch_id], lineage.state.branch))
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ STATE = "lance_dagster.state"
 CREATING, READY, CLOSING, DELETING = "creating", "ready", "closing", "deleting"
 FIRST = "lance_dagster.first"
 RENAMING_TO, RENAMED_FROM = "lance_dagster.renaming_to", "lance_dagster.renamed_from"
+RENAMED_WRITE = "lance_dagster.renamed_write"
 WRITE_ID = "lance_dagster.write"
 IMMUTABLE = "lance_dagster.immutable"
 _MAX_BYTES = 1_000_000

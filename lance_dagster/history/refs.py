@@ -28,7 +28,6 @@ from lance_dagster.history.ref_files import (
     CREATING,
     DELETING,
     IMMUTABLE,
-    NEVER_A_VERSION,
     OURS,
     READY,
     STATE,
@@ -36,7 +35,6 @@ from lance_dagster.history.ref_files import (
     Branch,
     Tag,
     branch_file_of,
-    new_branch,
     parse_branch,
     parse_tag,
     tag_file_of,
@@ -47,15 +45,11 @@ __all__ = [
     "CREATING",
     "DELETING",
     "IMMUTABLE",
-    "NEVER_A_VERSION",
     "OURS",
     "READY",
-    "STATE",
-    "WRITE_ID",
     "Branch",
     "Refs",
     "Tag",
-    "new_branch",
 ]
 _ATTEMPTS = 5
 _READERS, _FEW = 8, 4

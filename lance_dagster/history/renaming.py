@@ -11,12 +11,15 @@ the branch's name; commit ids change with them. Steps:
 5. delete the old one
 
 Until 4 the old branch is read, from then on the new one; both hold the same. Doing it again goes on where it stopped.
-A tag moves the same way: the old one is marked, the new one put, the old one deleted.
+Found to be in use after 2, the new name is given up, and the mark means nothing without it.
+A tag moves the same way: the old one is marked, the new one put, the old one deleted. The new one says which file it
+was made from, so a renaming that died is told from a tag that got its name long ago.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefMovedError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.names import check_branch_name, check_tag_name
@@ -26,8 +29,10 @@ from lance_dagster.history.ref_files import (
     CREATING,
     READY,
     RENAMED_FROM,
+    RENAMED_WRITE,
     RENAMING_TO,
     STATE,
+    WRITE_ID,
     Branch,
 )
 from lance_dagster.history.refs import Refs, Tag, with_metadata
@@ -73,11 +78,19 @@ def _copied(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: 
         raise refs.no_branch(branch.name)
     for name in (branch.name, new):
         refuse_to("rename", name, refs.store)
-    branches.refuse_users(branch.name, "rename", refs)
-    target = begun or _taken(branch, new, refs, versions)
-    marked = _marked(branch, new, refs)
-    # Whoever began to refer to the branch before the mark is seen here.
-    branches.refuse_users(branch.name, "rename", refs)
+    target = begun
+    try:
+        branches.refuse_users(branch.name, "rename", refs)
+        target = begun or _taken(branch, new, refs, versions)
+        marked = _marked(branch, new, refs)
+        # Whoever began to refer to the branch before the mark is seen here.
+        branches.refuse_users(branch.name, "rename", refs)
+    except ConflictError:
+        # The mark means nothing without the new name, so the branch takes commits again.
+        if target is not None:
+            with suppress(RefMovedError):
+                branches.give_up(target, refs, versions)
+        raise
     _copy_files(marked, new, versions)
     _copy_versions(marked, new, versions)
     return refs.set_branch_state(target, READY)
@@ -90,8 +103,7 @@ def _taken(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
     if found is None:
         branches.refuse_leftovers(new, versions)
     branches.refuse_recent(branch, new, refs)
-    if refs.tag(new) is not None:
-        raise AlreadyExistsError(f"{new!r} is a tag of {refs.store.uri}; a branch of that name would be ambiguous")
+    branches.refuse_tagged(new, refs)
     if found is None:
         taken = with_metadata(branch, {STATE: CREATING, RENAMED_FROM: branch.name, RENAMING_TO: None})
         found = refs.add_branch(replace(taken, name=new))
@@ -109,12 +121,7 @@ def _marked(branch: Branch, new: str, refs: Refs) -> Branch:
         branches.refuse_renaming(current, "rename", refs)
         return with_metadata(current, {RENAMING_TO: new})
 
-    try:
-        return refs.change_branch(branch, marked)
-    except ConflictError:
-        # Somebody else renames it to something else, and was faster.
-        refs.remove_branch(new)
-        raise
+    return refs.change_branch(branch, marked)
 
 
 def _copy_files(branch: Branch, new: str, versions: Versions) -> None:
@@ -169,12 +176,17 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     refuse_immutable("rename", tag)
     if refs.branch(new) is not None:
         raise AlreadyExistsError(f"{new!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
-    if target is not None and (target.metadata.get(RENAMED_FROM), target.ref) != (old, tag.ref):
+    if target is not None and not _is_made_from(target, tag):
         raise AlreadyExistsError(f"tag {new!r} of {refs.store.uri} exists and names {target.ref}")
     # Marked: whoever was about to move it has to look again, and finds out.
     marked = refs.change_tag(old, lambda current: with_metadata(current, {RENAMING_TO: new}))
     if target is None:
-        wanted = replace(with_metadata(marked, {RENAMING_TO: None, RENAMED_FROM: old}), name=new)
-        target = refs.add_tag(wanted)
+        own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}
+        target = refs.add_tag(replace(with_metadata(marked, own), name=new))
     refs.remove_tag(old)
     return target
+
+
+def _is_made_from(target: Tag, tag: Tag) -> bool:
+    made_from = target.metadata.get(RENAMED_FROM), target.metadata.get(RENAMED_WRITE), target.ref
+    return made_from == (tag.name, tag.metadata.get(WRITE_ID), tag.ref)

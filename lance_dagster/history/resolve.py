@@ -16,6 +16,7 @@ write; only branch and number travel from there, so nobody sees a name move half
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import pendulum
 
@@ -39,7 +40,8 @@ _DURATION = re.compile(r"P(?=.)([0-9]{1,6}[YMWD])*(T([0-9]{1,6}[HMS])+)?")
 _DATE = r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?|[0-9]{8}|[0-9]{4}-[0-9]{3}|[0-9]{4}-?W[0-9]{2}(-?[0-7])?"
 _CLOCK = r"[0-9]{2}(:?[0-9]{2}(:?[0-9]{2}([.,][0-9]+)?)?)?"
 _MOMENT = re.compile(
-    rf"(?P<time>({_DATE})([ T]{_CLOCK}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)?)?)( (?P<zone>[A-Za-z][A-Za-z0-9_+/-]*))?"
+    rf"(?P<time>({_DATE})([ T]{_CLOCK}(?P<offset>Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)?)?)"
+    r"( (?P<zone>[A-Za-z][A-Za-z0-9_+/-]*))?"
 )
 _TIME_EXPECTED = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days ago, yesterday or P2D"
 
@@ -61,13 +63,13 @@ def resolve(expression: str | None, refs: Refs, versions: Versions) -> tuple[str
     return place.branch, place.number
 
 
-def read_time(text: str) -> pendulum.DateTime | None:
-    """Read a point in time as people write it, "ago" being counted from the time of the call."""
+def read_time(text: str) -> pendulum.DateTime | str:
+    """Read a point in time as people write it, "ago" being counted from the time of the call, as `read_moment` does."""
     return read_moment(text, pendulum.now("UTC"))
 
 
-def read_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | None:
-    """Read a point in time as people write it; None when it is not understood.
+def read_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | str:
+    """Read a point in time as people write it; when it cannot be read, or in several ways, return what could be.
 
     Args:
         text: A date or a date and time in ISO 8601, with a zone or an offset, else UTC; `2 days ago`, `1 day 2 hours
@@ -85,20 +87,36 @@ def read_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | None:
             return now.subtract(**amounts)
         if _DURATION.fullmatch(words):
             duration = pendulum.parse(words)
-            return now - duration if isinstance(duration, pendulum.Duration) else None
+            return now - duration if isinstance(duration, pendulum.Duration) else _TIME_EXPECTED
         match = _MOMENT.fullmatch(words)
-        found = pendulum.parse(match["time"], tz=pendulum.timezone(match["zone"] or "UTC")) if match else None
+        found = _of_zone(match) if match else None
     # Days that do not exist, zones that do not, times before the year 1.
     except (ValueError, OverflowError, LookupError, TypeError):
-        return None
-    return found if isinstance(found, pendulum.DateTime) else None
+        return _TIME_EXPECTED
+    return found if isinstance(found, pendulum.DateTime | str) else _TIME_EXPECTED
+
+
+def _of_zone(match: re.Match[str]) -> pendulum.DateTime | str | None:
+    """Read a date and time of an offset or a zone; where clocks were changed, return the two that can be meant."""
+    if match["zone"] and match["offset"]:
+        return f"an offset or a zone, not both: {match['offset']!r} and {match['zone']!r}"
+    read = pendulum.parse(match["time"])
+    if not match["zone"] or not isinstance(read, pendulum.DateTime):
+        return read if isinstance(read, pendulum.DateTime) else None
+    local, zone = datetime.combine(read.date(), read.time()), pendulum.timezone(match["zone"])
+    first, second = (local.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
+    if first.utcoffset() == second.utcoffset():
+        return pendulum.instance(first)
+    # By UTC and back: a time that clocks skipped becomes the two around the gap.
+    shown = " or ".join(each.astimezone(UTC).astimezone(zone).isoformat() for each in (first, second))
+    how = "were put forward over" if first.astimezone(UTC) > second.astimezone(UTC) else "showed twice"
+    return f"{shown}, since clocks in {match['zone']} {how} {local.isoformat(' ')}"
 
 
 def _base(read: Expression, ancestry: Ancestry) -> Place:
     if not read.kind and read.name.isdecimal() and len(read.name) < _SHORTEST_COMMIT:
         # Read as a number it would name one version, read as a tag of that name another one.
-        expected = f"a name; version {read.name} is written {MAIN}@{read.name}, a tag of that name tag:{read.name}"
-        raise RefSyntaxError(read.text, 0, expected)
+        raise RefSyntaxError(read.text, 0, _instead_of_number(read, ancestry))
     branch, tag = _named(read, ancestry)
     if tag is not None:
         return _without_suffix(read, "a tag", Place(tag.branch, tag.version))
@@ -112,6 +130,12 @@ def _base(read: Expression, ancestry: Ancestry) -> Place:
     if newest is None:
         raise VersionNotFoundError(f"{ancestry.refs.store.uri} has no version on branch {branch!r}")
     return Place(branch, newest)
+
+
+def _instead_of_number(read: Expression, ancestry: Ancestry) -> str:
+    found = ancestry.branch(read.name)
+    branch = f"the branch is written {BRANCH}:{read.text}, " if found is not None and found.state == READY else ""
+    return f"a name; {branch}version {read.name} is written {MAIN}@{read.name}, a tag of that name {TAG}:{read.name}"
 
 
 def _numbered(branch: str, number: int, ancestry: Ancestry) -> Place:
@@ -194,8 +218,8 @@ def _at_time(branch: str, read: Expression, ancestry: Ancestry) -> Place:
     clocks of writers are not further apart.
     """
     moment = read_time(read.time or "")
-    if moment is None:
-        raise RefSyntaxError(read.text, read.position + len("@{"), _TIME_EXPECTED)
+    if isinstance(moment, str):
+        raise RefSyntaxError(read.text, read.position + len("@{"), moment)
     numbers = ancestry.numbers(branch)
 
     def committed_at(number: int) -> pendulum.DateTime:

@@ -51,18 +51,19 @@ class Sweep:
         self._copies = copies
         _, back = self._looked_up(going)
         self._put_back(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
-        return [found for found in going if found not in back], back
+        again = frozenset(back)
+        return [found for found in going if found not in again], back
 
     def forget(self, expired: Iterable[Found]) -> None:
         """Delete the copies of versions that expired in this run."""
         self._store.delete_many([self._copies[found] for found in expired])
 
     def put_back(self, versions: Sequence[Found]) -> list[Found]:
-        """Make versions reachable again whose manifests wait; returns those that still are needed."""
+        """Make versions reachable again whose manifests wait; returns those whose branch still is the same."""
         # A branch that was made anew meanwhile has no use for what the one before it had.
-        _, needed = self._looked_up(versions)
-        self._put_back(needed)
-        return needed
+        found = [version for some in self._looked_up(versions) for version in some]
+        self._put_back(found)
+        return found
 
     def _put_back(self, versions: Iterable[Found]) -> None:
         for found in versions:

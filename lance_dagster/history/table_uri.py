@@ -42,8 +42,8 @@ def parse_table_uri(text: str) -> tuple[str, str]:
     if not is_table_uri(text):
         raise InvalidInputError(f"the URI of a version begins with {PREFIX!r}, such as {_EXAMPLE}")
     location, asked, query = text[len(PREFIX) :].partition("?")
-    authority, slash, path = location.partition("://")
-    if slash and "@" in path.partition("/")[0]:
+    scheme, separator, rest = location.partition("://")
+    if separator and "@" in rest.partition("/")[0]:
         raise InvalidInputError("the URI of a version cannot carry credentials; give them as storage options")
     if "#" in text:
         raise InvalidInputError(f"the URI of a version has no part after '#'; in a name it is written %23: {_EXAMPLE}")
@@ -53,7 +53,7 @@ def parse_table_uri(text: str) -> tuple[str, str]:
     if not uri.strip():
         raise InvalidInputError(f"there is no table in {text!r}; write it as {_EXAMPLE}")
     # A path, since what opens file:// would read escapes a second time.
-    return (_decoded(path.removeprefix("localhost"), "a path") if authority.lower() == "file" and slash else uri), ref
+    return (_path_of_file(rest) if separator and scheme.lower() == "file" else uri), ref
 
 
 def table_uri(uri: str, ref: str) -> str:
@@ -64,6 +64,16 @@ def table_uri(uri: str, ref: str) -> str:
     """
     parse(ref)
     return f"{PREFIX}{quote(uri, safe=_SAFE_IN_URI)}?{_KEY}={quote(ref, safe=_SAFE_IN_REF)}"
+
+
+def _path_of_file(rest: str) -> str:
+    """Return the path in what follows `file://`: a host, which is empty or this one, and a path."""
+    host, slash, path = rest.partition("/")
+    if host.lower() not in ("", "localhost") or not path.strip("/"):
+        raise InvalidInputError(
+            "the URI of a file has no host, or localhost, and a path; write it as lance+file:///data/orders.lance"
+        )
+    return _decoded(slash + path, "a path")
 
 
 def _ref(query: str) -> str:

@@ -1,11 +1,12 @@
 """Create, move, roll back and delete tags, and remember where each one was.
 
 A tag that was moved keeps, in its own metadata, what moved it where: the last moves, oldest first. So going back is one
-more move, and the file that is swapped holds the reason for being what it is. A tag that was created as immutable stays
-where it is, and is deleted only by who says so.
+more move, and the file that is swapped holds the reason for being what it is. A tag that was created as immutable says
+where, stays there, and is deleted only by who says so.
 
-pylance moves a tag without a word about it; the metadata stays. Then the last move that was written down ends somewhere
-else than the tag points to, which is how it is found out.
+A branch that a tag was moved away from may be deleted, and another one made under its name: with each version stands
+the id of its branch. pylance moves a tag without a word about it; the metadata stays. Then the last move that was
+written down ends somewhere else than the tag points to, which is how it is found out.
 """
 
 import json
@@ -26,6 +27,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.names import check_tag_name
+from lance_dagster.history.ancestry import Written
 from lance_dagster.history.branches import refuse_our_keys
 from lance_dagster.history.commit import COMMITTER_VARIABLE, WRITER
 from lance_dagster.history.protection import refuse_tag
@@ -43,6 +45,7 @@ class TagMove:
     """One move of a tag: from where, None when it was created, to where, when and by whom.
 
     `metadata` is what was said about the move. `steps_back` is how far a roll-back went, 0 for any other move.
+    `before_id` and `after_id` are the ids of the branches, empty where they are not known.
     """
 
     before: str | None
@@ -51,6 +54,8 @@ class TagMove:
     moved_by: str = SOMEBODY
     metadata: Mapping[str, str] = field(default_factory=dict)
     steps_back: int = 0
+    before_id: str = ""
+    after_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,7 @@ def create_tag(name: str, target: Target, refs: Refs, versions: Versions, *, imm
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
+        InvalidInputError: A key of the metadata is one of this package's.
         AlreadyExistsError: A tag or a branch has the name.
         ProtectedError: The name is protected, and the version on a branch that is not.
         RefNotFoundError: The branch of the version was deleted meanwhile.
@@ -77,9 +83,9 @@ def create_tag(name: str, target: Target, refs: Refs, versions: Versions, *, imm
         raise AlreadyExistsError(f"{name!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
     refuse_tag("create", name, refs.store, target.state.branch)
     first = Tag(name=name, branch=target.state.branch, version=target.state.number)
-    own = {IMMUTABLE: "true"} if immutable else {}
-    wanted = _moved(replace(first, metadata=own), target, versions, ())
-    line = _line_of(wanted.branch, refs)
+    own = {IMMUTABLE: first.ref} if immutable else {}
+    line = _line_of(first.branch, refs)
+    wanted = _moved(replace(first, metadata=own), target, line, versions, moves=())
     made = refs.add_tag(wanted)
     try:
         _refuse_gone(wanted.branch, line, refs)
@@ -94,6 +100,7 @@ def move_tag(name: str, target: Target, refs: Refs, versions: Versions, *, expec
 
     Raises:
         RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
+        InvalidInputError: A key of the metadata is one of this package's.
         ProtectedError: The tag is immutable; or protected, and the version on a branch that is not.
         RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
     """
@@ -107,9 +114,9 @@ def move_tag(name: str, target: Target, refs: Refs, versions: Versions, *, expec
             raise RefMovedError(name, expected, current.ref)
         if current.ref == str(target.state):
             return current
-        _refuse_immutable("move", current, str(target.state))
+        refuse_immutable("move", current, str(target.state))
         before = current
-        return _moved(current, target, versions, _moves(current))
+        return _moved(current, target, line, versions, moves=_anchored(current, refs))
 
     line = _line_of(target.state.branch, refs)
     made = refs.change_tag(name, moved)
@@ -122,7 +129,7 @@ def move_tag(name: str, target: Target, refs: Refs, versions: Versions, *, expec
     return made
 
 
-def earlier_target(tag: Tag, steps: int) -> str:
+def earlier_target(tag: Tag, steps: int) -> Written:
     """Return where a tag pointed some moves ago; moves that were rolled back do not count.
 
     Raises:
@@ -130,16 +137,17 @@ def earlier_target(tag: Tag, steps: int) -> str:
     """
     if steps < 1:
         raise InvalidInputError(f"a tag is rolled back by 1 step or more, not by {steps}")
-    stack: list[str] = []
+    stack: list[Written] = []
     for move in _moves(tag):
         if move.steps_back:
-            del stack[-move.steps_back :]
+            # It went where the one below was, which may have another name by now.
+            stack[-move.steps_back - 1 :] = [Written(move.after, move.after_id)]
         elif not stack and move.before is not None:
-            stack.append(move.before)
-        if not stack or stack[-1] != move.after:
-            stack.append(move.after)
+            stack.append(Written(move.before, move.before_id))
+        if not stack or stack[-1].ref != move.after:
+            stack.append(Written(move.after, move.after_id))
     if len(stack) <= steps:
-        known = f"only {', '.join(reversed(stack[:-1]))}" if len(stack) > 1 else "nothing"
+        known = f"only {', '.join(map(str, reversed(stack[:-1])))}" if len(stack) > 1 else "nothing"
         raise InvalidInputError(f"cannot roll tag {tag.name!r} back by {steps}: {known} is known from before {tag.ref}")
     return stack[-1 - steps]
 
@@ -147,6 +155,13 @@ def earlier_target(tag: Tag, steps: int) -> str:
 def history_of(tag: Tag) -> tuple[TagMove, ...]:
     """Return the moves of a tag that are known, newest first; a move by another program is one of them."""
     return tuple(reversed(_moves(tag)))
+
+
+def places_of(tag: Tag) -> set[Written]:
+    """Return where a tag is and was, as far as is known."""
+    moves = _moves(tag)
+    before = {Written(move.before, move.before_id) for move in moves if move.before is not None}
+    return before | {Written(move.after, move.after_id) for move in moves}
 
 
 def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
@@ -161,7 +176,7 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
         raise refs.no_tag(name)
     refuse_tag("delete", name, refs.store)
     if not force:
-        _refuse_immutable("delete", tag)
+        refuse_immutable("delete", tag)
     refs.remove_tag(name)
 
 
@@ -176,25 +191,20 @@ def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Ta
     return refs.change_tag(name, lambda current: with_metadata(current, dict(updates)), follow=True)
 
 
-def refuse_immutable(do: str, tag: Tag) -> None:
-    """Refuse to touch a tag that was created to stay.
+def refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
+    """Refuse to touch a tag that was created to stay; to put it back is fine, where another program moved it.
 
     Raises:
         ProtectedError: It was.
     """
-    _refuse_immutable(do, tag)
-
-
-def _refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
-    # Another program may have moved it all the same; putting it back is no move.
-    if tag.immutable and (target is None or target != _recorded(tag)[0].after):
+    if tag.immutable and (target is None or target != tag.metadata[IMMUTABLE]):
         because = "it was created to stay where it is"
         delete = Call("delete_tag", (tag.name,), {"force": True})
         remedy = Remedy("give the version another name, or delete the tag with {}", delete)
         raise ProtectedError("tag", tag.name, do, because, remedy)
 
 
-def _moved(tag: Tag, target: Target, versions: Versions, moves: Sequence[TagMove]) -> Tag:
+def _moved(tag: Tag, target: Target, line: str, versions: Versions, *, moves: Sequence[TagMove]) -> Tag:
     state = target.state
     move = TagMove(
         before=tag.ref if moves else None,
@@ -203,6 +213,8 @@ def _moved(tag: Tag, target: Target, versions: Versions, moves: Sequence[TagMove
         moved_by=os.environ.get(COMMITTER_VARIABLE, "").strip() or f"{WRITER.library} {WRITER.version}",
         metadata=dict(target.metadata),
         steps_back=target.steps_back,
+        before_id=moves[-1].after_id if moves else "",
+        after_id=line,
     )
     own = {key: value for key, value in tag.metadata.items() if key.startswith(OURS)}
     return replace(
@@ -220,8 +232,18 @@ def _moves(tag: Tag) -> tuple[TagMove, ...]:
     known = _recorded(tag)
     if known and known[-1].after == tag.ref:
         return known
-    before = known[-1].after if known else None
-    return (*known, TagMove(before=before, after=tag.ref, moved_at=tag.updated_at))
+    last = known[-1] if known else None
+    before, before_id = (last.after, last.after_id) if last else (None, "")
+    return (*known, TagMove(before=before, after=tag.ref, moved_at=tag.updated_at, before_id=before_id))
+
+
+def _anchored(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
+    """Return the moves of a tag, oldest first, the last one with the id of its branch, which is there as yet."""
+    *older, last = _moves(tag)
+    if not last.after_id:
+        branch = None if tag.branch == MAIN else refs.branch(tag.branch)
+        last = replace(last, after_id=MAIN if tag.branch == MAIN else branch.id if branch else "")
+    return (*older, last)
 
 
 def _recorded(tag: Tag) -> tuple[TagMove, ...]:
@@ -242,6 +264,8 @@ def _encoded(moves: Sequence[TagMove]) -> str:
             "by": move.moved_by,
             **({"about": dict(move.metadata)} if move.metadata else {}),
             **({"back": move.steps_back} if move.steps_back else {}),
+            **({"from_id": move.before_id} if move.before_id else {}),
+            **({"to_id": move.after_id} if move.after_id else {}),
         }
         for move in moves[-_KEPT_MOVES:]
     ]
@@ -263,6 +287,8 @@ def _decoded(move: Mapping[str, object]) -> TagMove:
         moved_by=str(move["by"]),
         metadata={str(key): str(value) for key, value in about.items()},
         steps_back=steps,
+        before_id=str(move.get("from_id", "")),
+        after_id=str(move.get("to_id", "")),
     )
 
 

@@ -193,7 +193,7 @@ def _moved(publication: Publication, tag: str, metadata: Mapping[str, str]) -> P
     # pylance keeps a tag's metadata when it moves the tag, so what is said about a move names its end.
     about = {**metadata, md.MOVED_TO: str(publication.version)}
     tagged = _choose(publication, tag, about) if publication.chosen else _advance(publication, tag, about)
-    return replace(publication, promoted_to=publication.table.at(tagged.ref))
+    return replace(publication, promoted_to=publication.table.at(f"branch:{tagged.ref}"))
 
 
 def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
@@ -201,7 +201,7 @@ def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> 
     current = table.tags().get(tag)
     if current is not None and current.ref == wanted:
         return current
-    expected = None if previous is None else table.at(previous.ref)
+    expected = None if previous is None else table.at(f"branch:{previous.ref}")
     return table.move_tag(tag, wanted, expected=expected, metadata=metadata)
 
 

@@ -19,6 +19,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.texts import refuse_lone_text, texts
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.refs import Tag
 from lance_dagster.history.versions import Version
@@ -70,8 +71,10 @@ def build_ref_sensor(
     Raises:
         InvalidInputError: No table or no ref is given.
     """
+    refuse_lone_text("tables", tables, "shop/orders")
+    names = texts("refs", refs, MAIN)
     watched = tuple(_Watched(asset_key_of(table), metadata_of(table)) for table in tables)
-    if not watched or not refs:
+    if not watched or not names:
         raise InvalidInputError("build_ref_sensor needs at least one table and one ref")
     with_runs = "job" in options
 
@@ -79,7 +82,7 @@ def build_ref_sensor(
     def ref_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         lance: LanceResource = context.resources.lance
         cursor = _Cursor.of(context.cursor, from_start=from_start)
-        tick = _Tick(lance=lance, refs=tuple(refs), cursor=cursor, until=time.monotonic() + budget_seconds)
+        tick = _Tick(lance=lance, refs=names, cursor=cursor, until=time.monotonic() + budget_seconds)
         tick.look_at(watched)
         for problem in tick.problems:
             context.log.error(problem)
@@ -99,6 +102,7 @@ def ref_asset_specs(tables: Sequence[CheckedAsset], *, lance: LanceResource | No
         tables: The candidates: definitions, or keys.
         lance: The resource, to put the tables' URIs on the definitions.
     """
+    refuse_lone_text("tables", tables, "shop/orders")
     return [_spec(asset_key_of(table), metadata_of(table), lance) for table in tables]
 
 

@@ -16,7 +16,7 @@ _SHORTEST_GRACE = timedelta(days=1)
 
 
 class Collecting(Facade):
-    """Nothing else deletes files that a version named once."""
+    """Nothing else deletes files that more than one branch may name."""
 
     def collect_garbage(
         self,

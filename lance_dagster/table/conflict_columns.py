@@ -9,6 +9,7 @@ from lance_dagster.changes.diff_values import ComparedColumn, compared_columns
 from lance_dagster.changes.merge.images import BASE, DEST, SOURCE
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.texts import texts
 
 Manifests = tuple[Manifest, Manifest, Manifest]
 """Of the merge base, the source and the dest."""
@@ -46,7 +47,7 @@ class ConflictColumns:
         """
         if names is None:
             return self.all
-        return tuple(dict.fromkeys(self._named(name) for name in names))
+        return tuple(dict.fromkeys(self._named(name) for name in texts("columns", names, "id")))
 
     def holding(self, fields: frozenset[int]) -> tuple[SharedColumn, ...]:
         """Return the columns that fields of the dest are in."""

@@ -34,6 +34,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.table.comparing import parts_of
 from lance_dagster.table.conflict_columns import ConflictColumns, SharedColumn
 from lance_dagster.table.conflict_keys import Keys
+from lance_dagster.table.keys import key_columns
 from lance_dagster.table.parts import Parts
 from lance_dagster.table.versioned_rows import VersionedRows
 
@@ -96,9 +97,7 @@ class ConflictRows:
         return pa.RecordBatchReader.from_batches(schema, self._batches(asked, schema))
 
     def _keys(self, key: Sequence[str]) -> tuple[SharedColumn, ...]:
-        if isinstance(key, str) or not key:
-            raise InvalidInputError(f"a key is a list of columns, such as ['id'], not {key!r}")
-        chosen = self._columns.chosen(key)
+        chosen = self._columns.chosen(key_columns(key))
         for column in chosen:
             if not all(self._columns.compared([column], side) for side in (SOURCE, DEST)):
                 raise InvalidInputError(

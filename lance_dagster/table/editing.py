@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.texts import texts
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.versions import Version
@@ -41,7 +42,7 @@ class Editing(Facade):
             SchemaMismatchError: The rows do not fit the table; nothing was written.
             CommitConflictError: A commit that got in between replaced the table.
         """
-        note = Note(branch=branch, message=message, properties=properties or {}, partitions=partitions)
+        note = _note(branch, message, properties, partitions)
         return self._described(write.append(self._parts, data, note, replaces))
 
     def overwrite(
@@ -58,7 +59,7 @@ class Editing(Facade):
         Raises:
             CommitConflictError: Somebody else replaced the table meanwhile.
         """
-        note = Note(branch=branch, message=message, properties=properties or {}, partitions=partitions)
+        note = _note(branch, message, properties, partitions)
         return self._described(write.overwrite(self._parts, data, note))
 
     def replace_where(
@@ -80,7 +81,7 @@ class Editing(Facade):
             SchemaMismatchError: The rows do not fit the table; nothing was written.
             InvalidInputError: The condition cannot be understood.
         """
-        note = Note(branch=branch, message=message, properties=properties or {}, partitions=partitions)
+        note = _note(branch, message, properties, partitions)
         return self._described(write.replace_where(self._parts, predicate, data, note))
 
     def delete(
@@ -188,7 +189,7 @@ class Editing(Facade):
             SchemaMismatchError: The rows do not fit the table.
             CommitConflictError: Others replaced the table, or were faster again and again.
         """
-        note = Note(branch=branch, message=message, properties=properties or {}, partitions=partitions)
+        note = _note(branch, message, properties, partitions)
         return self._described(upsert(self._parts, data, on, rules=Rules.of(when), note=note))
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
@@ -200,3 +201,8 @@ class Editing(Facade):
         """
         self._parts.head(branch)
         return self._described(commit_transaction(self._parts.versions, branch, transaction))
+
+
+def _note(branch: str, message: str | None, properties: Mapping[str, str] | None, partitions: Sequence[str]) -> Note:
+    keys = texts("partitions", partitions, "2026-01-31")
+    return Note(branch=branch, message=message, properties=properties or {}, partitions=keys)

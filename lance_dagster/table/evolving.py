@@ -8,7 +8,7 @@ import pyarrow as pa
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import evolution
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.texts import check_texts
+from lance_dagster.format.texts import check_texts, texts
 from lance_dagster.format.transaction import OF_MERGES, MapUpdate, UpdateConfig
 from lance_dagster.history.versions import Version
 from lance_dagster.table import columns as changing
@@ -54,7 +54,9 @@ class Evolving(Facade):
             CommitConflictError: Others changed the table again and again.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        return self._described(changing.add_columns(self._parts, columns, note, reads=reads, on=on))
+        read = None if reads is None else texts("reads", reads, "id")
+        keys = None if on is None else texts("on", on, "id")
+        return self._described(changing.add_columns(self._parts, columns, note, reads=read, on=keys))
 
     def drop_columns(
         self,
@@ -71,8 +73,8 @@ class Evolving(Facade):
                 some rows.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        names = [paths] if isinstance(paths, str) else list(paths)
-        return self._described(changing.project(self._parts, note, partial(evolution.without, paths=names)))
+        given = texts("paths", paths, "note")
+        return self._described(changing.project(self._parts, note, partial(evolution.without, paths=given)))
 
     def rename_column(
         self,
@@ -107,7 +109,8 @@ class Evolving(Facade):
             InvalidInputError: The names are not those of all columns, each once.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        return self._described(changing.project(self._parts, note, partial(evolution.reordered, names=names)))
+        given = texts("names", names, "id")
+        return self._described(changing.project(self._parts, note, partial(evolution.reordered, names=given)))
 
     def cast_column(
         self,

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from lance_dagster.datafiles import Positions
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.texts import texts
 
 _LISTED = 100
 """Up to so many keys are named one by one in a predicate."""
@@ -21,6 +22,18 @@ _LOOKED_UP = 1000
 """Up to so many keys are looked up by an index, where there is one."""
 _BEYOND = 2**63
 _NOWHERE = -1
+
+
+def key_columns(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of a key that a caller gave.
+
+    Raises:
+        InvalidInputError: There are none, or it is no list.
+    """
+    found = texts("key", given, "id")
+    if not found:
+        raise InvalidInputError("a key is a list of columns such as ['id'], not an empty one")
+    return found
 
 
 class Keys:

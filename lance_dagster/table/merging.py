@@ -5,16 +5,12 @@ from collections.abc import Mapping
 from lance_dagster.changes.merge import Strategy
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history import branches as branching
 from lance_dagster.history.refs import Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.table import join as joining, previewing
 from lance_dagster.table.facade import Facade
 from lance_dagster.table.join import MERGE_COMMIT, Joining
 from lance_dagster.table.previewing import MergePreview
-
-PREVIEW_OF = "preview_of"
-"""Branch metadata that names the version whose merge a branch shows."""
 
 
 class Merging(Facade):
@@ -48,6 +44,8 @@ class Merging(Facade):
             properties: Kept with the transaction.
 
         Raises:
+            RefNotFoundError: There is no such source, or no such branch to merge into.
+            InvalidInputError: There is no such mode or strategy, or what is to be kept is no text.
             MergeConflictError: With every reason why not; nothing was written.
             CommitStateUnknownError: It may or may not have landed; merge again, which finds out.
         """
@@ -61,6 +59,10 @@ class Merging(Facade):
         """Say what a merge would do now, every conflict included; nothing is written.
 
         The preview's `conflicting_rows` reads the rows the conflicts are about.
+
+        Raises:
+            RefNotFoundError: There is no such source, or no such branch to merge into.
+            InvalidInputError: There is no such mode or strategy.
         """
         return previewing.preview(self._parts, self._parts.at(source), into, strategy=strategy, mode=mode)
 
@@ -81,7 +83,8 @@ class Merging(Facade):
             properties: Kept with the transaction.
 
         Raises:
-            InvalidInputError: `branch` is main, which was forked from nothing.
+            RefNotFoundError: There is no such branch.
+            InvalidInputError: `branch` is main, which was forked from nothing; or as for `merge`.
             MergeConflictError: With every reason why not; nothing was written.
         """
         found = self._parts.refs.branch(branch)
@@ -97,7 +100,8 @@ class Merging(Facade):
         """Make a branch that holds what a merge would give, for checks to run on before the merge is made.
 
         Any program reads it as any other branch. Merging it instead of `source` gives exactly what was checked, as
-        long as `into` did not move on; `mode="ff-only"` says so when it did.
+        long as `into` did not move on; `mode="ff-only"` says so when it did. Its metadata has `preview_of`, the version
+        that was merged, as soon as the merge is in it. Where one was begun and somebody died, the next goes on.
 
         Args:
             source: The version to merge.
@@ -107,32 +111,34 @@ class Merging(Facade):
             strategy: Who wins conflicts.
 
         Raises:
+            RefNotFoundError: There is no such source, or no such branch to merge into.
             MergeConflictError: With every reason why not; nothing is left behind.
-            AlreadyExistsError: The name is taken.
+            InvalidRefNameError: The name breaks a rule of the specification.
+            AlreadyExistsError: A branch or a tag has the name.
         """
         state, head = self._parts.at(source), self._parts.head(into)
         # Asked first: a branch made for nothing would have to be deleted again, which a crash may prevent.
         conflicts = previewing.preview(self._parts, state, into, strategy=strategy).conflicts
         if conflicts:
             raise MergeConflictError(f"cannot merge {state} into {head} of {self.uri}; nothing was written:", conflicts)
-        made = branching.create_branch(
-            name or preview_name(state.branch, into),
-            head,
-            self._parts.refs,
-            self._parts.versions,
-            exist_ok=False,
-            metadata={PREVIEW_OF: str(state)},
-        )
-        how = Joining(strategy=strategy)
-        joining.merge(self._parts, state, made.name, how)
-        return made
+        name = name or preview_name(state.branch, into)
+        return previewing.shown_on(self._parts, name, state, head, strategy=strategy)
 
     def merge_base(self, one: str, other: str) -> Version:
-        """Return the newest version that two versions contain."""
+        """Return the newest version that two versions contain.
+
+        Raises:
+            RefNotFoundError: There is no such version.
+            VersionNotFoundError: It was cleaned up.
+        """
         return self._described(joining.base_of(self._parts, self._parts.at(one), self._parts.at(other)))
 
     def is_merged(self, source: str, into: str = MAIN) -> Version | None:
-        """Return the version of `into` that contains all of `source`, or None when `source` has something new."""
+        """Return the version of `into` that contains all of `source`, or None when `source` has something new.
+
+        Raises:
+            RefNotFoundError: There is no such source, or no such branch `into`.
+        """
         found = joining.find_merged(self._parts, self._parts.at(source), into)
         return None if found is None else self._described(found)
 

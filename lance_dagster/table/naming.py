@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.texts import texts
 from lance_dagster.history import branches as branching, protection as protecting, renaming
 from lance_dagster.history.protection import Protection
 from lance_dagster.history.refs import READY, Branch
@@ -54,11 +54,10 @@ class Naming(Facade):
         Raises:
             InvalidRefNameError: The name breaks a rule of the specification.
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
+            RefNotFoundError: There is no such version to fork from.
             AlreadyExistsError: The name is taken.
         """
         branching.refuse_our_keys(metadata or {})
-        if self._parts.refs.tag(name) is not None:
-            raise AlreadyExistsError(f"{name!r} is a tag of {self.uri}; a branch of that name would be ambiguous")
         return branching.create_branch(
             name,
             self._parts.at(at),
@@ -72,6 +71,7 @@ class Naming(Facade):
         """Delete a branch; its data files stay until they are collected.
 
         Raises:
+            InvalidInputError: The branch is `main`.
             RefNotFoundError: There is no such branch.
             ProtectedError: The branch is protected.
             ConflictError: A tag or another branch refers to it.
@@ -86,6 +86,7 @@ class Naming(Facade):
 
         Raises:
             InvalidRefNameError: The new name breaks a rule of the specification.
+            InvalidInputError: The branch is `main`.
             RefNotFoundError: There is no such branch.
             AlreadyExistsError: The new name is taken, or another branch had it until less than a day ago.
             ProtectedError: One of the names is protected.
@@ -96,7 +97,8 @@ class Naming(Facade):
     def reset(self, branch: str, at: str = MAIN) -> Branch:
         """Make a branch start anew from a version, as if it was deleted and created again; what it had is gone.
 
-        Who is in the middle of a commit to it gets a `CommitConflictError`. Its metadata stays. To go back on a branch
+        Who is in the middle of a commit to it gets a `CommitConflictError`, or a `CommitStateUnknownError` where it may
+        have been merged just before. Its metadata stays. To go back on a branch
         without losing what came after, restore the older version as the next one.
 
         Args:
@@ -134,8 +136,11 @@ class Naming(Facade):
         Args:
             branches: Such as `"main"` or `"release/*"`; `*` stands for any characters, "/" included.
             tags: Such as `"production"` or `"v*"`.
+
+        Raises:
+            InvalidInputError: A pattern is empty, or what is given is no list.
         """
-        add = Protection(branches=tuple(branches), tags=tuple(tags))
+        add = Protection(branches=texts("branches", branches, "release/*"), tags=texts("tags", tags, "v*"))
         return protecting.change_protection(self._parts.store, add, Protection())
 
     def unprotect(self, *, branches: Sequence[str] = (), tags: Sequence[str] = ()) -> Protection:
@@ -144,5 +149,5 @@ class Naming(Facade):
         Raises:
             InvalidInputError: Nothing is protected by such a pattern.
         """
-        remove = Protection(branches=tuple(branches), tags=tuple(tags))
+        remove = Protection(branches=texts("branches", branches, "release/*"), tags=texts("tags", tags, "v*"))
         return protecting.change_protection(self._parts.store, Protection(), remove)

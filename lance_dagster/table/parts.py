@@ -10,6 +10,7 @@ from lance_dagster.datafiles import LanceDataset, open_dataset
 from lance_dagster.format.codec import check_sound
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
+from lance_dagster.history.ancestry import Ancestry, Written
 from lance_dagster.history.refs import READY, Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Versions
@@ -33,6 +34,18 @@ class Parts:
     def at(self, ref: str | None) -> State:
         """Read the version a ref expression names; None stands for `main`."""
         return self.versions.load(*resolve(ref, self.refs, self.versions))
+
+    def recalled(self, written: Written) -> State:
+        """Read a version that was written down, whatever its branch is called by now.
+
+        Raises:
+            VersionNotFoundError: It is gone; another branch of the name does not stand in for its own.
+        """
+        ancestry = Ancestry(self.refs, self.versions)
+        place = ancestry.known_as(written)
+        if place is None:
+            raise ancestry.gone(written)
+        return self.versions.load(place.branch, place.number, written.line)
 
     def head(self, branch: str) -> State:
         """Read the newest version of a branch.

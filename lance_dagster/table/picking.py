@@ -20,6 +20,7 @@ from lance_dagster.format.transaction import (
     Restore,
     Rewrite,
 )
+from lance_dagster.history.ancestry import Ancestry, Written
 from lance_dagster.history.lineage import anchored, changes_since, lineage_of
 from lance_dagster.history.versions import State
 from lance_dagster.table.moving import submit
@@ -33,6 +34,7 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
     Raises:
         MergeConflictError: It contradicts what the branch did; nothing was written.
         InvalidInputError: It is a merge and no parent was given.
+        VersionNotFoundError: The parent is gone.
     """
     parent = _parent(parts, commit_, how.parent)
     head = parts.head(onto)
@@ -51,6 +53,7 @@ def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
     Raises:
         MergeConflictError: Later changes build on it; nothing was written.
         InvalidInputError: It is a merge and no parent was given.
+        VersionNotFoundError: The parent is gone.
     """
     parent = _parent(parts, commit_, how.parent)
     head = parts.head(branch)
@@ -113,7 +116,8 @@ def _standing(parts: Parts, commit_: State, head: State, to: State | None) -> St
     ours, theirs = lineage_of(commit_, parts.refs), lineage_of(head, parts.refs)
     if not theirs.contains(ours):
         return commit_
-    later = [parts.at(change.version) for change in changes_since(theirs, ours, parts.versions) if _reverts(change)]
+    reverts = (change for change in changes_since(theirs, ours, parts.versions) if _reverts(change))
+    later = [parts.recalled(Written(change.version)) for change in reverts]
     while back := next((state for state in later if _takes_back(state, commit_, to)), None):
         again = next((state for state in later if _says(state, REVERTED, back)), None)
         if again is None:
@@ -150,8 +154,10 @@ def _parent(parts: Parts, of: State, number: int | None) -> State:
 
     Raises:
         InvalidInputError: There is none, there are two and none was chosen, or there is no such one.
+        VersionNotFoundError: It is gone.
     """
-    parents = parts.versions.describe(of).parents
+    version = parts.versions.describe(of)
+    parents = version.parents
     if not parents or isinstance(_operation(of), Clone):
         raise InvalidInputError(f"{of} of {parts.uri} changed nothing: it is where a table or branch begins")
     if number is None and len(parents) > 1:
@@ -161,4 +167,10 @@ def _parent(parts: Parts, of: State, number: int | None) -> State:
         )
     if number is not None and not 1 <= number <= len(parents):
         raise InvalidInputError(f"{of} of {parts.uri} has {len(parents)} parents, so no parent {number}")
-    return parts.at(parents[(number or 1) - 1])
+    if number in (None, 1):
+        return parts.recalled(Written(parents[0]))
+    ancestry = Ancestry(parts.refs, parts.versions)
+    merged = ancestry.merged(version)
+    if merged is None:
+        raise ancestry.no_merged(version)
+    return parts.versions.load(merged.branch, merged.number)

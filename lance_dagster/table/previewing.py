@@ -8,7 +8,12 @@ import pyarrow as pa
 from lance_dagster.changes.indices import indices_of, not_covering
 from lance_dagster.changes.merge import Contradiction, MergePlan, Strategy, Tally, planned
 from lance_dagster.changes.sides import Conflict
-from lance_dagster.history.lineage import merge_base, merged_as
+from lance_dagster.errors import AlreadyExistsError
+from lance_dagster.format.transaction import MERGE
+from lance_dagster.history.ancestry import Written
+from lance_dagster.history.branches import create_branch
+from lance_dagster.history.lineage import Lineage, merge_base, merged_as
+from lance_dagster.history.refs import Branch, with_metadata
 from lance_dagster.history.versions import State
 from lance_dagster.table.conflict_rows import ConflictRows
 from lance_dagster.table.join import (
@@ -16,11 +21,19 @@ from lance_dagster.table.join import (
     Joining,
     check_mode,
     lineage_at,
+    merge,
     naming_damage,
     question_of,
     refusal,
 )
 from lance_dagster.table.parts import Parts, open_parts
+
+PREVIEW_OF = "preview_of"
+"""Branch metadata that names the version whose merge a branch shows."""
+PREVIEWING = "lance_dagster.previewing"
+"""Branch metadata, until the merge is there: the commit id of what is merged."""
+_Three = tuple[Written, Written, Written]
+"""The merge base, the source and the dest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +45,8 @@ class MergePreview:
     other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
     that only the source has.
 
-    A pickled copy holds no storage options and reads rows with the credentials of the environment it is in.
+    A pickled copy holds no storage options and reads rows with the credentials of the environment it is in. It finds
+    branches that were renamed since.
     """
 
     source: str
@@ -92,8 +106,38 @@ class MergePreview:
 class _Rows:
     """How to come to the rows of conflicts, and what to ask again where that way is gone."""
 
-    asked: tuple[str, Strategy]
+    asked: tuple[str, Strategy, _Three]
     find: Callable[[], ConflictRows]
+
+
+def shown_on(parts: Parts, name: str, source: State, head: State, *, strategy: Strategy) -> Branch:
+    """Make a branch that holds what merging a version into the head of a branch gives; go on where that was begun.
+
+    Raises:
+        AlreadyExistsError: A tag has the name, or another branch.
+        MergeConflictError: With every reason why not.
+    """
+    begun = {PREVIEWING: source.id}
+    try:
+        made = create_branch(name, head, parts.refs, parts.versions, exist_ok=False, metadata=begun)
+    except AlreadyExistsError:
+        found = parts.refs.branch(name)
+        if found is None or not _is_begun(parts, found, source, head):
+            raise
+        made = found
+    merge(parts, source, name, Joining(strategy=strategy))
+    # Only from here on it says what it shows: until then it holds what the dest has.
+    done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
+    return parts.refs.change_branch(made, lambda current: with_metadata(current, done))
+
+
+def _is_begun(parts: Parts, branch: Branch, source: State, head: State) -> bool:
+    """Tell whether a branch was made to show the same merge, and nobody did anything else on it."""
+    if branch.parent != str(head) or branch.metadata.get(PREVIEWING) != source.id:
+        return False
+    newest = parts.head(branch.name)
+    merged = newest.transaction is not None and newest.transaction.properties.get(MERGE) == str(source)
+    return merged or newest.number == branch.first
 
 
 def preview(
@@ -107,10 +151,11 @@ def preview(
 def _previewed(parts: Parts, source: State, head: State, how: Joining) -> MergePreview:
     ours, theirs = lineage_at(parts, source), lineage_at(parts, head)
     base = merge_base(ours, theirs, parts.refs, parts.versions)
+    asked = parts.uri, how.strategy, (_written(base), _written(ours), _written(theirs))
 
     def rows(found: Contradiction) -> _Rows:
         states = base.state, source, head
-        return _Rows((parts.uri, how.strategy), lambda: ConflictRows(parts, states, found))
+        return _Rows(asked, lambda: ConflictRows(parts, states, found))
 
     made = MergePreview(
         source=str(source),
@@ -151,14 +196,27 @@ def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
     return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
 
 
-def _copied(values: Mapping[str, object], uri: str, strategy: Strategy) -> MergePreview:
+def _written(lineage: Lineage) -> Written:
+    return Written(str(lineage.state), lineage.id)
+
+
+def _as_told(found: Contradiction | MergePlan | None, conflicts: tuple[Conflict, ...]) -> Contradiction:
+    """Return what was found out again, by the conflicts as they were told: branches may have had other names then."""
+    if not isinstance(found, Contradiction) or found.disputes is None:
+        return Contradiction(conflicts=conflicts)
+    known = found.disputes.notes
+    pairs = [pair for pair in zip(conflicts, found.conflicts, strict=False) if pair[1] in known]
+    notes = {told: known[again] for told, again in pairs if (told.kind, told.unit) == (again.kind, again.unit)}
+    return Contradiction(conflicts=conflicts, disputes=replace(found.disputes, notes=notes))
+
+
+def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:
     def again() -> ConflictRows:
         parts = open_parts(uri, None)
-        states = parts.at(copy.base), parts.at(copy.source), parts.at(copy.dest)
-        base, ours, theirs = (lineage_at(parts, state) for state in states)
+        base_at, source, dest = map(parts.recalled, versions)
+        base, ours, theirs = (lineage_at(parts, state) for state in (base_at, source, dest))
         found = planned(question_of(parts, ours, theirs, base, strategy=strategy)) if copy.conflicts else None
-        disputes = found.disputes if isinstance(found, Contradiction) else None
-        return ConflictRows(parts, states, Contradiction(conflicts=copy.conflicts, disputes=disputes))
+        return ConflictRows(parts, (base_at, source, dest), _as_told(found, copy.conflicts))
 
-    copy = MergePreview(**values, _rows=_Rows((uri, strategy), again))  # type: ignore[arg-type]  # of another one
+    copy = MergePreview(**values, _rows=_Rows((uri, strategy, versions), again))  # type: ignore[arg-type]  # of another one
     return copy

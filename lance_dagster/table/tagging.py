@@ -45,7 +45,9 @@ class Tagging(Facade):
 
         Raises:
             InvalidRefNameError: The name breaks a rule of the specification.
+            InvalidInputError: A key of the metadata starts with `lance_dagster.`.
             AlreadyExistsError: The name is taken.
+            RefNotFoundError: There is no such version, or its branch was deleted meanwhile.
             ProtectedError: The name is protected, and the version on a branch that is not.
         """
         target = Target(state=self._parts.at(at), metadata=metadata or {})
@@ -69,6 +71,9 @@ class Tagging(Facade):
 
         Raises:
             RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
+            InvalidInputError: A key of the metadata starts with `lance_dagster.`.
+            RefNotFoundError: There is no such tag and one was expected; or no such version, or its branch was deleted
+                meanwhile.
             ProtectedError: It is immutable; or protected, and the version on a branch that is not.
         """
         refs, versions = self._parts.refs, self._parts.versions
@@ -92,7 +97,8 @@ class Tagging(Facade):
     ) -> Tag:
         """Point a tag to where it was some moves ago, by compare-and-swap: one more move, of its own kind.
 
-        Moves that were rolled back do not count, so rolling back twice by one goes as far as once by two.
+        Moves that were rolled back do not count, so rolling back twice by one goes as far as once by two. A branch that
+        was renamed since is found by its id.
 
         Args:
             name: The tag.
@@ -101,14 +107,15 @@ class Tagging(Facade):
             metadata: Kept with the tag, in place of what was there, and with the move in its history.
 
         Raises:
-            RefNotFoundError: There is no such tag.
-            InvalidInputError: So many earlier places are not known.
-            VersionNotFoundError: The earlier version is gone.
+            RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
+            InvalidInputError: So many earlier places are not known; or a key of the metadata starts with
+                `lance_dagster.`.
+            VersionNotFoundError: The earlier version is gone: it was cleaned up, or its branch was deleted.
             RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
             ProtectedError: It is immutable; or protected, and the version on a branch that is not.
         """
         current = self.tag(name)
-        state = self._parts.at(tagged.earlier_target(current, steps))
+        state = self._parts.recalled(tagged.earlier_target(current, steps))
         target = Target(state=state, metadata=metadata or {}, steps_back=steps)
         where = current.ref if expected is None else str(expected)
         return tagged.move_tag(name, target, self._parts.refs, self._parts.versions, expected=where)

@@ -35,6 +35,7 @@ class Undoing(Facade):
         Raises:
             MergeConflictError: With every reason why not; nothing was written.
             InvalidInputError: It is a merge and no parent was given.
+            VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
         how = Picking(parent=parent, strategy=strategy, properties=properties or {})
         return self._described(picking.cherry_pick(self._parts, self._parts.at(commit), onto, how))
@@ -65,6 +66,7 @@ class Undoing(Facade):
         Raises:
             MergeConflictError: Later changes contradict it; nothing was written.
             InvalidInputError: It is a merge and no parent was given.
+            VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
         how = Picking(parent=parent, strategy=strategy, properties=properties or {})
         return self._described(picking.revert(self._parts, self._parts.at(commit), branch, how))

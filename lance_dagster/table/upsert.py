@@ -30,6 +30,7 @@ from lance_dagster.datafiles import (
     write_files,
 )
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.texts import texts
 from lance_dagster.format.transaction import Update
 from lance_dagster.history.versions import State
 from lance_dagster.table.keys import Keys, exact_predicate_of, predicate_of
@@ -112,15 +113,14 @@ def upsert(parts: Parts, data: Rows, on: Sequence[str], *, rules: Rules, note: N
     check_rows(data)
     if isinstance(data, StagedFiles):
         raise InvalidInputError("rows are upserted by their values; give Arrow rows instead of staged files")
+    keys = texts("on", on, "id")
     # Read once: a retry needs them again, and a stream is gone then.
     rows = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
 
     def attempt() -> State:
         head = parts.head(note.branch)
         refuse_nested_blobs(head, "upsert")
-        return _Upsert(parts, head, _conformed(rows, on, schema_of(head), rules), on=tuple(on), rules=rules).commit(
-            note
-        )
+        return _Upsert(parts, head, _conformed(rows, keys, schema_of(head), rules), on=keys, rules=rules).commit(note)
 
     return retried(attempt)
 
@@ -132,8 +132,8 @@ def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Sc
         InvalidInputError: The keys are not columns of both.
         SchemaMismatchError: A column does not fit, or one that may not be null is left out of rows to be added.
     """
-    if isinstance(on, str) or not on or len(set(on)) < len(on):
-        raise InvalidInputError(f"an upsert needs a list of key columns, each once, such as on=['id']; not {on!r}")
+    if not on or len(set(on)) < len(on):
+        raise InvalidInputError(f"an upsert needs key columns, each once, such as on=['id']; not {[*on]}")
     for name in on:
         if name not in schema.names:
             raise InvalidInputError(f"no column {name!r} to be a key; the table has {', '.join(schema.names)}")

@@ -1,5 +1,6 @@
 """Which versions rules keep: numbers and times, no tables."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -12,7 +13,6 @@ from lance_dagster.changes.retention import (
     duration_text,
     kept,
     retention_from_json,
-    times,
 )
 from lance_dagster.errors import InvalidInputError
 
@@ -20,9 +20,19 @@ DAY = 86400.0
 NOW = 100 * DAY
 
 
-def line(*days_ago: float) -> list[Dated]:
+def dated(*times: tuple[float, float]) -> list[tuple[Dated, int]]:
+    """Versions from 1 on, by what they say and when they were stored."""
+    return [(Dated(len(times) - number, *both), number + 1) for number, both in enumerate(times)]
+
+
+def line(*days_ago: float) -> list[tuple[Dated, int]]:
     """Versions from 1 on, each made so many days ago."""
-    return [Dated(number, NOW - ago * DAY, NOW - ago * DAY) for number, ago in enumerate(days_ago, 1)]
+    return dated(*((NOW - ago * DAY, NOW - ago * DAY) for ago in days_ago))
+
+
+def reasons(versions: list[tuple[Dated, int]], *rules: Rule) -> dict[int, str]:
+    """Why which of some versions stay."""
+    return {number: why for number, why in kept(rules, versions, NOW) if why is not None}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +53,7 @@ def line(*days_ago: float) -> list[Dated]:
 def test_what_was_in_use_stays(days: float, last: int, days_ago: tuple[float, ...], expected: set[int]) -> None:
     """The newest version older than the window stays, since it was in use when the window began."""
     rule = Rule(older_than=timedelta(days=days), keep_last=last)
-    assert expected == kept(rule, line(*days_ago), NOW).keys()
+    assert expected == reasons(line(*days_ago), rule).keys()
 
 
 def test_the_reasons_say_which_rule_it_was() -> None:
@@ -53,20 +63,44 @@ def test_the_reasons_say_which_rule_it_was() -> None:
         2: "in use during the last 7d",
         3: "one of the newest 2",
         4: "the newest",
-    } == kept(rule, line(20, 10, 3, 1), NOW)
+    } == reasons(line(20, 10, 3, 1), rule)
 
 
-def test_a_time_is_the_later_one_and_never_goes_back() -> None:
+def test_a_version_goes_when_all_rules_let_it_go() -> None:
+    """The first that keeps it is told."""
+    week, two = Rule(older_than=timedelta(days=7)), Rule(older_than=timedelta(0), keep_last=2)
+    assert {3: "one of the newest 2", 4: "the newest"} == reasons(line(30, 20, 10, 8), week, two)
+    assert {2: "in use during the last 7d", 3: "in use during the last 7d", 4: "the newest"} == reasons(
+        line(30, 20, 3, 1), week, two
+    )
+
+
+def test_versions_are_told_one_by_one() -> None:
+    """Each once the next one is known, so that no more than two have to be held."""
+    seen: list[int] = []
+
+    def listed() -> Iterator[tuple[Dated, int]]:
+        for version in line(3, 2, 1):
+            seen.append(version[1])
+            yield version
+
+    assert [(1, [1, 2]), (2, [1, 2, 3]), (3, [1, 2, 3])] == [
+        (number, list(seen)) for number, _ in kept([Rule()], listed(), NOW)
+    ]
+
+
+@pytest.mark.parametrize("days,expected", [(5, {5}), (15, {3, 4, 5}), (25, {2, 3, 4, 5}), (35, {1, 2, 3, 4, 5})])
+def test_a_time_is_the_later_one_and_never_goes_back(days: int, expected: set[int]) -> None:
     """A clock that was behind makes nothing look older than what came before it."""
-    versions = [Dated(1, 10, 30), Dated(2, 20, 5), Dated(3, 40, 1), Dated(4, 7, 8)]
-    assert [30, 30, 40, 40] == list(times(versions))
+    ago = ((50, 40), (99, 30), (20, 99), (99, 10), (99, 99))
+    versions = dated(*((NOW - said * DAY, NOW - stored * DAY) for said, stored in ago))
+    assert expected == reasons(versions, Rule(older_than=timedelta(days=days))).keys()
 
 
 def test_a_version_that_follows_one_from_the_future_stays() -> None:
     """Nobody knows when it really was made."""
-    ahead = Dated(2, NOW + DAY, NOW - 50 * DAY)
-    versions = [Dated(1, 0, 0), ahead, Dated(3, 1, 1), Dated(4, 1, 1)]
-    assert {1, 2, 3, 4} == kept(Rule(older_than=timedelta(days=7)), versions, NOW).keys()
+    versions = dated((0, 0), (NOW + DAY, NOW - 50 * DAY), (1, 1), (1, 1))
+    assert {1, 2, 3, 4} == reasons(versions, Rule(older_than=timedelta(days=7))).keys()
 
 
 def test_the_first_pattern_that_fits_counts() -> None:

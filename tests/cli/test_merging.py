@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.store import LocalStore
 from tests.cli.running import document_of, lines_of, run
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, contents, entries, new_table
+from tests.ledger import SCHEMA, contents, entries, new_table, parts_on
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore
 
 
 @pytest.fixture
@@ -352,7 +354,7 @@ def test_a_preview_that_died_is_made_anew(table: LanceTable) -> None:
     """Of a later version of main, which it cannot be finished on."""
 
     def script(request: Request) -> object:
-        # What comes third is the merge: the branch and its first version are there.
+        # What comes next is the merge: the branch and its first version are there.
         if request.writes and table.branches("preview/*"):
             raise PlugPulledError
         return request.send()

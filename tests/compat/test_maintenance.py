@@ -12,6 +12,7 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
 from tests.aging import DAY, age
 from tests.ledger import Rows, as_pylance, contents, entries, new_table, sorted_rows
 
@@ -157,6 +158,83 @@ def test_pylance_compacts_a_line_and_cleans_up(table: LanceTable, line: str) -> 
     for cleaned in (line, "main"):
         as_pylance(table, cleaned).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
     held(before, table)
+
+
+def _compacted(dataset: lance.LanceDataset) -> None:
+    dataset.optimize.compact_files(target_rows_per_fragment=1000, materialize_deletions_threshold=0.0)
+
+
+def _compacted_without_its_index(dataset: lance.LanceDataset) -> None:
+    dataset.drop_index("value_idx")
+    _compacted(dataset)
+
+
+def _compacted_with_an_index_of_its_own(dataset: lance.LanceDataset) -> None:
+    dataset.create_scalar_index("value", "BTREE", replace=True)
+    _compacted(dataset)
+
+
+def _optimized(dataset: lance.LanceDataset) -> None:
+    dataset.optimize.optimize_indices()
+
+
+def _merged(table: LanceTable, line: str) -> Rows:
+    """The rows of main after a merge of a line, tried on branches that are gone when this returns."""
+    table.create_branch("source", line)
+    table.create_branch("dest", "main")
+    table.merge("source", "dest")
+    rows = contents(table, "dest")
+    for name in ("dest", "source"):
+        table.delete_branch(name)
+    return rows
+
+
+@pytest.mark.parametrize("line", ["live", "inner"])
+@pytest.mark.parametrize(
+    "maintain",
+    [_compacted_without_its_index, _compacted_with_an_index_of_its_own, _optimized],
+    ids=lambda way: way.__name__,
+)
+def test_a_branch_that_pylance_maintained_is_merged(
+    table: LanceTable, line: str, maintain: Callable[[lance.LanceDataset], None]
+) -> None:
+    """One that is still worked on, or a branch of that one: nothing is lost, and main gets what it would have got.
+
+    Once it was cleaned up too, nobody knows what its versions claimed: that they claimed nothing has to be said.
+    """
+    wanted, before = _merged(table, line), state(table)
+    maintain(as_pylance(table, line))
+    assert before == state(table)
+    assert wanted == _merged(table, line)
+    for cleaned in (line, "main"):
+        as_pylance(table, cleaned).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
+    held(before, table)
+    if maintain is not _optimized:
+        with pytest.raises(MergeConflictError) as refused:
+            LanceTable.open(table.uri).merge(line)
+        assert {"history"} == {conflict.kind for conflict in refused.value.conflicts}
+    LanceTable.open(table.uri).merge(line, strategy={"history": "source-wins"})
+    assert wanted == contents(table)
+    held({**before, "main": wanted}, table)
+
+
+@pytest.mark.parametrize("line", ["live", "inner"])
+def test_a_branch_whose_inherited_index_pylance_broke_is_merged(table: LanceTable, line: str) -> None:
+    """Its compaction puts that index where no reader looks: the branch says so, and main is none the worse."""
+    wanted, before = _merged(table, line), state(table)
+    _compacted(as_pylance(table, line))
+    assert before[line] == contents(table, line) == sorted_rows(as_pylance(table, line).to_table())
+    with pytest.raises(OSError, match="Not found"):
+        as_pylance(table, line).count_rows("value = 7")
+    problems = table.verify(line).problems
+    assert problems
+    assert all("_indices/" in str(problem) and "is missing" in str(problem) for problem in problems)
+    table.merge(line)
+    assert wanted == contents(table)
+    assert sum(1 for _, value in wanted if value == 7) == as_pylance(table).count_rows("value = 7")
+    assert () == table.verify("main").problems
+    as_pylance(table, line).create_scalar_index("value", "BTREE", replace=True)
+    assert {**before, "main": wanted} == state(LanceTable.open(table.uri))
 
 
 @pytest.mark.parametrize("line", ["main", "live"])

@@ -3,7 +3,7 @@
 import pytest
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.texts import check_said, check_text, check_texts
+from lance_dagster.format.texts import check_said, check_text, check_texts, refuse_lone_text, texts
 
 HALF = "a\ud800b"
 
@@ -46,3 +46,27 @@ def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> Non
         check_said(None, given)
     assert said == str(caught.value)
     check_texts("settings", {"a": None}, removing=True)
+
+
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        ("main", "tags: a list such as ['v*'] is wanted, not 'main'"),
+        (b"main", "tags: a list such as ['v*'] is wanted, not b'main'"),
+        (5, "tags: a list such as ['v*'] is wanted, not 5"),
+        (["a", 5], "what is in tags has to be a text, not 5"),
+        ([HALF], r"what is in tags has '\ud800' at character 1, half of a character"),
+    ],
+)
+def test_one_text_is_no_list_of_texts(given: object, said: str) -> None:
+    """Nor is a list with something else in it."""
+    with pytest.raises(InvalidInputError) as caught:
+        texts("tags", given, "v*")
+    assert said == str(caught.value)
+
+
+def test_lists_of_texts_are_taken_as_they_come() -> None:
+    """In their order, also those that can be read but once."""
+    assert ("b", "a") == texts("tags", (each for each in "ba"), "v*") == texts("tags", ["b", "a"], "v*")
+    assert () == texts("tags", [], "v*")
+    refuse_lone_text("tables", [5], "shop/orders")

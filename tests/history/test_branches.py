@@ -19,7 +19,7 @@ from lance_dagster.errors import (
     StoreError,
     VersionNotFoundError,
 )
-from lance_dagster.history.refs import CREATING, NEVER_A_VERSION, READY, STATE
+from lance_dagster.history.ref_files import CREATING, NEVER_A_VERSION, READY, STATE
 from lance_dagster.store import LocalStore
 from tests.ledger import as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import (
@@ -112,6 +112,24 @@ def test_a_deletion_that_died_is_finished_by_the_next(table: LanceTable, step: i
     table.delete_branch("run")
     assert not ref_file(table, "run").exists()
     assert not (Path(table.uri) / "tree").exists()
+
+
+@pytest.mark.parametrize("step", range(1, WRITES_TO_DELETE))
+def test_a_deletion_that_died_is_in_the_way_of_no_merge(table: LanceTable, step: int) -> None:
+    """Two others have what was on the branch, which is told by the ids of its rows, as when it is all gone."""
+    for name in ("run", "other"):
+        table.create_branch(name)
+    table.append(entries("r", 1), branch="run")
+    table.merge("run", into="other")
+    table.append(entries("o", 1), branch="other")
+    table.append(entries("r", 2), branch="run")
+    table.merge("run")
+    before = contents(table)
+    with pytest.raises(PlugPulledError):
+        through(table, plug_pulled_before_write(step)).delete_branch("run")
+    again = LanceTable.open(table.uri)
+    again.merge("other")
+    assert sorted([*before, ("o", 1)]) == contents(again)
 
 
 @pytest.mark.parametrize("step", range(WRITES_TO_DELETE))

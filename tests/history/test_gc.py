@@ -13,6 +13,8 @@ import pytest
 
 from lance_dagster import GarbageReport, InvalidInputError, LanceTable, MergeConflictError, VersionNotFoundError
 from lance_dagster.changes.retention import SETTING
+from lance_dagster.format.digests import commit_id
+from lance_dagster.history.inventory import waiting_key
 from lance_dagster.store import open_store
 from tests.aging import DAY, age, files, manifest, say, stored
 from tests.conftest import S3Storage
@@ -284,6 +286,122 @@ def test_a_claim_is_not_forgotten(table: LanceTable) -> None:
         table.merge("dev")
 
 
+def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
+    """It is their merge base, though it lies on the line of neither."""
+    table.create_branch("x")
+    table.create_branch("b")
+    table.append(entries("x", 1), branch="x")
+    table.merge("x", into="b")
+    table.append(entries("b", 1), branch="b")
+    for number in range(2, 5):
+        table.append(entries("x", number), branch="x")
+    table.merge("x")
+    base = table.merge_base("b", "main")
+    report = collected(table, NONE, grace=NONE)
+    assert ("x", 6) == (base.branch, base.number)
+    assert ("where 'b' and 'x' can be merged from", "a merge that later ones go on from") == (
+        report.kept["x@6"][0],
+        report.kept["b@6"][-1],
+    )
+    # What x did since is what b lacks of it, and only b.
+    assert ("not merged into 'b' yet",) == report.kept["x@7"]
+    assert base == table.merge_base("b", "main")
+    table.sync("b")
+    table.merge("b")
+    rows = [("a", 5), ("b", 1), *(("x", number) for number in range(1, 5))]
+    assert [rows, rows] == [contents(table), contents(table, "b")]
+    table.merge("x", into="b")
+    assert {"x": (6, 7, 8)} == {
+        name: gone for name, gone in collected(table, NONE, grace=NONE).expired.items() if name == "x"
+    }
+
+
+def test_a_branch_forked_from_an_old_version_may_not_be_merged(table: LanceTable) -> None:
+    """What followed that version has expired, and nobody knows what it claimed."""
+    table.create_tag("v1", "main@2")
+    collected(table, NONE, grace=NONE)
+    assert [2, 5] == numbers(table)
+    table.create_branch("late", "v1")
+    table.append(entries("l", 1), branch="late")
+    with pytest.raises(MergeConflictError, match="it was cleaned up on main@5"):
+        table.merge("late")
+
+
+def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missing(table: LanceTable) -> None:
+    """It knows nothing of merges: the merge base may be gone, or what either side did since."""
+    table.create_branch("x")
+    table.create_branch("b")
+    table.append(entries("x", 1), branch="x")
+    table.merge("x", into="b")
+    table.append(entries("x", 2), branch="x")
+    table.merge("x")
+    for number in range(2):
+        table.append(entries("b", number), branch="b")
+    now = timedelta(microseconds=1)
+    as_pylance(table, "x").cleanup_old_versions(older_than=now, delete_unverified=True)
+    with pytest.raises(VersionNotFoundError, match="x@6, which b@8 and main@6 have in common, was cleaned up"):
+        LanceTable.open(table.uri).merge("b")
+    table.create_branch("c")
+    for number in range(2):
+        table.append(entries("c", number), branch="c")
+    as_pylance(table, "c").cleanup_old_versions(older_than=now, delete_unverified=True)
+    again = LanceTable.open(table.uri)
+    with pytest.raises(MergeConflictError, match="version c@7: it was cleaned up"):
+        again.merge("c")
+    again.merge("c", strategy={"history": "source-wins"})
+    assert [("a", 5), ("c", 0), ("c", 1), ("x", 1), ("x", 2)] == contents(again)
+
+
+def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table: LanceTable) -> None:
+    """What each did that any other does not contain stays, with every version two of them have in common."""
+    twin = LanceTable.open(table.clone(f"{table.uri}-twin", shallow=False).uri)
+    for each in (table, twin):
+        for name in ("a", "b", "x"):
+            each.create_branch(name)
+        each.append(entries("x", 1), branch="x")
+        each.update({"value": "50"}, where="key = 'a'", branch="x")
+        each.merge("x", into="a")
+        each.append(entries("x", 2), branch="x")
+        each.merge("x", into="b")
+        each.update({"value": "10"}, where="key = 'x'", branch="a")
+        each.append(entries("b", 1), branch="b")
+        each.append(entries("x", 3), branch="x")
+        each.append(entries("x", 4), branch="x")
+        each.merge("x")
+    collected(table, NONE, grace=NONE)
+    for source, dest in (("a", "b"), ("b", "main"), ("a", "main"), ("main", "a"), ("x", "a")):
+        for each in (table, twin):
+            each.merge(source, into=dest)
+        assert contents(twin, dest) == contents(table, dest)
+        collected(table, NONE, grace=NONE)
+    for each in (table, twin):
+        each.delete_branch("x")
+        each.append(entries("a", 9), branch="a")
+    collected(table, NONE, grace=NONE)
+    for each in (table, twin):
+        each.merge("a")
+    assert contents(twin) == contents(table)
+
+
+def test_branches_forked_from_the_same_version_keep_no_more_for_each_other(table: LanceTable) -> None:
+    """What they did and nobody took over stays for main; where they were forked stays anyway."""
+    for name in ("run/1", "run/2", "run/3"):
+        table.create_branch(name)
+        table.append(entries(name, 1), branch=name)
+    alone = table.collect_garbage(NONE).kept
+    assert {"main@5", *(f"run/{run}@{number}" for run in (1, 2, 3) for number in (5, 6))} == set(alone)
+    assert ("the newest", "not merged into 'main', 'run/2' and 'run/3' yet") == alone["run/1@6"]
+
+
+def test_a_long_list_of_branches_is_cut_short(table: LanceTable) -> None:
+    """The report says how many more there are."""
+    for number in range(6):
+        table.create_branch(f"b{number}")
+    table.append(entries("m", 1))
+    table.append(entries("m", 2))
+    assert ("not merged into 'b0', 'b1' and 4 more yet",) == table.collect_garbage(NONE).kept["main@6"]
+
+
 def test_a_branch_of_a_branch_keeps_both(table: LanceTable) -> None:
     """Up to main."""
     table.create_branch("outer", "main@3")
@@ -496,6 +614,28 @@ def test_a_tag_on_a_version_that_expired_gets_it_back(table: LanceTable) -> None
     age(table, 60 * DAY)
     collected(table)
     assert [("a", 3)] == contents(table, "late")
+
+
+def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
+    """While its copy waits, for merges as well as for names."""
+    table.create_branch("x")
+    table.append(entries("x", 1), branch="x")
+    table.append(entries("x", 2), branch="x")
+    table.merge("x")
+    table.append(entries("x", 3), branch="x")
+    path = manifest(table, 7, "x")
+    data = path.read_bytes()
+    key = waiting_key("x", 7, table.branches()["x"].id, commit_id(data))
+    waiting = Path(table.uri, key)
+    waiting.parent.mkdir(parents=True)
+    path.rename(waiting)
+    again = LanceTable.open(table.uri)
+    assert ("x@7",) == again.collect_garbage(WEEK).put_back
+    report = again.collect_garbage(WEEK, dry_run=False)
+    assert (("x@7",), "where 'x' and 'main' can be merged from") == (report.put_back, report.kept["x@7"][0])
+    assert (data, False) == (path.read_bytes(), waiting.exists())
+    again.merge("x")
+    assert [("a", 5), ("x", 1), ("x", 2), ("x", 3)] == contents(again)
 
 
 def test_a_version_of_a_branch_of_the_same_name_is_not_put_back(table: LanceTable) -> None:

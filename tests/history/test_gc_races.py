@@ -9,9 +9,10 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.cli.collecting import told
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.store import open_store
-from tests.aging import DAY, age
+from tests.aging import DAY, age, files
 from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
 from tests.racing import race
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write, plug_pulled_before_write
@@ -212,6 +213,33 @@ def test_a_branch_that_is_deleted_and_collected_while_it_is_merged_is_merged_who
     merging.merge("run", into="merged", strategy="source-wins")
     held(table, {"merged": contents(merging, "merged"), "main": [("m", 2)]})
     assert {("r", 1), ("r", 2)} <= set(contents(table, "merged"))
+    assert table.verify(deep=True).ok
+
+
+def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleting(tmp_path: Path) -> None:
+    """With a settling time of zero: the report tells what expired from what is left to do, and the next run does it."""
+    table = made(tmp_path)
+
+    def act() -> None:
+        tagged(table)
+
+    late = acting(table, MOMENTS["before manifests are deleted"], act)
+    before = files(table, "data")
+    report = late.collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
+    assert (False, True, True) == (report.done, report.expiry_done, report.ok)
+    assert (("main@2",), ("needed again",)) == (report.put_back, report.kept["main@2"])
+    assert (1, 3, 4) == report.expired["main"]
+    assert [2, 5, 6] == table.versions_after(0)
+    assert before == files(table, "data")
+    lines = list(told(report))
+    assert {"expired: main@1, main@3 to main@4", "needed again: main@2", "would delete:"} <= set(lines)
+    (line,) = [line for line in lines if line.startswith(f"{report.versions} versions expired; {report.files} files (")]
+    assert line.endswith("are left to the next run, as somebody else is at work")
+    again = LanceTable.open(table.uri).collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
+    assert (True, True, {}) == (again.done, again.expiry_done, again.expired)
+    # What the first one said is left, and the copies of what it let expire.
+    assert set(report.paths) == {path for path in again.paths if not path.startswith("_expired")}
+    held(table, {"main": [("m", 2)], "late": OLD, "run": RUN})
     assert table.verify(deep=True).ok
 
 

@@ -9,7 +9,14 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import CommitConflictError, ConflictError, LanceDagsterError, NotFoundError
+from lance_dagster.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    ConflictError,
+    LanceDagsterError,
+    NotFoundError,
+    StoreError,
+)
 from lance_dagster.format.transaction import Append, Transaction
 from lance_dagster.store import LocalStore
 from tests.ledger import Rows, contents, entries, new_table, parts_on
@@ -115,7 +122,7 @@ def test_a_late_transaction_never_lands_on_the_next_branch(table: LanceTable, re
             before = table.branches()["run"].id
         writer = through(table, before_request(number, lambda: replace(table), asked))
         landed = False
-        with suppress(CommitConflictError, NotFoundError):
+        with suppress(CommitConflictError, CommitStateUnknownError, NotFoundError):
             writer.commit(late, branch="run")
             landed = True
         if len(asked) <= number:
@@ -226,8 +233,149 @@ def test_fences_are_swept_away(table: LanceTable) -> None:
     assert 4 == table.create_branch("run").first
 
 
+def before_put(act: Callable[[], object]) -> Script:
+    """Let somebody in once, just before a manifest of the branch is put."""
+    left = [True]
+
+    def script(request: Request) -> object:
+        if request.commits and "tree/run/" in request.key and left:
+            left.pop()
+            act()
+        return request.send()
+
+    return script
+
+
+def after_put(act: Callable[[], object]) -> Script:
+    """Let somebody in once, just after a manifest of the branch was put."""
+    left = [True]
+
+    def script(request: Request) -> object:
+        answer = request.send()
+        if request.commits and "tree/run/" in request.key and left:
+            left.pop()
+            act()
+        return answer
+
+    return script
+
+
+@pytest.mark.parametrize("users", [["child"], []])
+def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table: LanceTable, users: list[str]) -> None:
+    """The branch is marked at the second look: the version is on it, and stays if the mark is taken back."""
+    states = []
+
+    def script(request: Request) -> object:
+        if request.verb == "compare_and_swap":
+            for user in users:
+                table.create_branch(user, "run")
+            request.send()
+            states.append(table._parts.refs.branch("run"))  # noqa: SLF001 - branches that are going are not shown
+            raise PlugPulledError
+        return request.send()
+
+    def begin_deleting() -> None:
+        with pytest.raises(PlugPulledError):
+            through(table, script).delete_branch("run")
+
+    made = through(table, before_put(begin_deleting)).append(entries(*LATE), branch="run")
+    assert ["closing"] == [state.state for state in states if state is not None]
+    if users:
+        with pytest.raises(ConflictError, match="branch 'child' refers to it"):
+            table.create_branch("run", "main@3")
+        assert (made, sorted([*BEFORE, LATE])) == (table.head("run"), contents(table, "run"))
+    else:
+        table.create_branch("run", "main@3")
+        assert_replaced(table)
+
+
+@pytest.mark.parametrize("job", ["append", "sync"])
+def test_a_commit_to_a_branch_that_was_merged_and_deleted_at_once(table: LanceTable, job: str) -> None:
+    """It may have been taken along, as here, so nobody says that it failed; its name tells nothing any more."""
+    table.append(entries("d", 4))
+
+    def publish() -> None:
+        table.merge("run")
+        table.delete_branch("run")
+
+    writer = through(table, after_put(publish))
+    with pytest.raises(CommitStateUnknownError, match=r"run of .* was being deleted while run@") as caught:
+        writer.append(entries(*LATE), branch="run") if job == "append" else writer.sync("run")
+    if job == "append":
+        assert LATE in contents(table)
+    transaction = caught.value.transaction
+    assert isinstance(transaction, Transaction)
+    with pytest.raises(NotFoundError):
+        table.commit(transaction, branch="run")
+
+
+def test_a_commit_to_a_branch_that_was_renamed_meanwhile(table: LanceTable) -> None:
+    """It was taken along, and committing it to the other name finds it."""
+    writer = through(table, after_put(lambda: table.rename_branch("run", "new")))
+    with pytest.raises(CommitStateUnknownError, match=r"run of .* was being deleted") as caught:
+        writer.append(entries(*LATE), branch="run")
+    transaction = caught.value.transaction
+    assert isinstance(transaction, Transaction)
+    assert table.commit(transaction, branch="new") == table.head("new")
+    assert sorted([*BEFORE, LATE]) == contents(table, "new")
+
+
+@pytest.mark.parametrize("state", ["closing", "deleting"])
+@pytest.mark.parametrize("late", [True, False])
+def test_a_commit_to_what_is_left_of_a_branch_that_was_renamed(table: LanceTable, *, state: str, late: bool) -> None:
+    """Whether it was taken along is not known at the second look; the branch of the new name tells."""
+
+    def script(request: Request) -> object:
+        answer = request.send()
+        if request.verb == "compare_and_swap" and request.key.endswith("branches/run.json"):
+            branch = table._parts.refs.branch("run")  # noqa: SLF001 - branches that are going are not shown
+            if branch is not None and branch.state == state:
+                raise PlugPulledError
+        return answer
+
+    def rename() -> None:
+        with pytest.raises(PlugPulledError):
+            through(table, script).rename_branch("run", "new")
+
+    writer = through(table, before_put(rename) if late else after_put(rename))
+    with pytest.raises(CommitStateUnknownError) as caught:
+        writer.append(entries(*LATE), branch="run")
+    assert contents(table, "new") == sorted(BEFORE if late else [*BEFORE, LATE])
+    table.rename_branch("run", "new")
+    transaction = caught.value.transaction
+    assert isinstance(transaction, Transaction)
+    table.commit(transaction, branch="new")
+    assert sorted([*BEFORE, LATE]) == contents(table, "new")
+
+
+def test_a_commit_to_a_branch_that_was_renamed_before_is_taken_away(table: LanceTable) -> None:
+    """Its manifest is put where nobody looks any more."""
+    writer = through(table, before_put(lambda: table.rename_branch("run", "new")))
+    with pytest.raises(CommitConflictError, match="the branch was deleted meanwhile"):
+        writer.append(entries(*LATE), branch="run")
+    assert BEFORE == contents(table, "new")
+    assert [] == list(Path(table.uri, "tree/run").rglob("*.manifest"))
+
+
+@pytest.mark.parametrize("key", ["_refs/branches/run.json", "tree/run/_versions/"])
+def test_a_second_look_that_fails_tells_nothing(table: LanceTable, key: str) -> None:
+    """Whether at the branch or at the manifest."""
+    put: list[str] = []
+
+    def script(request: Request) -> object:
+        if request.verb == "get" and key in request.key and put:
+            raise StoreError("the storage is away")
+        if request.commits:
+            table.delete_branch("run")
+            put.append(request.key)
+        return request.send()
+
+    with pytest.raises(CommitStateUnknownError, match=r"cannot tell whether run of .* the storage is away"):
+        through(table, script).append(entries(*LATE), branch="run")
+
+
 def test_a_branch_that_pylance_replaced_is_noticed(table: LanceTable) -> None:
-    """It knows no fences; the two looks at the branch find out all the same."""
+    """It knows no fences, so the version may lie on the next branch of the name."""
 
     def script(request: Request) -> object:
         if request.commits:
@@ -236,7 +384,7 @@ def test_a_branch_that_pylance_replaced_is_noticed(table: LanceTable) -> None:
             dataset.create_branch("run", 3)
         return request.send()
 
-    with pytest.raises(ConflictError, match="the branch was deleted meanwhile"):
+    with pytest.raises(CommitStateUnknownError, match=r"run of .* was being deleted while run@7 was committed"):
         through(table, script).append(entries(*LATE), branch="run")
 
 

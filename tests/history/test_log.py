@@ -9,6 +9,7 @@ import pytest
 
 from lance_dagster import LanceTable, LogFilter
 from lance_dagster.errors import InvalidInputError, VersionNotFoundError
+from lance_dagster.history.log import LIARS
 from tests.history.past import date, watched
 from tests.ledger import as_pylance, entries, new_table
 
@@ -178,12 +179,40 @@ def test_a_log_can_be_filtered(dated: LanceTable, only: LogFilter, shown: list[s
         assert full[:1] == names(dated, only=only, limit=1, first_parent=first_parent)
 
 
-def test_a_log_since_a_time_reads_no_further(dated: LanceTable) -> None:
-    """One version beyond it."""
-    for first_parent in (True, False):
-        again, read = watched(dated)
-        assert "main@6" == names(again, only=LogFilter(since=pendulum.datetime(2026, 1, 31, 10)))[0]
-        assert len(set(read)) <= 3 + first_parent
+@pytest.fixture(scope="module")
+def daily(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
+    """31 versions, a day apart."""
+    table = new_table(tmp_path_factory.mktemp("daily"))
+    for number in range(30):
+        table.append(entries("a", number))
+    return date(table, {f"main@{number}": f"2026-01-{number:02}T00:00Z" for number in range(1, 32)})
+
+
+@pytest.mark.parametrize("first_parent", [True, False])
+def test_a_log_since_a_time_reads_hardly_further(daily: LanceTable, first_parent: bool) -> None:  # noqa: FBT001
+    """Some versions beyond it, of which one more could be new enough."""
+    again, read = watched(daily)
+    only = LogFilter(since=pendulum.datetime(2026, 1, 30))
+    assert ["main@31", "main@30"] == names(again, only=only, first_parent=first_parent)
+    assert 2 + LIARS < len(set(read)) <= 2 + LIARS + 2
+
+
+@pytest.mark.parametrize("first_parent", [True, False])
+@pytest.mark.parametrize("lying", range(8))
+def test_a_log_since_a_time_goes_on_behind_clocks_that_lie(
+    dated: LanceTable,
+    lying: int,
+    first_parent: bool,  # noqa: FBT001
+) -> None:
+    """A version of another writer, dated long ago, is left out; those before it are not, until too many are."""
+    for value in range(10):
+        dated.append(entries("g", value))
+    times = {f"main@{7 + number}": f"2026-02-01T{number:02}:00Z" for number in range(10)}
+    lies = {f"main@{15 - number}": "1999-01-01T00:00Z" for number in range(lying)}
+    wrong = date(dated, {**times, **lies})
+    shown = names(wrong, only=LogFilter(since=pendulum.datetime(2026, 2, 1)), first_parent=first_parent)
+    expected = ["main@16", *(f"main@{number}" for number in range(15, 6, -1) if f"main@{number}" not in lies)]
+    assert (expected if lying <= LIARS else ["main@16"]) == shown
 
 
 def test_a_graph_has_the_lines_to_draw(dated: LanceTable) -> None:
@@ -214,16 +243,12 @@ def test_a_wrong_question_is_refused(dated: LanceTable) -> None:
         dated.log(after="main@9")
 
 
-def test_a_long_history_is_not_read_for_its_end(tmp_path: Path) -> None:
+def test_a_long_history_is_not_read_for_its_end(daily: LanceTable) -> None:
     """The newest of the whole history, where versions are further apart than clocks may be."""
-    table = new_table(tmp_path)
-    for number in range(30):
-        table.append(entries("a", number))
-    made = date(table, {f"main@{number}": f"2026-01-{number:02}T00:00Z" for number in range(1, 32)})
-    again, read = watched(made)
+    again, read = watched(daily)
     assert ["main@31", "main@30", "main@29"] == names(again, first_parent=False, limit=3)
     assert len(set(read)) <= 5
-    again, read = watched(made)
+    again, read = watched(daily)
     assert "main@12" == str(again.at("main@{2026-01-12T23:59Z}"))
     assert len(set(read)) <= 7
 

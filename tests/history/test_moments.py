@@ -1,10 +1,13 @@
 """Points in time as people write them."""
 
+import re
+
 import pendulum
 import pytest
 
 from lance_dagster.history.resolve import read_moment
 
+EXPECTED = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days ago, yesterday or P2D"
 NOW = pendulum.datetime(2026, 3, 31, 12, 30, 15)
 
 
@@ -93,6 +96,56 @@ def test_a_date_and_time_may_have_a_zone(text: str, moment: str) -> None:
         "2026-01-31T10:00Z;x",
     ],
 )
-def test_what_is_no_time_is_none(text: str) -> None:
-    """It is not guessed: a bare number is a version as often as a year."""
-    assert read_moment(text, NOW) is None
+def test_what_is_no_time_is_not_guessed(text: str) -> None:
+    """What could stand there is returned; a bare number is a version as often as a year."""
+    assert EXPECTED == read_moment(text, NOW)
+
+
+@pytest.mark.parametrize(
+    "text,expected",
+    [
+        ("2026-01-31T10:00+02:00 Europe/Berlin", "an offset or a zone, not both: '+02:00' and 'Europe/Berlin'"),
+        ("2026-01-31T10:00Z Europe/Berlin", "an offset or a zone, not both: 'Z' and 'Europe/Berlin'"),
+        (
+            "2026-03-29 02:30 Europe/Berlin",
+            (
+                "2026-03-29T03:30:00+02:00 or 2026-03-29T01:30:00+01:00, "
+                "since clocks in Europe/Berlin were put forward over 2026-03-29 02:30:00"
+            ),
+        ),
+        (
+            "2018-11-04 America/Sao_Paulo",
+            (
+                "2018-11-04T01:00:00-02:00 or 2018-11-03T23:00:00-03:00, "
+                "since clocks in America/Sao_Paulo were put forward over 2018-11-04 00:00:00"
+            ),
+        ),
+        (
+            "2026-10-25T02:30 Europe/Berlin",
+            (
+                "2026-10-25T02:30:00+02:00 or 2026-10-25T02:30:00+01:00, "
+                "since clocks in Europe/Berlin showed twice 2026-10-25 02:30:00"
+            ),
+        ),
+    ],
+)
+def test_a_time_that_is_not_one_moment_is_not_guessed(text: str, expected: str) -> None:
+    """An offset that a zone may contradict; the hour that clocks skip, and the one they show twice."""
+    found = read_moment(text, NOW)
+    assert expected == found
+    for written in re.findall(r"2\S+[+-]\d\d:00(?=,| or)", expected):
+        assert pendulum.DateTime.fromisoformat(written) == read_moment(written, NOW)
+
+
+@pytest.mark.parametrize(
+    "text,moment",
+    [
+        ("2026-03-29 01:59:59 Europe/Berlin", "2026-03-29T00:59:59Z"),
+        ("2026-03-29 03:00 Europe/Berlin", "2026-03-29T01:00Z"),
+        ("2026-10-25 01:59 Europe/Berlin", "2026-10-24T23:59Z"),
+        ("2026-10-25 03:00 Europe/Berlin", "2026-10-25T02:00Z"),
+    ],
+)
+def test_times_around_those_are_read(text: str, moment: str) -> None:
+    """To the second."""
+    assert pendulum.DateTime.fromisoformat(moment) == read_moment(text, NOW)

@@ -176,6 +176,20 @@ def test_a_change_that_died_is_made_or_not(table: LanceTable, step: int) -> None
     assert ("main", "release/*", "x") == table.protect(branches=["x"]).branches
 
 
+def test_a_request_made_twice_is_one_change(table: LanceTable) -> None:
+    """A client below us asks again after a lost answer, and reports its own change as somebody else's."""
+
+    def script(request: Request) -> object:
+        answer = request.send()
+        return False if request.verb == "compare_and_swap" and answer and left and left.pop() else answer
+
+    left = [True]
+    assert ("release/*",) == through(table, script).unprotect(branches=["main"]).branches
+    left = [True]
+    assert ("main", "release/*") == through(table, script).protect(branches=["main"]).branches
+    assert ("main", "release/*") == table.protection().branches
+
+
 def protect(uri: str, name: str) -> bool:
     """Protect one more branch."""
     return name in LanceTable.open(uri).protect(branches=[name]).branches

@@ -186,6 +186,69 @@ def test_a_branch_in_use_is_not_renamed(table: LanceTable) -> None:
     assert ["old", "old/child"] == sorted(table.branches())
 
 
+def refer_before_the_mark(table: LanceTable) -> Script:
+    """Create a tag of the branch after the first look who refers to it."""
+    left = [True]
+
+    def script(request: Request) -> object:
+        if request.verb == "compare_and_swap" and left:
+            left.pop()
+            table.create_tag("kept", "old")
+        return request.send()
+
+    return script
+
+
+def test_a_branch_found_to_be_in_use_too_late_is_as_it_was(table: LanceTable) -> None:
+    """The new name is free again, and the branch takes commits; renaming it works once nothing refers to it."""
+    with pytest.raises(ConflictError, match=r"cannot rename branch 'old' of .*: tag 'kept' refers to it"):
+        through(table, refer_before_the_mark(table)).rename_branch("old", "new")
+    assert ["old"] == list(table._parts.refs.branches())  # noqa: SLF001 - those being made are not shown
+    table.append(entries("late", 1), branch="old")
+    table.delete("key = 'late'", branch="old")
+    table.delete_tag("kept")
+    table.rename_branch("old", "new")
+    assert_renamed(table)
+
+
+@pytest.mark.parametrize("step", range(3, 7))
+def test_a_renaming_begun_of_a_branch_in_use_is_given_up_by_the_next(table: LanceTable, step: int) -> None:
+    """Also when it had copied versions already, before it died."""
+    with pytest.raises(PlugPulledError):
+        through(table, plug_pulled_before_write(step)).rename_branch("old", "new")
+    as_pylance(table).tags.create("kept", ("old", 4))
+    with pytest.raises(ConflictError, match="tag 'kept' refers to it"):
+        table.rename_branch("old", "new")
+    assert ["old"] == list(table._parts.refs.branches())  # noqa: SLF001 - those being made are not shown
+    table.append(entries("late", 1), branch="old")
+    assert sorted([*ROWS, ("late", 1)]) == contents(table, "old")
+    assert [] == list(Path(table.uri, "tree/new").rglob("*.manifest"))
+
+
+def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable) -> None:
+    """It is found to be in use, by a tag that came and went, while somebody else goes on with it."""
+
+    def script(request: Request) -> object:
+        if request.verb == "list" and "tags" in request.key:
+            looks.append(request.key)
+            if len(looks) == 2:
+                renamed.append(table.rename_branch("old", "new").name)
+                return ["kept.json"]
+        if request.verb == "get" and request.key.endswith("kept.json"):
+            return tag
+        return request.send()
+
+    looks: list[str] = []
+    renamed: list[str] = []
+    table.create_tag("kept", "old")
+    tag = Path(table.uri, "_refs/tags/kept.json").read_bytes()
+    table.delete_tag("kept")
+    with pytest.raises(ConflictError, match="tag 'kept' refers to it"):
+        through(table, script).rename_branch("old", "new")
+    assert ["new"] == renamed
+    assert_renamed(table)
+
+
 def test_names_that_cannot_be_given(table: LanceTable) -> None:
     """The rule, or what has the name, is in the error."""
     table.create_branch("taken")
@@ -240,6 +303,33 @@ def test_a_tag_whose_renaming_died_is_renamed_by_the_next(table: LanceTable, ste
     assert "main@2" == table.rename_tag("candidate", "production").ref
     assert ["production"] == list(table.tags())
     assert "main@2" == table.rename_tag("candidate", "production").ref
+
+
+def test_a_tag_that_was_renamed_long_ago_takes_no_other_one_in(table: LanceTable) -> None:
+    """One of the old name that was made since, on the same version, is a tag of its own."""
+    table.create_tag("candidate", "main@2")
+    table.rename_tag("candidate", "production")
+    table.create_tag("candidate", "main@2", metadata={"note": "second"})
+    for _ in range(2):
+        with pytest.raises(AlreadyExistsError, match=r"tag 'production' of .* exists and names main@2"):
+            table.rename_tag("candidate", "production")
+    assert "second" == table.tag("candidate").metadata["note"]
+    table.delete_tag("production")
+    table.rename_tag("candidate", "production")
+    assert [("production", "second")] == [(name, tag.metadata["note"]) for name, tag in table.tags().items()]
+
+
+def test_a_tag_that_changed_since_its_renaming_died_is_not_lost(table: LanceTable) -> None:
+    """What was said about it since is not in the other one."""
+    table.create_tag("candidate", "main@2")
+    with pytest.raises(PlugPulledError):
+        through(table, plug_pulled_before_write(2)).rename_tag("candidate", "production")
+    assert ["candidate", "production"] == sorted(table.tags())
+    table.set_tag_metadata("candidate", {"note": "late"})
+    with pytest.raises(AlreadyExistsError, match=r"tag 'production' of .* exists"):
+        table.rename_tag("candidate", "production")
+    table.delete_tag("production")
+    assert "late" == table.rename_tag("candidate", "production").metadata["note"]
 
 
 def test_a_tag_that_moves_while_it_is_renamed(table: LanceTable) -> None:

@@ -134,6 +134,7 @@ TIME = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days
         ("main@{a fortnight ago}", 6, TIME),
         ("main@{}", 6, TIME),
         ("main@{2026-01-01/2026-02-01}", 6, TIME),
+        ("main@{2026-01-31T10:00Z Asia/Tokyo}", 6, "an offset or a zone, not both: 'Z' and 'Asia/Tokyo'"),
         ("3", 0, "a name; version 3 is written main@3, a tag of that name tag:3"),
     ],
 )
@@ -196,6 +197,20 @@ def test_a_name_of_digits_is_a_tag_only_where_it_says_so(tmp_path: Path) -> None
     assert "main@2" == str(table.at("tag:1"))
     with pytest.raises(RefSyntaxError, match="version 1 is written main@1, a tag of that name tag:1"):
         table.at("1")
+
+
+def test_a_branch_of_digits_is_suggested_where_it_is_there(tmp_path: Path) -> None:
+    """Another program can make one; what is suggested names it."""
+    table = new_table(tmp_path, entries("a", 1))
+    as_pylance(table).create_branch("123")
+    for suffix in ("", "@2", "~1"):
+        with pytest.raises(RefSyntaxError) as caught:
+            table.at(f"123{suffix}")
+        assert (
+            f"a name; the branch is written branch:123{suffix}, version 123 is written main@123, "
+            "a tag of that name tag:123"
+        ) == caught.value.expected
+        assert ("123@2" if suffix != "~1" else "main@1") == str(table.at(f"branch:123{suffix}"))
 
 
 def test_a_time_is_understood_in_any_zone(table: LanceTable) -> None:

@@ -24,6 +24,8 @@ PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
         ("lance+/a%20b/100%25.lance?ref=run%2F4f2a", "/a b/100%.lance", "run/4f2a"),
         ("lance+file:///a%2520b?ref=run/4f2a", "/a%20b", "run/4f2a"),
         ("lance+file://localhost/a", "/a", "main"),
+        ("lance+FILE://LocalHost/localhost/a", "/localhost/a", "main"),
+        ("lance+file:///localhost2/a", "/localhost2/a", "main"),
         ("LANCE+S3://bucket/a", "S3://bucket/a", "main"),
         ("lance+/x?ref=main@{2%20days%20ago}", "/x", "main@{2 days ago}"),
         ("lance+/x?ref=main@{2026-01-31T00:00+02:00}", "/x", "main@{2026-01-31T00:00+02:00}"),
@@ -70,6 +72,12 @@ def test_what_is_written_is_read(folder: str, ref: str) -> None:
         ("lance+/a?ref=main%", "a ref has a '%' that two hex digits have to follow"),
         ("lance+/a%ff", "has escapes that are not UTF-8"),
         ("lance+/a%00", "has control characters in it"),
+        ("lance+file://host/data", "has no host, or localhost, and a path; write it as lance\\+file:///data/orders"),
+        ("lance+file://localhost2/x", "has no host, or localhost"),
+        ("lance+file://localhost", "has no host, or localhost, and a path"),
+        ("lance+file://data.lance?ref=main", "has no host, or localhost"),
+        ("lance+file:///", "has no host, or localhost, and a path"),
+        ("lance+file://geheim%40host/x", "has no host, or localhost"),
     ],
 )
 def test_what_does_not_belong_there_is_refused(text: str, problem: str) -> None:

@@ -1,6 +1,7 @@
 """What a tag remembers: its moves, bounded; going back; tags that stay where they are."""
 
 import json
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.tags import MOVES
 from lance_dagster.store import LocalStore
+from tests.aging import free_names
 from tests.ledger import as_pylance, entries, new_table, parts_on
 from tests.racing import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
@@ -151,12 +153,68 @@ def test_a_version_that_is_gone_is_not_rolled_back_to(table: LanceTable) -> None
     for ref in ("main@2", "run@3", "main@4"):
         table.move_tag("production", ref)
     table.delete_branch("run")
-    with pytest.raises(RefNotFoundError, match="no branch or tag 'run'"):
-        table.roll_back_tag("production")
-    table.create_branch("run", "main@2")
-    with pytest.raises(VersionNotFoundError, match="has no version 3"):
+    with pytest.raises(VersionNotFoundError, match=r"run@3 of .* is gone: its branch was deleted$"):
         table.roll_back_tag("production")
     assert "main@2" == table.roll_back_tag("production", 2).ref
+
+
+def test_a_tag_is_not_rolled_back_to_another_branch(table: LanceTable) -> None:
+    """It has the name and the number, and other rows."""
+    for ref in ("main@2", "run@3", "main@4"):
+        if ref == "run@3":
+            table.create_branch("run", "main@2")
+            table.append(entries("r", 1), branch="run")
+        table.move_tag("production", ref)
+    table.delete_branch("run")
+    free_names(table)
+    table.create_branch("run", "main@2")
+    table.append(entries("stranger", 1), branch="run")
+    gone = "run@3 of .* is gone: its branch was deleted, and another one has its name"
+    with pytest.raises(VersionNotFoundError, match=gone):
+        LanceTable.open(table.uri).roll_back_tag("production")
+    assert "main@4" == table.tag("production").ref
+    assert "main@2" == table.roll_back_tag("production", 2).ref
+
+
+def test_a_tag_is_rolled_back_to_a_branch_that_was_renamed(table: LanceTable) -> None:
+    """As often as is asked, and past it."""
+    table.create_branch("run", "main@2")
+    table.append(entries("r", 1), branch="run")
+    for ref in ("main@2", "run@3", "main@4"):
+        table.move_tag("production", ref)
+    table.rename_branch("run", "renamed")
+    table.append(entries("r", 2), branch="renamed")
+    kept = table.collect_garbage(timedelta(0)).kept
+    assert all("named earlier by tag 'production'" in kept[version] for version in ("main@2", "renamed@3"))
+    assert "renamed@3" == table.roll_back_tag("production").ref
+    assert "main@2" == table.roll_back_tag("production").ref
+
+
+def test_the_branch_of_a_move_by_pylance_is_known_from_the_next_move_on(table: LanceTable) -> None:
+    """The tag keeps the branch from being deleted until then; moves from before ids were kept are told the same way."""
+    table.create_branch("run", "main@2")
+    table.append(entries("r", 1), branch="run")
+    as_pylance(table, "run").tags.create("production", ("run", 3))
+    table.move_tag("production", "main@4")
+    newest, first = table.tag_history("production")
+    own = table.branch("run").id
+    assert ("", own, own, "main") == (first.before_id, first.after_id, newest.before_id, newest.after_id)
+    table.rename_branch("run", "renamed")
+    assert "renamed@3" == table.roll_back_tag("production").ref
+
+
+def test_moves_without_ids_are_read(table: LanceTable) -> None:
+    """The branch that has the name is taken for theirs."""
+    table.create_branch("run", "main@2")
+    table.append(entries("r", 1), branch="run")
+    for ref in ("run@3", "main@4"):
+        table.move_tag("production", ref)
+    path = Path(table.uri) / "_refs/tags/production.json"
+    stored = json.loads(path.read_bytes())
+    moved = [{key: move[key] for key in ("from", "to", "at", "by")} for move in json.loads(stored["metadata"][MOVES])]
+    stored["metadata"][MOVES] = json.dumps(moved)
+    path.write_text(json.dumps(stored))
+    assert "run@3" == table.roll_back_tag("production").ref
 
 
 def test_an_immutable_tag_stays(table: LanceTable) -> None:
@@ -187,6 +245,24 @@ def test_an_immutable_tag_that_pylance_moved_is_put_back(table: LanceTable) -> N
     assert "another program" == table.tag_history("v1")[1].moved_by
     with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
         table.move_tag("v1", "main@3")
+
+
+def test_an_immutable_tag_stays_whatever_is_left_of_its_history(table: LanceTable) -> None:
+    """Where it was created is kept apart from its moves, which are bounded and may not be readable."""
+    table.create_tag("v1", "main@2", immutable=True)
+    for _ in range(11):
+        as_pylance(table).tags.update("v1", 3)
+        assert "main@2" == table.move_tag("v1", "main@2").ref
+    with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
+        table.move_tag("v1", "main@3")
+    path = Path(table.uri) / "_refs/tags/v1.json"
+    stored = json.loads(path.read_bytes())
+    del stored["metadata"][MOVES]
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
+        table.move_tag("v1", "main@3")
+    as_pylance(table).tags.update("v1", 3)
+    assert "main@2" == table.move_tag("v1", "main@2").ref
 
 
 def test_metadata_is_changed_where_the_tag_is(table: LanceTable) -> None:

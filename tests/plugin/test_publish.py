@@ -324,6 +324,8 @@ def test_publisher_without_tables() -> None:
     for tables in ([], [ORDERS, ORDERS]):
         with pytest.raises(InvalidInputError, match="each table once"):
             build_publisher(tables)
+    with pytest.raises(InvalidInputError, match=r"tables: a list such as \['shop/orders'\] is wanted, not 'orders'"):
+        build_publisher("orders")
 
 
 GOLD_ORDERS, GOLD_EVENTS = dg.AssetKey(["gold", "shop", "orders"]), dg.AssetKey(["gold", "events"])

@@ -155,3 +155,8 @@ def test_specs_of_the_main_branches(lake: LanceResource) -> None:
     assert spec.metadata["lance/ref"] == "main"
     with pytest.raises(InvalidInputError, match="at least one table"):
         build_ref_sensor("refs", [])
+    for act in (lambda: build_ref_sensor("refs", "shop"), lambda: ref_asset_specs("shop")):
+        with pytest.raises(InvalidInputError, match=r"tables: a list such as \['shop/orders'\] is wanted, not 'shop'"):
+            act()
+    with pytest.raises(InvalidInputError, match=r"refs: a list such as \['main'\] is wanted, not 'main'"):
+        build_ref_sensor("refs", [ORDERS], refs="main")

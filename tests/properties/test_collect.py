@@ -1,10 +1,11 @@
 """Random histories made twice, once with garbage collected in between: nothing that can be read or done differs."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
+import lance
 import pytest
 
 from lance_dagster import LanceTable, MergeConflictError
@@ -14,6 +15,8 @@ from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries
 
 STEPS = 40
 SEEDS = range(6)
+FEW: Mapping[str, int] = {"merge beside": 12, "merge": 4, "fork": 0, "delete branch": 0, "overwrite": 0}
+"""How often things are done to a few branches that stay, and are merged with each other."""
 Step = Callable[[LanceTable], object]
 
 
@@ -22,8 +25,8 @@ def branches(table: LanceTable) -> list[str]:
     return ["main", *sorted(table.branches())]
 
 
-def step(table: LanceTable, chance: random.Random, number: int) -> Step:
-    """Something to do with a table, and with its twin."""
+def step(table: LanceTable, chance: random.Random, number: int, often: Mapping[str, int]) -> Step:
+    """Something to do with a table, and with its twin; `often` says how often what is done, where not as usual."""
     branch = chance.choice(branches(table))
     other = chance.choice(sorted(table.branches()) or ["main"])
     version = chance.choice(table.versions_after(0, branch)[-3:])
@@ -43,9 +46,10 @@ def step(table: LanceTable, chance: random.Random, number: int) -> Step:
         "move tag": (3, lambda t: t.move_tag("production", f"{branch}@{version}")),
         "merge": (6, lambda t: t.merge(other)),
         "take in": (4, lambda t: t.merge("main", into=other)),
+        "merge beside": (0, lambda t: t.merge(other, into=branch)),
         "delete branch": (5, lambda t: t.delete_branch(other)),
     }
-    weights = [weight for weight, _ in steps.values()]
+    weights = [often.get(name, weight) for name, (weight, _) in steps.items()]
     return chance.choices([act for _, act in steps.values()], weights)[0]
 
 
@@ -65,6 +69,14 @@ def state(table: LanceTable) -> dict[str, Rows]:
     return {name: contents(table, name) for name in (*branches(table), *table.tags())}
 
 
+def twins(folder: Path, *, stable: bool = True) -> tuple[LanceTable, LanceTable]:
+    """Two tables to which the same is done; those without stable row ids are made by pylance."""
+    for name in ("one", "two"):
+        lance.write_dataset(SCHEMA.empty_table(), folder / name, enable_stable_row_ids=stable)
+    one, two = (LanceTable.open(folder / name, {"durability": "process"}) for name in ("one", "two"))
+    return one, two
+
+
 def collect(table: LanceTable, chance: random.Random) -> None:
     """Let time pass, and collect by some rules."""
     age(table, chance.choice([timedelta(0), timedelta(hours=30), 3 * DAY, 40 * DAY]))
@@ -77,19 +89,39 @@ def collect(table: LanceTable, chance: random.Random) -> None:
     assert report.done
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_table_whose_garbage_is_collected_is_like_its_twin(seed: int, tmp_path: Path) -> None:
-    """The same steps have the same outcomes and the same rows, merges included."""
-    chance = random.Random(seed)
-    options = {"durability": "process"}
-    collected, twin = (LanceTable.create(tmp_path / name, SCHEMA, storage_options=options) for name in ("one", "two"))
+def together(collected: LanceTable, twin: LanceTable, chance: random.Random, often: Mapping[str, int]) -> None:
+    """Do the same to two tables, and collect the garbage of one now and then: nobody sees a difference."""
     for number in range(STEPS):
-        act = step(collected, chance, number)
+        act = step(collected, chance, number, often)
         assert outcome(twin, act) == outcome(collected, act)
         if not number % 3:
             collect(collected, chance)
             assert state(twin) == state(collected)
     assert state(twin) == state(collected)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_branches_that_are_merged_with_each_other_are_like_their_twins(
+    seed: int, tmp_path: Path, *, stable: bool
+) -> None:
+    """Whichever are merged next: what any two have in common may lie on a third."""
+    chance = random.Random(seed)
+    collected, twin = twins(tmp_path, stable=stable)
+    for each in (collected, twin):
+        each.append(entries("a", *range(10)))
+        for name in "abx":
+            each.create_branch(name)
+    together(collected, twin, chance, FEW)
+    assert collected.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_table_whose_garbage_is_collected_is_like_its_twin(seed: int, tmp_path: Path) -> None:
+    """The same steps have the same outcomes and the same rows, merges included."""
+    chance = random.Random(seed)
+    collected, twin = twins(tmp_path)
+    together(collected, twin, chance, {"merge beside": 4})
     errors = [str(problem) for problem in collected.verify(deep=True).problems if problem.severity == "error"]
     assert [] == errors
     for name in branches(collected):

@@ -291,7 +291,7 @@ def test_a_key_has_to_be_one(stable: LanceTable) -> None:
     contradict(stable)
     preview = stable.preview_merge("run")
     with pytest.raises(InvalidInputError, match="a key is a list of columns"):
-        preview.conflicting_rows(key="id")
+        preview.conflicting_rows(key=[])
     with pytest.raises(InvalidInputError, match="no column 'nr'"):
         preview.conflicting_rows(key=["nr"])
     stable.drop_columns(["name"])

@@ -1,14 +1,13 @@
 """Many merges: one after another into a moving main, and many at once."""
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import lance
-import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
@@ -18,145 +17,29 @@ from tests.conftest import HOST, S3Storage, bucket_on, free_port, wait_for
 from tests.ledger import parts_on
 from tests.racing import race
 from tests.store.scripted import Request, ScriptedStore
+from tests.table.mill import SCHEMA, Mill, Rows, as_arrow, as_rows
 
 BRANCHES = int(os.environ.get("LANCE_DAGSTER_MERGES", "60"))
 """How many are merged one after another; 300 for the long run."""
 RACERS = int(os.environ.get("LANCE_DAGSTER_RACERS", "8"))
 """How many merge at once; 20 for the long run."""
-PARTS, OPEN_AT_ONCE = 12, 5
-_COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "part": pa.string(), "value": pa.int64()}
-SCHEMA = pa.schema(_COLUMNS)
-Rows = dict[int, tuple[str, int]]
-
-
-def as_arrow(rows: Mapping[int, tuple[str, int]]) -> pa.Table:
-    """Rows of the model for a table."""
-    listed = [{"id": number, "part": part, "value": value} for number, (part, value) in rows.items()]
-    return pa.Table.from_pylist(listed, schema=SCHEMA)
-
-
-def as_rows(data: pa.Table) -> Rows:
-    """Rows of a table for the model; every id is there once."""
-    found = {row["id"]: (row["part"], row["value"]) for row in data.to_pylist()}
-    assert len(found) == data.num_rows
-    return found
-
-
-class Mill:
-    """A table, a plain model of its main, and runs that come and go, each with a partition of its own."""
-
-    def __init__(self, folder: Path, seed: int) -> None:
-        """Make a table of one fragment that has rows of all partitions."""
-        self.random = random.Random(seed)
-        self.table = LanceTable.create(folder / f"mill-{seed}", SCHEMA)
-        self.ids = iter(range(10**9))
-        self.rows: Rows = {}
-        for number in range(PARTS):
-            self.rows |= self.new(f"p{number}", 10)
-        self.table.append(as_arrow(self.rows))
-        self.touched = dict.fromkeys((f"p{number}" for number in range(PARTS)), self.table.head().number)
-        self.open: dict[str, tuple[str, Rows]] = {}
-        self.merged = 0
-
-    def new(self, part: str, count: int) -> Rows:
-        """Rows that nobody has."""
-        return {next(self.ids): (part, self.random.randrange(1000)) for _ in range(count)}
-
-    def fork(self, name: str) -> None:
-        """Begin a run on a partition, from a version of main since which nobody touched it, and write."""
-        head = self.table.head().number
-        start = max(2, head - self.random.randrange(4))
-        busy = {part for part, _ in self.open.values()}
-        free = [part for part, version in self.touched.items() if part not in busy and version <= start]
-        part = self.random.choice(free or [part for part in self.touched if part not in busy])
-        self.table.create_branch(name, f"main@{max(start, self.touched[part])}")
-        own = {number: row for number, row in self.rows.items() if row[0] == part}
-        for _ in range(self.random.randrange(1, 4)):
-            own = self.write(name, part, own, through_pylance=self.random.random() < 0.3)
-        self.open[name] = part, own
-
-    def write(self, branch: str, part: str, own: Rows, *, through_pylance: bool) -> Rows:
-        """Do something to the rows of a partition; return what is left of them."""
-        deed = self.random.choice(["append", "update", "delete", "compact", *([] if through_pylance else ["replace"])])
-        some = self.random.sample(sorted(own), len(own) // 3)
-        where = f"id in ({', '.join(map(str, some or [-1]))})"
-        new = self.new(part, self.random.randrange(1, 6)) if deed in ("append", "replace") else {}
-        if through_pylance:
-            self.through_pylance(deed, branch, where, as_arrow(new))
-        else:
-            self.through_us(deed, branch, where, as_arrow(new))
-        if deed == "update":
-            return own | {number: (part, own[number][1] + 1000) for number in some}
-        if deed == "delete":
-            return {number: row for number, row in own.items() if number not in some}
-        return new if deed == "replace" else own | new
-
-    def through_pylance(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
-        """Do it as a program that knows nothing of this package."""
-        handle = lance.dataset(self.table.uri)
-        if branch != "main":
-            handle = handle.checkout_version((branch, None))
-        if deed == "append":
-            handle.insert(new)
-        elif deed == "update":
-            handle.update({"value": "value + 1000"}, where=where)
-        elif deed == "delete":
-            handle.delete(where)
-        else:
-            handle.optimize.compact_files()
-
-    def through_us(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
-        """Do it as a run does."""
-        if deed == "append":
-            self.table.append(new, branch=branch, partitions=[new["part"][0].as_py()])
-        elif deed == "update":
-            self.table.update({"value": "value + 1000"}, where=where, branch=branch)
-        elif deed == "delete":
-            self.table.delete(where, branch=branch)
-        elif deed == "replace":
-            part = new["part"][0].as_py()
-            self.table.replace_where(f"part = '{part}'", new, branch=branch, partitions=[part])
-        else:
-            self.table.compact(branch=branch)
-
-    def write_main(self) -> None:
-        """Let somebody write main on a partition no run is at."""
-        busy = {part for part, _ in self.open.values()}
-        part = self.random.choice([part for part in self.touched if part not in busy])
-        own = {number: row for number, row in self.rows.items() if row[0] == part}
-        left = self.write("main", part, own, through_pylance=self.random.random() < 0.7)
-        self.settle(part, left)
-
-    def merge(self) -> None:
-        """Merge one of the runs that are open."""
-        name = self.random.choice(sorted(self.open))
-        part, own = self.open.pop(name)
-        self.table.merge(name)
-        if self.random.random() < 0.7:
-            self.table.delete_branch(name)
-        self.merged += 1
-        self.settle(part, own)
-
-    def settle(self, part: str, own: Rows) -> None:
-        """Write down what main has of a partition."""
-        self.rows = {number: row for number, row in self.rows.items() if row[0] != part} | own
-        self.touched[part] = self.table.head().number
-
-    def check(self) -> None:
-        """Hold main against the model, as we read it and as pylance does."""
-        assert self.rows == as_rows(self.table.read())
-        dataset = lance.dataset(self.table.uri)
-        assert self.rows == as_rows(dataset.to_table())
-        dataset.validate()
+OPEN_AT_ONCE = 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: int) -> None:
-    """Appends, updates, deletions, replacements and compactions, some by pylance: main is what a plain model says."""
-    mill = Mill(tmp_path, seed)
+    """Appends, updates, deletions, replacements and compactions, some by pylance: main is what a plain model says.
+
+    Of the runs that have a rival, the second is refused where it contradicts the first. No other run is.
+    """
+    mill, rivals = Mill(tmp_path, seed), 0
     for number in range(BRANCHES):
-        mill.fork(f"run/{number}")
+        if number % 4 == 3:
+            mill.fork_rivals(f"run/{number}")
+        else:
+            mill.fork(f"run/{number}")
+        rivals += f"run/{number}" in mill.rivals
         if mill.random.random() < 0.3:
             mill.write_main()
         while len(mill.open) >= OPEN_AT_ONCE:
@@ -167,24 +50,39 @@ def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: 
         mill.merge()
     mill.check()
     assert BRANCHES == mill.merged
+    assert rivals > mill.refused > 0
     report = mill.table.verify(deep=True)
     assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
 
 
-def merging(uri: str, options: Mapping[str, str], branch: str) -> tuple[str, int, int]:
-    """Merge a branch; the version that has it, how often the next number was taken, and how often all was given up."""
-    lost = 0
+class Merged(NamedTuple):
+    """How a merge among many went.
+
+    `version` has it. `tried` is how many manifests it put, `taken` how many of these found their number taken, and
+    `given_up` how often it was begun anew after that.
+    """
+
+    version: int
+    tried: int
+    taken: int
+    given_up: int
+
+
+def merging(uri: str, options: Mapping[str, str], branch: str) -> Merged:
+    """Merge a branch, however often others are faster."""
+    tried = taken = 0
 
     def script(request: Request) -> object:
-        nonlocal lost
+        nonlocal tried, taken
         answer = request.send()
-        lost += request.commits and not answer
+        tried += request.commits
+        taken += request.commits and not answer
         return answer
 
     table = LanceTable(parts_on(ScriptedStore(open_store(uri, options), script)))
     for again in range(20):
         try:
-            return str(table.merge(branch)), lost, again
+            return Merged(table.merge(branch).number, tried, taken, again)
         except CommitConflictError:
             continue
     raise AssertionError(branch)
@@ -211,10 +109,18 @@ def raced(uri: str, options: Mapping[str, str], report: Callable[[str], None]) -
     table, rows = prepared(uri, options)
     results = race(merging, [(uri, options, f"run/{number}") for number in range(RACERS)])
     report(
-        f"{RACERS} merges at once: {sum(lost for _, lost, _ in results)} numbers were taken, "
-        f"{sum(again for _, _, again in results)} given up"
+        f"{RACERS} merges at once: {sum(each.taken for each in results)} numbers were taken, "
+        f"{sum(each.given_up for each in results)} given up"
     )
-    assert sorted(version for version, _, _ in results) == sorted(f"main@{number}" for number in range(3, RACERS + 3))
+    assert list(range(3, RACERS + 3)) == sorted(each.version for each in results)
+    for each in results:
+        # Every attempt but the last lost its number to another merge, and never the same number twice.
+        assert each.taken + 1 == each.tried
+        assert each.given_up <= each.taken <= each.version - 3
+    of = {
+        version.properties["lance_dagster.merge"]: version.number for version in table.log(first_parent=True)[:RACERS]
+    }
+    assert {f"run/{number}@5": each.version for number, each in enumerate(results)} == of
     assert rows == as_rows(table.read())
     assert list(range(1, RACERS + 3)) == table.versions_after(0)
     dataset = lance.dataset(uri, storage_options=dict(options) or None)
@@ -274,7 +180,8 @@ def test_one_branch_merged_by_two_processes_on_an_object_store(fair_storage: S3S
     table.create_branch("run")
     table.append(as_arrow({1: ("p", 1)}), branch="run")
     versions = race(merging, [(uri, options, "run")] * 2)
-    assert {"main@2"} == {version for version, _, _ in versions}
+    assert [2, 2] == [each.version for each in versions]
+    assert 1 == sum(each.tried - each.taken for each in versions)
     assert [1, 2] == table.versions_after(0)
     assert {1: ("p", 1)} == as_rows(table.read())
 

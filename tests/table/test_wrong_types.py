@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lance_dagster import InvalidInputError, LanceTable
+from lance_dagster import InvalidInputError, LanceTable, PinnedTable
 from tests.aging import files
 from tests.ledger import entries, new_table
 
@@ -68,6 +68,35 @@ MAPPINGS: dict[str, Act] = {
     "set_schema_metadata": lambda table, wrong: table.set_schema_metadata(wrong),
     "set_column_metadata": lambda table, wrong: table.set_column_metadata("value", wrong),
 }
+LISTS: dict[str, Act] = {
+    "append": lambda table, wrong: table.append(entries("a", 1), partitions=wrong),
+    "overwrite": lambda table, wrong: table.overwrite(entries("a", 1), partitions=wrong),
+    "replace_where": lambda table, wrong: table.replace_where("value = 1", entries("a", 1), partitions=wrong),
+    "upsert": lambda table, wrong: table.upsert(entries("a", 1), on=["value"], partitions=wrong),
+    "upsert on": lambda table, wrong: table.upsert(entries("a", 1), on=wrong),
+    "add_columns on": lambda table, wrong: table.add_columns(entries("a", 1), on=wrong),
+    "add_columns reads": lambda table, wrong: table.add_columns(lambda batch: batch, reads=wrong),
+    "drop_columns": lambda table, wrong: table.drop_columns(wrong),
+    "reorder_columns": lambda table, wrong: table.reorder_columns(wrong),
+    "protect branches": lambda table, wrong: table.protect(branches=wrong),
+    "protect tags": lambda table, wrong: table.protect(tags=wrong),
+    "unprotect branches": lambda table, wrong: table.unprotect(branches=wrong),
+    "unprotect tags": lambda table, wrong: table.unprotect(tags=wrong),
+    "scan": lambda table, wrong: table.scan(columns=wrong),
+    "read": lambda table, wrong: table.read(columns=wrong),
+    "diff": lambda table, wrong: table.diff("main~1", "main", key=wrong),
+    "changes_since_base": lambda table, wrong: table.changes_since_base("work", "main", key=wrong),
+    "diff stat": lambda table, wrong: table.diff("main~1", "main").stat(wrong),
+    "diff added": lambda table, wrong: table.diff("main~1", "main").added(wrong),
+    "diff removed": lambda table, wrong: table.diff("main~1", "main").removed(wrong),
+    "diff changed": lambda table, wrong: table.diff("main~1", "main").changed(wrong),
+    "diff rows": lambda table, wrong: table.diff("main~1", "main").rows(columns=wrong),
+    "conflicting_rows": lambda table, wrong: table.preview_merge("work").conflicting_rows(columns=wrong),
+    "conflicting_rows key": lambda table, wrong: table.preview_merge("work").conflicting_rows(key=wrong),
+    "pinned read": lambda table, wrong: PinnedTable(table=table, version=table.at("main")).read(wrong),
+    "pinned scan": lambda table, wrong: PinnedTable(table=table, version=table.at("main")).scan(wrong),
+    "pinned columns": lambda table, wrong: PinnedTable(table=table, version=table.at("main"), columns=wrong).read(),
+}
 
 
 @pytest.fixture
@@ -114,6 +143,15 @@ def test_a_message_is_a_text(table: LanceTable, method: str, wrong: object) -> N
 def test_properties_are_a_mapping_of_texts(table: LanceTable, method: str, wrong: object) -> None:
     """As are settings and what is kept with names."""
     refused(table, MAPPINGS[method], wrong, "(properties|metadata|settings) ha(ve|s) (to be|'.ud800')")
+
+
+@pytest.mark.parametrize("wrong", ["value", "", b"value", 5, ["value", 5], [HALF]])
+@pytest.mark.parametrize("method", LISTS)
+def test_a_list_of_texts_is_no_text(table: LanceTable, method: str, wrong: object) -> None:
+    """Python would take it for a list of characters, and `main` for the patterns m, a, i and n."""
+    kind = "(partitions|on|reads|paths|names|branches|tags|columns|key)"
+    said = rf"^{kind}: a list such as \['.+'\] is wanted, not |what is in {kind} has (to be a text, not 5|'.ud800')"
+    refused(table, LISTS[method], wrong, said)
 
 
 @pytest.mark.parametrize("wrong", ["1", 1.0, True, [1]])

@@ -1,0 +1,197 @@
+"""A table that many runs write and are merged into, beside a plain model of what it has to hold."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import lance
+import pyarrow as pa
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+
+PARTS = 12
+_COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "part": pa.string(), "value": pa.int64()}
+SCHEMA = pa.schema(_COLUMNS)
+Rows = dict[int, tuple[str, int]]
+_RIVALRY: Mapping[str, tuple[str, str]] = {
+    "two updates": ("update", "update"),
+    "an update and a deletion": ("update", "delete"),
+    "a deletion and an update": ("delete", "update"),
+    "two replacements": ("replace", "replace"),
+    "a replacement and an append": ("replace", "append"),
+    "an append and a replacement": ("append", "replace"),
+    "an update and a replacement": ("update", "replace"),
+    "two appends": ("append", "append"),
+    "two deletions": ("delete", "delete"),
+}
+"""What two runs do to one partition; the last two contradict nothing."""
+
+
+def as_arrow(rows: Mapping[int, tuple[str, int]]) -> pa.Table:
+    """Rows of the model for a table."""
+    listed = [{"id": number, "part": part, "value": value} for number, (part, value) in rows.items()]
+    return pa.Table.from_pylist(listed, schema=SCHEMA)
+
+
+def as_rows(data: pa.Table) -> Rows:
+    """Rows of a table for the model; every id is there once."""
+    found = {row["id"]: (row["part"], row["value"]) for row in data.to_pylist()}
+    assert len(found) == data.num_rows
+    return found
+
+
+class Rival(NamedTuple):
+    """A run on the partition of another one: what it is called, and what both leave there; None if they contradict."""
+
+    name: str
+    left: Rows | None
+
+
+class Mill:
+    """A table, a plain model of its main, and runs that come and go, each with a partition of its own, or a rival."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        """Make a table of one fragment that has rows of all partitions."""
+        self.random = random.Random(seed)
+        self.table = LanceTable.create(folder / f"mill-{seed}", SCHEMA)
+        self.ids = iter(range(10**9))
+        self.rows: Rows = {}
+        for number in range(PARTS):
+            self.rows |= self.new(f"p{number}", 10)
+        self.table.append(as_arrow(self.rows))
+        self.touched = dict.fromkeys((f"p{number}" for number in range(PARTS)), self.table.head().number)
+        self.open: dict[str, tuple[str, Rows]] = {}
+        self.rivals: dict[str, Rival] = {}
+        self.merged = self.refused = 0
+
+    def new(self, part: str, count: int) -> Rows:
+        """Rows that nobody has."""
+        return {next(self.ids): (part, self.random.randrange(1000)) for _ in range(count)}
+
+    def fork(self, name: str) -> None:
+        """Begin a run on a partition, from a version of main since which nobody touched it, and write."""
+        head = self.table.head().number
+        start = max(2, head - self.random.randrange(4))
+        busy = {part for part, _ in self.open.values()}
+        free = [part for part, version in self.touched.items() if part not in busy and version <= start]
+        part = self.random.choice(free or [part for part in self.touched if part not in busy])
+        self.table.create_branch(name, f"main@{max(start, self.touched[part])}")
+        own = {number: row for number, row in self.rows.items() if row[0] == part}
+        for _ in range(self.random.randrange(1, 4)):
+            own = self.write(name, part, own, through_pylance=self.random.random() < 0.3)
+        self.open[name] = part, own
+
+    def fork_rivals(self, name: str) -> None:
+        """Begin two runs on one partition: both do something to a row, replace the partition, or go well together."""
+        busy = {part for part, _ in self.open.values()}
+        parts = {row[0] for row in self.rows.values()} - busy
+        if not parts:
+            return
+        part = self.random.choice(sorted(parts))
+        own = {number: row for number, row in self.rows.items() if row[0] == part}
+        row, names = self.random.choice(sorted(own)), (name, f"{name}-rival")
+        for each in names:
+            self.table.create_branch(each)
+        how = self.random.choice(list(_RIVALRY))
+        new = [self.new(part, 2), self.new(part, 3)]
+        for each, deed, rows in zip(names, _RIVALRY[how], new, strict=True):
+            self.through_us(deed, each, f"id = {row}", as_arrow(rows))
+        updated = own | {row: (part, own[row][1] + 1000)}
+        without = {number: each for number, each in own.items() if number != row}
+        first = {"update": updated, "delete": without, "append": own | new[0], "replace": new[0]}[_RIVALRY[how][0]]
+        together = {"two appends": own | new[0] | new[1], "two deletions": without}
+        self.open[name] = part, first
+        self.rivals[name] = Rival(names[1], together.get(how))
+
+    def write(self, branch: str, part: str, own: Rows, *, through_pylance: bool) -> Rows:
+        """Do something to the rows of a partition; return what is left of them."""
+        deed = self.random.choice(["append", "update", "delete", "compact", *([] if through_pylance else ["replace"])])
+        some = self.random.sample(sorted(own), len(own) // 3)
+        where = f"id in ({', '.join(map(str, some or [-1]))})"
+        new = self.new(part, self.random.randrange(1, 6)) if deed in ("append", "replace") else {}
+        if through_pylance:
+            self.through_pylance(deed, branch, where, as_arrow(new))
+        else:
+            self.through_us(deed, branch, where, as_arrow(new))
+        if deed == "update":
+            return own | {number: (part, own[number][1] + 1000) for number in some}
+        if deed == "delete":
+            return {number: row for number, row in own.items() if number not in some}
+        return new if deed == "replace" else own | new
+
+    def through_pylance(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
+        """Do it as a program that knows nothing of this package."""
+        handle = lance.dataset(self.table.uri)
+        if branch != "main":
+            handle = handle.checkout_version((branch, None))
+        if deed == "append":
+            handle.insert(new)
+        elif deed == "update":
+            handle.update({"value": "value + 1000"}, where=where)
+        elif deed == "delete":
+            handle.delete(where)
+        else:
+            handle.optimize.compact_files()
+
+    def through_us(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
+        """Do it as a run does."""
+        if deed == "append":
+            self.table.append(new, branch=branch, partitions=[new["part"][0].as_py()])
+        elif deed == "update":
+            self.table.update({"value": "value + 1000"}, where=where, branch=branch)
+        elif deed == "delete":
+            self.table.delete(where, branch=branch)
+        elif deed == "replace":
+            part = new["part"][0].as_py()
+            self.table.replace_where(f"part = '{part}'", new, branch=branch, partitions=[part])
+        else:
+            self.table.compact(branch=branch)
+
+    def write_main(self) -> None:
+        """Let somebody write main on a partition no run is at."""
+        busy = {part for part, _ in self.open.values()}
+        part = self.random.choice([part for part in self.touched if part not in busy])
+        own = {number: row for number, row in self.rows.items() if row[0] == part}
+        left = self.write("main", part, own, through_pylance=self.random.random() < 0.7)
+        self.settle(part, left)
+
+    def merge(self) -> None:
+        """Merge one of the runs that are open."""
+        name = self.random.choice(sorted(self.open))
+        part, own = self.open.pop(name)
+        self.table.merge(name)
+        if self.random.random() < 0.7:
+            self.table.delete_branch(name)
+        self.merged += 1
+        self.settle(part, own)
+        rival = self.rivals.pop(name, None)
+        if rival is not None:
+            self.merge_rival(part, rival)
+
+    def merge_rival(self, part: str, rival: Rival) -> None:
+        """Merge the run that comes second; one that contradicts the first is refused, and leaves main alone."""
+        head = self.table.head()
+        try:
+            self.table.merge(rival.name)
+        except MergeConflictError:
+            assert rival.left is None
+            assert head == self.table.head()
+            self.refused += 1
+        else:
+            assert rival.left is not None
+            self.settle(part, rival.left)
+        self.table.delete_branch(rival.name)
+
+    def settle(self, part: str, own: Rows) -> None:
+        """Write down what main has of a partition."""
+        self.rows = {number: row for number, row in self.rows.items() if row[0] != part} | own
+        self.touched[part] = self.table.head().number
+
+    def check(self) -> None:
+        """Hold main against the model, as we read it and as pylance does."""
+        assert self.rows == as_rows(self.table.read())
+        dataset = lance.dataset(self.table.uri)
+        assert self.rows == as_rows(dataset.to_table())
+        dataset.validate()
