@@ -172,7 +172,7 @@ def test_a_required_column_is_not_kept_beside_rows_that_come_back(table: LanceTa
     table.overwrite(pa.table({"key": ["o"], "value": [9], "more": [5]}), branch="run")
     table.set_nullable("more", nullable=False, branch="run")
     table.rename_column("key", "name")
-    with pytest.raises(MergeConflictError, match=r"column more: .* rows it took out are brought back"):
+    with pytest.raises(MergeConflictError, match=r"column more: .* rows it changed or took out are brought back"):
         table.merge("run", strategy="dest-wins")
 
 
@@ -346,6 +346,21 @@ def contested(table: LanceTable) -> None:
     as_pylance(table, "run").update({"value": "20"}, where="value = 2")
     table.delete("value = 3")
     table.append(entries("n", 5))
+
+
+def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path) -> None:
+    """The dest gave a row new values after the cast; as the source has it, it would lose the one that was cast."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    table.create_branch("run")
+    table.cast_column("value", pa.int32())
+    table.update({"key": "'z'"}, where="value = 1")
+    double(table, "run")
+    for strategy in ("source-wins", {"column double": "source-wins"}):
+        with pytest.raises(MergeConflictError, match="column value: rows it changed or took out are brought back"):
+            table.merge("run", strategy=strategy)
+    table.merge("run", strategy="dest-wins")
+    assert [("z", 1, None), ("a", 2, 4), ("b", 3, 6), ("b", 4, 8)] == [tuple(row.values()) for row in rows(table)]
+    sound(table)
 
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])

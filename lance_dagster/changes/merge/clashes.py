@@ -32,6 +32,7 @@ class Clashes:
     rows_back: int = 0
     rows_removed: int = 0
     rows_updated: int = 0
+    rows_given_up: int = 0
     _decisions: dict[int, Decision] = field(default_factory=dict)
     _lacking: dict[tuple[frozenset[int], bool], _Rows] = field(default_factory=dict)
     _both_moved: dict[tuple[frozenset[int], frozenset[int]], _Rows] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Clashes:
         self.rows_back += len(decision.alive - facts.dest.alive)
         self.rows_removed += len(facts.dest.alive - decision.alive)
         self.rows_updated += len(decision.from_source & facts.source.updated)
+        self.rows_given_up += len(decision.given_up)
         if decision.clash:
             self._decisions[number] = decision
         if decision.lacking_source_columns and not self._settled(facts, of_source=True):

@@ -80,7 +80,10 @@ def brought_back(base: Manifest, party: Party, *, by_source: bool) -> Iterator[C
     """Find columns a side changed so that rows it took out, and that are brought back, do not fit them."""
     unfit = (*casts(party.columns, base, party.side), *_made_required(base, party).values(), *_new_required(party))
     for path in unfit:
-        told = f"{party.side.name} changed its type, or made it not null", "rows it took out are brought back"
+        told = (
+            f"{party.side.name} changed its type, or made it not null",
+            "rows it changed or took out are brought back",
+        )
         source, dest = told if by_source else told[::-1]
         yield Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)
 

@@ -138,11 +138,6 @@ class _Planner:
         self._losses = self._settled_claims()
         for conflict, rows in columns_lost(self._base, self._schema, self._parties(), self._lookups):
             arbiter.refuse(conflict, rows)
-        for party, loss in zip(self._parties(), self._losses, strict=True):
-            for conflict in (
-                brought_back(self._base, party, by_source=party.side is self._source) if loss.undone else ()
-            ):
-                arbiter.refuse(conflict)
         clashes = Clashes(schema=self._schema, source=self._source, dest=self._dest, arbiter=arbiter)
         for number in sorted({*self._touched(), *self._losses[1].undone, *self._shared()}):
             self._decide(number, clashes)
@@ -153,6 +148,10 @@ class _Planner:
         for beside in self._drawing.beside_others():
             clashes.beside(*beside)
         clashes.finish()
+        back = self._losses[0].undone, self._losses[1].undone or clashes.rows_given_up
+        for party, undone in zip(self._parties(), back, strict=True):
+            for conflict in brought_back(self._base, party, by_source=party.side is self._source) if undone else ():
+                arbiter.refuse(conflict)
         made = None if arbiter.conflicts else self._assembled(maps, clashes)
         return None if arbiter.conflicts else made
 

@@ -46,9 +46,10 @@ class Decision:
     """What becomes of the rows: those that live on, and those of them that are taken from the source.
 
     `clash` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away from
-    the columns the source wrote; `lacking_dest_columns` the other way round. `both_moved` are rows that
-    each side moved away from columns of the other. `options` are the strategies a clash can be resolved by: none in
-    favour of a side of whose new rows nobody can tell which it became.
+    the columns the source wrote; `lacking_dest_columns` the other way round. `both_moved` are rows that each side moved
+    away from columns of the other. `given_up` are rows whose new values on the dest count for nothing, since they are
+    taken from where the source's columns are. `options` are the strategies a clash can be resolved by: none in favour
+    of a side of whose new rows nobody can tell which it became.
     """
 
     alive: BitMap
@@ -57,6 +58,7 @@ class Decision:
     lacking_source_columns: BitMap
     lacking_dest_columns: BitMap
     both_moved: BitMap
+    given_up: BitMap
     options: tuple[str, ...]
 
 
@@ -96,6 +98,7 @@ def decide(facts: Situation, *, rows: str | None, columns: str | None) -> Decisi
         lacking_source_columns=homes.lacking_source,
         lacking_dest_columns=homes.lacking_dest,
         both_moved=homes.both_moved,
+        given_up=homes.given_up,
         options=tuple(options),
     )
 
@@ -109,6 +112,7 @@ class _Homes:
         self.lacking_source = BitMap()
         self.lacking_dest = BitMap()
         self.both_moved = BitMap()
+        self.given_up = BitMap()
 
     def settle(self, columns: str | None) -> None:
         source, dest = self._facts.source, self._facts.dest
@@ -121,7 +125,8 @@ class _Homes:
         if self._facts.source_columns:
             self.lacking_source = changed
             if columns == SOURCE_WINS:
-                self.taken |= rest & dest.updated & source.alive
+                self.given_up = rest & dest.updated & source.alive
+                self.taken |= self.given_up
         self._unchanged(rest - dest.updated)
 
     def _unchanged(self, rows: BitMap) -> None:
