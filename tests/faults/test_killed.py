@@ -100,25 +100,48 @@ def test_killed_before_any_change_to_the_disk(tmp_path: Path, deed: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_any_write_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, *, after: bool) -> None:
-    """A merge, dead before or after each object it puts."""
-    either = undisturbed(tmp_path, "merge")
-    made: list[LanceTable] = []
+@pytest.mark.parametrize("deed", DEEDS)
+def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, deed: str) -> None:
+    """A real process, dead before any object it reads, lists, puts or deletes, and after the last."""
+    either, options = undisturbed(tmp_path, deed), dict(s3_storage.storage_options)
+    reads = requests_before_the_first_write(prepared_on(s3_storage, f"{deed}-counted", deed), deed)
+    waiting: list[LanceTable] = []
 
     def run(step: int) -> int | None:
-        uri = f"{s3_storage.uri}/ledger-{step}"
-        made.append(LanceTable.create(uri, SCHEMA, storage_options=s3_storage.storage_options))
-        DEEDS["merge"].prepare(made[-1])
-        return ended(die_at_request, uri, dict(s3_storage.storage_options), "merge", step, after)
+        if not waiting:
+            waiting.append(prepared_on(s3_storage, f"{deed}-{step}", deed))
+        return ended(die_at_request, waiting[-1].uri, options, deed, step)
 
-    for _ in steps(run):
-        finished(made[-1], "merge", either)
+    for step in steps(run):
+        if step < reads:
+            # Nothing was written, so it is the same table for the next one to die.
+            assert either.before == seen(waiting[-1])
+        else:
+            finished(waiting.pop(), deed, either)
+    assert reads
 
 
-# Collections read a lot; `tests/history/test_gc_races.py` ends them before their writes.
+def prepared_on(storage: S3Storage, name: str, deed: str) -> LanceTable:
+    """A table in a bucket that a deed is about to be done to."""
+    table = LanceTable.create(f"{storage.uri}/{name}", SCHEMA, storage_options=storage.storage_options)
+    DEEDS[deed].prepare(table)
+    return table
+
+
+def requests_before_the_first_write(table: LanceTable, deed: str) -> int:
+    """How much a deed looks at before it does something."""
+    writes: list[bool] = []
+
+    def script(request: Request) -> object:
+        writes.append(request.writes)
+        return request.send()
+
+    DEEDS[deed].act(through(table, script))
+    return writes.index(True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", ["merge", "tag"])
+@pytest.mark.parametrize("deed", DEEDS)
 def test_the_plug_is_pulled_before_any_request(tmp_path: Path, deed: str) -> None:
     """Reads and lists as well: whatever was found out by then, nothing is half done."""
     either = undisturbed(tmp_path, deed)
@@ -174,4 +197,4 @@ def test_any_answer_is_lost(tmp_path: Path, deed: str) -> None:
 
 def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    return LanceTable(parts_on(ScriptedStore(open_store(table.uri, table.storage_options), script)))

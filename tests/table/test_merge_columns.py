@@ -348,6 +348,23 @@ def contested(table: LanceTable) -> None:
     table.append(entries("n", 5))
 
 
+def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None:
+    """A row cannot be where the columns of the one are and where those of the other are."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    table.create_branch("run")
+    table.add_columns({"half": "value * 5"})
+    table.update({"key": "'z'"}, where="value = 1")
+    double(table, "run")
+    for half in ({}, {"column half": "dest-wins"}):
+        with pytest.raises(MergeConflictError, match="column half"):
+            table.merge("run", strategy={"column double": "source-wins", **half})
+    preview = table.preview_merge("run", strategy={"column double": "dest-wins"})
+    assert () == preview.conflicts
+    table.merge("run", strategy="source-wins")
+    assert ("a", 1, None, 2) == tuple(rows(table)[0].values())
+    sound(table)
+
+
 def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path) -> None:
     """The dest gave a row new values after the cast; as the source has it, it would lose the one that was cast."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))

@@ -338,3 +338,17 @@ def test_fragment_ids_that_stand_for_other_things_are_refused(stable: LanceTable
     stable.delete("value = 8")
     with pytest.raises(MergeConflictError, match="fragments with ids from 1073741824 on"):
         stable.merge("late")
+
+
+def test_without_row_ids_a_row_that_left_a_partition_does_not_come_back_beside_itself(tmp_path: Path) -> None:
+    """The side that replaced the partition had moved it out before; nobody can tell which of its rows it is."""
+    table = made(tmp_path, stable=False)
+    as_pylance(table).update({"key": "'d'"}, where="value = 1")
+    table.replace_where("key = 'a'", entries("a", 9), partitions=["a"])
+    as_pylance(table, "run").insert(entries("a", 7))
+    before = contents(table)
+    with pytest.raises(MergeConflictError, match=r"rows where key = 'a'|partition a"):
+        table.merge("run", strategy="source-wins")
+    assert before == contents(table)
+    table.merge("run", strategy="dest-wins")
+    assert before == contents(table)

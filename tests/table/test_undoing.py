@@ -210,6 +210,26 @@ def test_what_was_picked_is_not_doubled_by_a_merge(table: LanceTable) -> None:
     sound(table)
 
 
+@pytest.mark.parametrize("later", ["compact", "update"])
+def test_a_column_that_a_merge_dropped_comes_back_with_its_values(table: LanceTable, later: str) -> None:
+    """Though the merge brought a compaction too, and the rows were moved again since; not beside new values."""
+    table.create_branch("drop")
+    table.append(entries("n", 5))
+    table.compact(branch="drop")
+    table.drop_columns(["value"], branch="drop")
+    before = contents(table)
+    merged = table.merge("drop")
+    if later == "compact":
+        as_pylance(table).optimize.compact_files()
+        table.revert(str(merged), parent=1)
+        assert before == contents(table)
+        sound(table)
+    else:
+        table.update({"key": "'z'"}, where="key = 'a'")
+        with pytest.raises(MergeConflictError, match=r"column value: .* updated .* rows? without them"):
+            table.revert(str(merged), parent=1)
+
+
 # Restore and sync.
 
 

@@ -14,7 +14,7 @@ from lance_dagster.format.model import Fragment
 class Holder:
     """What a side has: its rows, its columns, and the field of the result that each of its fields is.
 
-    `strict` says that it is not known to come from the merge base.
+    `strict` says that what it did since the merge base does not tell which columns it filled.
     """
 
     rows: Fates

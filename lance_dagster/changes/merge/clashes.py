@@ -88,10 +88,10 @@ class Clashes:
         self.rows_given_up += len(decision.given_up)
         if decision.clash:
             self._decisions[number] = decision
-        if decision.lacking_source_columns and not self._settled(facts, of_source=True):
+        if decision.lacking_source_columns and not self._settled(facts, decision, of_source=True):
             key = facts.source_columns, True
             add(self._lacking.setdefault(key, {}), number, decision.lacking_source_columns)
-        if decision.lacking_dest_columns and not self._settled(facts, of_source=False):
+        if decision.lacking_dest_columns and not self._settled(facts, decision, of_source=False):
             key = facts.dest_columns, False
             add(self._lacking.setdefault(key, {}), number, decision.lacking_dest_columns)
         if decision.both_moved:
@@ -136,7 +136,7 @@ class Clashes:
         stable = self.dest.manifest.stable_row_ids
         return "" if stable else ", as far as that can be told without stable row ids"
 
-    def _settled(self, facts: Situation, *, of_source: bool) -> bool:
+    def _settled(self, facts: Situation, decision: Decision, *, of_source: bool) -> bool:
         """Tell whether a strategy says what becomes of updated rows that lack the other side's columns."""
         if facts.uncertain:
             # A row might lose its new values to a column that was never written beside it.
@@ -147,7 +147,8 @@ class Clashes:
         winner = self.columns_strategy(columns)
         if winner == owner:
             # The rows are taken from where the columns are; which new ones have to go, nobody may be able to tell.
-            return not mover.rewritten
+            # Nor are they where the columns of the dest are, when they are where those of the source are.
+            return not mover.rewritten and (of_source or not decision.given_up)
         return winner is not None and all(self.schema.nullable(number) for number in columns)
 
     def _settle_column(self, number: int, rows: _Rows) -> str | None:

@@ -51,15 +51,19 @@ class Claims:
             rows = partial(self._disputed, overlaps, contested.scope) if contested.scope is not None else None
             winner = arbiter.settle(contested.conflict, BOTH if contested.known else (), rows)
             if winner == SOURCE_WINS:
-                options = self.dest, self.dest_rows.elsewhere, losses[1]
+                side, fates, loss = self.dest, self.dest_rows, losses[1]
             elif winner == DEST_WINS:
-                options = self.source, self.source_rows.elsewhere, losses[0]
+                side, fates, loss = self.source, self.source_rows, losses[0]
             else:
                 continue
             try:
-                self._lose(*options, contested, claimed=contested.by_source == (winner == DEST_WINS))
+                self._lose(side, fates.elsewhere, loss, contested, claimed=contested.by_source == (winner == DEST_WINS))
             except InvalidInputError:
                 # The condition is about columns that the other rows do not have.
+                arbiter.refuse(contested.conflict, rows)
+            again = any(offsets & fates.of(number).rewritten for number, offsets in loss.undone.items())
+            if again and contested.scope is not None:
+                # They became rows outside the scope perhaps, nobody can tell which, and would be there twice.
                 arbiter.refuse(contested.conflict, rows)
         return losses
 

@@ -277,7 +277,8 @@ class _Planner:
             traceable=self._base.stable_row_ids,
             uncertain=bool(self._source_columns.written.get(None) or self._dest_columns.written.get(None)),
         )
-        decision = decide(facts, rows=clashes.rows_strategy(), columns=clashes.columns_strategy(mine | theirs))
+        columns = clashes.columns_strategy(mine), clashes.columns_strategy(theirs)
+        decision = decide(facts, rows=clashes.rows_strategy(), columns=columns)
         clashes.decided(number, facts, decision)
         self._drawing.draw(number, facts, decision)
 
@@ -285,7 +286,13 @@ class _Planner:
     def _holders(self) -> tuple[Holder, Holder]:
         ids = self._schema.from_source
         return (
-            Holder(rows=self._source_rows, columns=self._source_columns, result=ids.get),
+            Holder(
+                rows=self._source_rows,
+                columns=self._source_columns,
+                result=ids.get,
+                # Going back, a column comes with all its values, wherever the rows are.
+                strict=any(change.undone for change in self._source.changes),
+            ),
             Holder(
                 rows=self._dest_rows,
                 columns=self._dest_columns,

@@ -62,13 +62,13 @@ class Decision:
     options: tuple[str, ...]
 
 
-def decide(facts: Situation, *, rows: str | None, columns: str | None) -> Decision:
+def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str | None]) -> Decision:
     """Decide about the rows of one fragment.
 
     Args:
         facts: What both sides did.
         rows: The strategy for rows both changed.
-        columns: The strategy for updated rows that lack the other side's columns.
+        columns: The strategies for updated rows that lack columns of the source, and columns of the dest.
     """
     source, dest, live = facts.source, facts.dest, facts.live
     # What does not count leaves a row as the base has it: there or not.
@@ -83,7 +83,7 @@ def decide(facts: Situation, *, rows: str | None, columns: str | None) -> Decisi
     updated = (source.updated - facts.source_undone) & alive
     mine = updated - clash if rows != SOURCE_WINS else updated
     homes = _Homes(facts, alive, mine | ((alive - dest.alive) & source.alive))
-    homes.settle(columns)
+    homes.settle(*columns)
     if facts.dest_undone:
         homes.taken |= alive & dest.updated & facts.dest_undone & source.alive
     options = []
@@ -114,19 +114,21 @@ class _Homes:
         self.both_moved = BitMap()
         self.given_up = BitMap()
 
-    def settle(self, columns: str | None) -> None:
+    def settle(self, of_source: str | None, of_dest: str | None) -> None:
         source, dest = self._facts.source, self._facts.dest
         rest = self._alive - self.taken
         if self._facts.dest_columns:
             self.lacking_dest = (self.taken & source.updated & dest.alive) | source.rewritten
-            if columns == DEST_WINS:
+            if of_dest == DEST_WINS:
                 self.taken -= self.lacking_dest
         changed = (rest & dest.updated) | dest.rewritten
         if self._facts.source_columns:
             self.lacking_source = changed
-            if columns == SOURCE_WINS:
+            if of_source == SOURCE_WINS:
                 self.given_up = rest & dest.updated & source.alive
                 self.taken |= self.given_up
+                # There they have what the dest wrote beside rows as little as what it wrote into them.
+                self.lacking_dest |= self.given_up if self._facts.dest_columns else BitMap()
         self._unchanged(rest - dest.updated)
 
     def _unchanged(self, rows: BitMap) -> None:

@@ -12,6 +12,7 @@ from tests.properties.merging.deeds import DEEDS
 from tests.properties.merging.laws import BrokenError
 from tests.properties.merging.tally import Tally
 from tests.properties.merging.trials import TRIALS
+from tests.properties.merging.undoing import Undoing
 from tests.properties.merging.world import Merger, Step, World, by_us
 
 _PLACES = re.compile(r"/\S*|\d+")
@@ -125,13 +126,16 @@ def history(seed: int) -> History:
     )
 
 
-def run(one: History, tally: Tally, merger: Merger = by_us) -> None:
+def run(one: History, tally: Tally, merger: Merger = by_us, trying: type[Undoing] = Undoing) -> None:
     """Run a history; raises `BrokenError`, with the history told, when a law does not hold."""
-    world = World(stable=one.stable, tally=tally, merger=merger)
+    world = World(stable=one.stable, tally=tally, merger=merger, trying=trying)
     try:
         world.start(one.rows, one.fragments)
         for step in one.steps:
             world.do(step)
+        if one.seed % 8 == 1:
+            world.look_at_orders()
+        world.look_at_files()
         if one.seed % 4 == 0:
             world.look_back()
     except FINDS as error:
@@ -141,10 +145,10 @@ def run(one: History, tally: Tally, merger: Merger = by_us) -> None:
         world.close()
 
 
-def broken(one: History, merger: Merger = by_us) -> Exception | None:
+def broken(one: History, merger: Merger = by_us, trying: type[Undoing] = Undoing) -> Exception | None:
     """What goes wrong in a history."""
     try:
-        run(one, Tally(), merger)
+        run(one, Tally(), merger, trying)
     except FINDS as error:
         return error
     return None

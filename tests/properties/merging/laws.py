@@ -88,7 +88,9 @@ def decided(table: LanceTable, branch: str, known: Sequence[Snapshot], wanted: S
         same(table, branch, wanted, "strategy")
         return
     states = [state.values() for state in known]
-    for row in as_pylance(table, branch).to_table().to_pylist():
+    rows = as_pylance(table, branch).to_table().to_pylist()
+    hold(len(rows) == len({row[KEY] for row in rows}), "strategy", f"rows are doubled: {[row[KEY] for row in rows]}")
+    for row in rows:
         uid = row[KEY]
         values = [value for state in states for value in state.get(uid, {}).values()]
         hold(uid in states[-1] or uid in states[-2], "strategy", f"row {uid} is on neither side")

@@ -9,12 +9,15 @@ import os
 import lance
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Version
 from lance_dagster.errors import MergeConflictError
 from tests.ledger import as_pylance
 from tests.properties.merging.allowed import ALLOWED, needless
 from tests.properties.merging.histories import FINDS, History, broken, history, run, shrunk, signature
+from tests.properties.merging.scene import FAST
 from tests.properties.merging.tally import Tally
+from tests.properties.merging.trials import TRIALS
+from tests.properties.merging.undoing import Undoing
 from tests.properties.merging.world import Merger, by_us
 from tests.properties.mirror import KEY
 
@@ -123,4 +126,78 @@ def test_a_wrong_merge_is_found(merger: Merger, laws: set[str]) -> None:
         if error is not None:
             assert signature(error) in laws
             return
+    pytest.fail("nothing was found")
+
+
+class LosesRows(LanceTable):
+    """Takes changes over, and back, and loses a row each time."""
+
+    def cherry_pick(self, commit: str, onto: str = "main", **how: object) -> Version:
+        """Pick, and lose a row."""
+        return self._careless(super().cherry_pick(commit, onto, **how), onto)  # type: ignore[arg-type]  # as given
+
+    def revert(self, commit: str, branch: str = "main", **how: object) -> Version:
+        """Take back, and lose a row."""
+        return self._careless(super().revert(commit, branch, **how), branch)  # type: ignore[arg-type]  # as given
+
+    def _careless(self, made: Version, branch: str) -> Version:
+        ids = as_pylance(self, branch).to_table(columns=[KEY]).to_pydict()[KEY]
+        if ids:
+            as_pylance(self, branch).delete(f"{KEY} = {max(ids)}")
+        return made
+
+
+class RevertsNothing(LanceTable):
+    """Says that it took a change back, and has made a version."""
+
+    def revert(self, commit: str, branch: str = "main", **how: object) -> Version:
+        """Make a version with all that was there."""
+        found = super().revert(commit, branch, **how)  # type: ignore[arg-type]  # as given
+        self.restore(f"{branch}@{found.number - 1}", branch)
+        return found
+
+
+class LosingRows(Undoing):
+    """What is tried with the first of them."""
+
+    @property
+    def table(self) -> LanceTable:
+        """A table that is careless."""
+        return LosesRows.open(self.uri, FAST)
+
+
+class RevertingNothing(Undoing):
+    """What is tried with the second."""
+
+    @property
+    def table(self) -> LanceTable:
+        """A table that is careless."""
+        return RevertsNothing.open(self.uri, FAST)
+
+
+@pytest.mark.parametrize(
+    "kind, trying, laws",
+    [
+        ("pick", LosingRows, {"pick", "missed conflict, pick"}),
+        ("revert", LosingRows, {"revert", "revert the last", "missed conflict, revert"}),
+        ("merge", LosingRows, {"revert a merge"}),
+        ("revert", RevertingNothing, {"revert", "revert the last", "revert again"}),
+        ("merge", RevertingNothing, {"revert a merge"}),
+    ],
+)
+def test_a_wrong_way_is_found(kind: str, trying: type[Undoing], laws: set[str]) -> None:
+    """A cherry-pick or revert that loses a row, or does nothing, breaks a law within few histories that have one."""
+    tried = 0
+    for seed in range(400):
+        one = history(seed)
+        kinds = {step.kind for step in one.steps}
+        # A revert of a merge is tried beside the merge; the others here would be found as well.
+        if kind not in kinds or (kind == "merge" and not kinds.isdisjoint(TRIALS)):
+            continue
+        tried += 1
+        error = broken(one, trying=trying)
+        if error is not None and signature(error) in laws:
+            return
+        if tried == 40:
+            break
     pytest.fail("nothing was found")

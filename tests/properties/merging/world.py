@@ -1,6 +1,5 @@
 """One table on disk, the model of all its versions, and merges that are held against the rules."""
 
-import inspect
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -13,15 +12,19 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
-from tests.properties.merging import laws
+from tests.properties.merging import laws, unchanged
+from tests.properties.merging.beside import Beside
 from tests.properties.merging.deeds import DEEDS
 from tests.properties.merging.laws import hold
-from tests.properties.merging.oracle import merges, resolved
+from tests.properties.merging.oracle import merges
+from tests.properties.merging.orders import any_order
 from tests.properties.merging.rows_model import PART, Column, Ledger, Made, Snapshot
 from tests.properties.merging.scene import FAST, PARTS, PLACE, Deed, Dice, Names, Scene, opened
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Outcome, Three
-from tests.properties.merging.trials import TRIALS, Trials
+from tests.properties.merging.three import Outcome
+from tests.properties.merging.trials import TRIALS
+from tests.properties.merging.unchanged import Stored
+from tests.properties.merging.undoing import Undoing
 from tests.properties.mirror import KEY
 
 BASIC: tuple[tuple[str, pa.DataType], ...] = (
@@ -68,6 +71,8 @@ class World:
     ledger: Ledger = field(default_factory=Ledger)
     names: Names = field(default_factory=Names)
     told: list[str] = field(default_factory=list)
+    trying: type[Undoing] = Undoing
+    stored: dict[str, Stored] = field(default_factory=dict)
 
     @property
     def uri(self) -> str:
@@ -80,9 +85,9 @@ class World:
         return LanceTable.open(self.uri, FAST)
 
     @property
-    def trials(self) -> Trials:
+    def trials(self) -> Undoing:
         """Work on branches that go no further."""
-        return Trials(
+        return self.trying(
             uri=self.uri,
             stable=self.stable,
             ledger=self.ledger,
@@ -110,6 +115,20 @@ class World:
         """Leave nothing behind."""
         shutil.rmtree(self.folder)
 
+    def look_at_files(self) -> None:
+        """Hold that what was there at the last look is there, and was not written again."""
+        stored = unchanged.stored(self.folder)
+        unchanged.kept(self.stored, stored)
+        self.stored = stored
+
+    def look_at_orders(self) -> None:
+        """Hold that the order in which all branches are merged into main makes no difference, where they can be."""
+        branches = sorted(name for name in self.ledger.heads if name.startswith("b"))
+        if len(branches) > 1:
+            self.told.append(f"merge {', '.join(branches)} into a fork of main, and the other way round ...")
+            found = any_order(self.table, "main", [branches, branches[::-1]])
+            self.tally.done["merged in any order"] += set(found.values()) == {None}
+
     def look_back(self) -> None:
         """Hold that every version there ever was is what it was."""
         for node, made in self.ledger.made.items():
@@ -123,7 +142,8 @@ class World:
             self.fork(step)
         elif step.kind == "merge":
             if step.other in self.ledger.heads and step.other != step.branch:
-                self.merge(step.branch, step.other)
+                self.merge(step.branch, step.other, Dice(step.numbers))
+                self.look_at_files()
         elif step.kind in TRIALS:
             self.trials.do(step.kind, step.branch, Dice(step.numbers))
         else:
@@ -189,32 +209,7 @@ class World:
             parents=(head.node,),
         )
 
-    def _decided(self, source: str, into: str) -> None:
-        """Hold that a conflict can be decided for either side, on branches that go no further."""
-        if "strategy" not in inspect.signature(LanceTable.merge).parameters:
-            self.tally.done["no strategies"] += 1
-            return
-        mine, theirs = self.ledger.head(source), self.ledger.head(into)
-        bases = self.ledger.bases(mine.within, theirs.within)
-        did, others = self.ledger.since(mine.within, theirs.within), self.ledger.since(theirs.within, mine.within)
-        three = Three(bases[0].snapshot, mine.snapshot, theirs.snapshot, did, others)
-        for strategy in (SOURCE_WINS, DEST_WINS):
-            trial = f"t{len(self.told)}-{strategy}"
-            self.table.create_branch(trial, into)
-            told = self.told[-1]
-            self.told[-1] = f"merge {source} into a fork of {into}, {strategy} ..."
-            try:
-                self.table.merge(source, into=trial, strategy=strategy)
-            except MergeConflictError as error:
-                self.tally.undecided.append((strategy, "; ".join(map(str, error.conflicts)), "\n".join(self.told)))
-            else:
-                self.tally.done[strategy] += 1
-                wanted = resolved(three, strategy) if len(bases) == 1 else None
-                since = [made.snapshot for made in (*did, *others)]
-                laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
-            self.told[-1] = told
-
-    def merge(self, source: str, into: str) -> None:
+    def merge(self, source: str, into: str, dice: Dice) -> None:
         """Merge a branch into another, and hold that it came out as the rules say."""
         mine, theirs = self.ledger.head(source), self.ledger.head(into)
         new = bool(self.ledger.since(mine.within, theirs.within))
@@ -223,20 +218,25 @@ class World:
         before = {branch: opened(self.uri, branch).version for branch in self.ledger.heads}
         kept = laws.row_ids(opened(self.uri, into)) if self.stable else {}
         self.told.append(f"merge {source} into {into} ...")
-        preview = self.table.preview_merge(source, into)
+        beside = self._beside(source, into, dice)
+        foretold, mirrored = beside.foretold(outcomes)
+        if dice.below(3) == 0:
+            beside.cut_short()
+        elif new and not foretold and dice.below(3) == 0:
+            beside.unknown()
         try:
             self.merger(self.table, source, into)
         except MergeConflictError as error:
             self._refused(error, outcomes, agreed, before)
-            self._decided(source, into)
-            hold(preview.conflicts == error.conflicts, "preview", f"{preview.conflicts} but {error.conflicts}")
+            beside.decided(mirrored=mirrored)
+            hold(foretold == error.conflicts, "preview", f"{foretold} but {error.conflicts}")
             self.told[-1] = f"merge {source} into {into} refused"
             return
         number = opened(self.uri, into).version
         self.told[-1] = f"{into}@{number}: merge {source}"
         clashes = [clash for outcome in outcomes for clash in outcome.clashes if clash.hard]
         hold(not all(outcome.must_refuse for outcome in outcomes), "missed conflict", f"merged in spite of {clashes}")
-        hold(not preview.conflicts, "preview", f"merged, but {preview.conflicts} were foretold")
+        hold(not foretold, "preview", f"merged, but {foretold} were foretold")
         candidates = [outcome.result for outcome in outcomes if not outcome.must_refuse]
         result = laws.same_as_one(self.table, into, candidates, "merge")
         left = laws.indices_left(opened(self.uri, into), mine.snapshot, theirs.snapshot)
@@ -253,8 +253,22 @@ class World:
         if self.stable and not did & {"overwrite", "restore"}:
             laws.lineage_kept(kept, laws.row_ids(opened(self.uri, into)), number)
         self._after(source, into, number)
-        if new and number % 3 == 0:
-            self._other_ways(source, f"{into}@{before[into]}", result)
+        if new and number != before[into]:
+            beside.made(self.ledger.head(into), before[into])
+
+    def _beside(self, source: str, into: str, dice: Dice) -> Beside:
+        return Beside(
+            uri=self.uri,
+            source=source,
+            into=into,
+            mine=self.ledger.head(source),
+            theirs=self.ledger.head(into),
+            ledger=self.ledger,
+            tally=self.tally,
+            told=self.told,
+            dice=dice,
+            undoing=lambda: self.trials,
+        )
 
     def _after(self, source: str, into: str, number: int) -> None:
         """Hold what is true after every merge."""
@@ -263,18 +277,6 @@ class World:
         hold(self.table.is_merged(source, into) is not None, "merged again", "it is said not to be merged")
         laws.well_formed(self.table, into)
         laws.indexed(self.uri, into, self.ledger.head(into).snapshot)
-
-    def _other_ways(self, source: str, into: str, result: Snapshot) -> None:
-        """Hold that a squash, and a branch made for a look beforehand, have the same."""
-        squashed, looked_at = f"q{len(self.told)}", f"p{len(self.told)}"
-        self.table.create_branch(squashed, into)
-        self.table.merge(source, into=squashed, mode="squash")
-        laws.same(self.table, squashed, result, "squash")
-        self.table.create_branch(f"o{len(self.told)}", into)
-        self.table.preview_branch(source, f"o{len(self.told)}", name=looked_at)
-        laws.same(self.table, looked_at, result, "preview branch")
-        laws.well_formed(self.table, looked_at)
-        self.tally.done["squashed and looked at"] += 1
 
     def _refused(
         self,

@@ -1,0 +1,174 @@
+"""What is tried beside a merge, on branches that go no further: other ways to it, and ways that end early."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lance_dagster import LanceTable
+from lance_dagster.changes.sides import Conflict
+from lance_dagster.errors import LanceDagsterError, MergeConflictError
+from tests.properties.merging import laws
+from tests.properties.merging.both_ways import OTHER, mirrored, mirrors, same_rows
+from tests.properties.merging.crashes import cut_short
+from tests.properties.merging.laws import hold
+from tests.properties.merging.oracle import resolved
+from tests.properties.merging.rows_model import Ledger, Made, Node, Snapshot
+from tests.properties.merging.scene import FAST, Dice, opened
+from tests.properties.merging.tally import Tally
+from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Outcome, Three
+from tests.properties.merging.undoing import Undoing
+from tests.properties.merging.unknown import MANIFESTS, OPERATION, unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One merge, of the heads that two branches have before it."""
+
+    uri: str
+    source: str
+    into: str
+    mine: Made
+    theirs: Made
+    ledger: Ledger
+    tally: Tally
+    told: list[str]
+    dice: Dice
+    undoing: Callable[[], Undoing]
+
+    @property
+    def table(self) -> LanceTable:
+        """The table as a new process opens it."""
+        return LanceTable.open(self.uri, FAST)
+
+    def foretold(self, outcomes: Sequence[Outcome]) -> tuple[tuple[Conflict, ...], bool]:
+        """Look at the merge beforehand, both ways; returns its conflicts, and whether they are the same both ways."""
+        table = self.table
+        there, back = table.preview_merge(self.source, self.into), table.preview_merge(self.into, self.source)
+        lopsided = mirrored(there, back, (len(self.mine.snapshot.rows), len(self.theirs.snapshot.rows)))
+        if lopsided and back.conflicts and not any(outcome.may_refuse for outcome in outcomes):
+            # The merge itself is judged when it is made.
+            story = "\n".join([*self.told, "... the other way round"])
+            self.tally.needless.append(("; ".join(map(str, back.conflicts)), story))
+        missed = lopsided and not back.conflicts and all(outcome.must_refuse for outcome in outcomes)
+        hold(not missed, "missed conflict", f"the other way round, in spite of {there.conflicts}")
+        return there.conflicts, mirrors(there, back)
+
+    def cut_short(self) -> None:
+        """Begin the merge and do not finish it: the dest is what it was, or what it is after the merge."""
+        before = opened(self.uri, self.into).version
+        ended = cut_short(self.uri, self.source, self.into, self.dice)
+        self.tally.done[f"a merge that {ended}"] += 1
+        after = opened(self.uri, self.into).version
+        hold(after - before in (0, 1), "cut short", f"{self.into} was at {before}, is at {after}")
+        if after == before:
+            laws.same(self.table, self.into, self.theirs.snapshot, "cut short")
+
+    def unknown(self) -> None:
+        """Hold that nothing is made of a version that says something nobody knows."""
+        bases = self.ledger.bases(self.mine.within, self.theirs.within)
+        what = self.dice.pick([*MANIFESTS, OPERATION])
+        choices = [self.mine.node, self.theirs.node, *(base.node for base in bases)]
+        if what == OPERATION:
+            choices = self._not_merged()
+        if not choices:
+            return
+        node = self.dice.pick(choices)
+        before = opened(self.uri, self.into).version
+        try:
+            with unknown(self.uri, node, what):
+                self.table.merge(self.source, into=self.into)
+        except LanceDagsterError:
+            self.tally.done["unknown refused"] += 1
+        else:
+            hold(False, "unknown", f"merged although nobody knows the {what} of {node}")  # noqa: FBT003  # always
+        hold(before == opened(self.uri, self.into).version, "unknown", "a version was made")
+
+    def _not_merged(self) -> list[Node]:
+        """Return what either side did itself, and nobody merged before: whoever did that knew what it is."""
+        sides = sorted(self.mine.within ^ self.theirs.within)
+        merges = [made for made in self.ledger.made.values() if made.merged]
+        return [
+            node
+            for node in sides
+            if not self.ledger.made[node].merged
+            and not any(node in made.within and node[0] != made.node[0] for made in merges)
+        ]
+
+    def decided(self, *, mirrored: bool) -> None:
+        """Hold that a conflict can be decided for either side; where all are mirrored, it is the same both ways."""
+        bases = self.ledger.bases(self.mine.within, self.theirs.within)
+        did = self.ledger.since(self.mine.within, self.theirs.within)
+        others = self.ledger.since(self.theirs.within, self.mine.within)
+        three = Three(bases[0].snapshot, self.mine.snapshot, self.theirs.snapshot, did, others)
+        told = self.told[-1]
+        both = self.dice.pick([SOURCE_WINS, DEST_WINS])
+        for strategy in (SOURCE_WINS, DEST_WINS):
+            trial = f"t{len(self.told)}-{strategy}"
+            self.table.create_branch(trial, self.into)
+            self.told[-1] = f"merge {self.source} into a fork of {self.into}, {strategy} ..."
+            try:
+                self.table.merge(self.source, into=trial, strategy=strategy)
+            except MergeConflictError as error:
+                self.tally.undecided.append((strategy, "; ".join(map(str, error.conflicts)), "\n".join(self.told)))
+            else:
+                self.tally.done[strategy] += 1
+                wanted = resolved(three, strategy) if len(bases) == 1 else None
+                since = [made.snapshot for made in (*did, *others)]
+                laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
+                if mirrored and strategy == both:
+                    self._decided_back(trial, OTHER[strategy])
+        self.told[-1] = told
+
+    def _decided_back(self, trial: str, strategy: str) -> None:
+        """Hold that the other strategy has the same rows when the merge is made the other way round."""
+        back = f"{trial}-back"
+        self.table.create_branch(back, self.source)
+        try:
+            self.table.merge(self.into, into=back, strategy=strategy)
+        except MergeConflictError:
+            return
+        same_rows(self.table, trial, back, "strategies both ways")
+        self.tally.done["decided both ways"] += 1
+
+    def made(self, merge: Made, before: int) -> None:
+        """Hold that other ways to a merge that was made have the same; one sort of them each time.
+
+        Args:
+            merge: The version it made.
+            before: The number its dest had before.
+        """
+        dest, sort = f"{self.into}@{before}", merge.node[1] % 3
+        if sort == 0:
+            self._squashed_and_looked_at(dest, merge.snapshot)
+        elif sort == 1:
+            self._made_back(dest)
+        elif sort == 2:
+            self.undoing().merge_taken_back(merge, self.theirs, self.dice)
+
+    def _made_back(self, dest: str) -> None:
+        mirror = f"m{len(self.told)}"
+        self.table.create_branch(mirror, f"{self.source}@{opened(self.uri, self.source).version}")
+        try:
+            self.table.merge(dest, into=mirror)
+        except MergeConflictError:
+            # Foretold, and judged, before the merge.
+            return
+        same_rows(self.table, mirror, self.into, "both ways")
+        self.tally.done["merged both ways"] += 1
+
+    def _squashed_and_looked_at(self, dest: str, result: Snapshot) -> None:
+        """Hold that a squash, and a branch made for a look beforehand, have the same.
+
+        The second has the same content id: a merge writes no data file, whose name would be random, and deletion files
+        count by what is in them. A squash has another one, since it says what was squashed.
+        """
+        squashed, looked_at = f"q{len(self.told)}", f"p{len(self.told)}"
+        self.table.create_branch(squashed, dest)
+        self.table.merge(self.source, into=squashed, mode="squash")
+        laws.same(self.table, squashed, result, "squash")
+        self.table.create_branch(f"o{len(self.told)}", dest)
+        self.table.preview_branch(self.source, f"o{len(self.told)}", name=looked_at)
+        laws.same(self.table, looked_at, result, "preview branch")
+        laws.well_formed(self.table, looked_at)
+        ids = self.table.content_id(looked_at), self.table.content_id(self.into)
+        hold(ids[0] == ids[1], "content id", f"{looked_at} and {self.into}")
+        self.tally.done["squashed and looked at"] += 1

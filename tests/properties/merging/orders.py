@@ -1,0 +1,31 @@
+"""Branches merged one after another: which one first makes no difference to the rows, where all can be merged."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.properties.merging import laws
+from tests.properties.merging.both_ways import same_rows
+
+
+def merged_in(table: LanceTable, name: str, dest: str, order: Sequence[str]) -> MergeConflictError | None:
+    """Merge branches into a new fork of another one; why that is refused."""
+    table.create_branch(name, dest)
+    try:
+        for source in order:
+            table.merge(source, into=name)
+    except MergeConflictError as error:
+        return error
+    return None
+
+
+def any_order(table: LanceTable, dest: str, orders: Sequence[Sequence[str]]) -> dict[str, MergeConflictError | None]:
+    """Hold that all orders that are not refused have the same; returns what became of each, by the fork it is on."""
+    found = {f"in-order-{n}": merged_in(table, f"in-order-{n}", dest, order) for n, order in enumerate(orders)}
+    made = [name for name, refused in found.items() if refused is None]
+    for one, other in pairwise(made):
+        same_rows(table, one, other, "order")
+    for name in made:
+        laws.well_formed(table, name)
+    return found
