@@ -82,17 +82,13 @@ class Overlaps:
     def _found_in_dest(self) -> Iterator[Contested]:
         for mine, claim in _claims(self.source.side):
             if _has_to_look(claim, self.dest.side) and self._matches(self.dest, claim):
-                who = makers(
-                    self.dest.side, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite))
-                )
-                there = f" on {self.dest.side.name}" if who != self.dest.side.name else ""
-                did = _did(mine, claim), f"{who} changed rows there{there}"
+                did = _did(mine, claim), _changed_there(self.dest.side)
                 yield _contested(_kind(claim), _scope(claim), did, claim, by_source=True)
 
     def _found_in_source(self) -> Iterator[Contested]:
         for theirs, claim in _claims(self.dest.side):
             if _has_to_look(claim, self.source.side) and self._matches(self.source, claim):
-                did = f"{self.source.side.name} changed rows there", _did(theirs, claim)
+                did = _changed_there(self.source.side), _did(theirs, claim)
                 yield _contested(_kind(claim), _scope(claim), did, claim, by_source=False)
 
     def _matches(self, work: Work, claim: Claim) -> bool:
@@ -158,6 +154,12 @@ def _scope(claim: Claim) -> str:
     if not named and claim.predicate is None:
         return "rows of any key"
     return f"partition {named}" if named else f"rows where {claim.predicate}"
+
+
+def _changed_there(side: Side) -> str:
+    who = makers(side, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite)))
+    there = f" on {side.name}" if who != side.name else ""
+    return f"{who} changed rows there{there}"
 
 
 def _did(change: Change, claim: Claim) -> str:

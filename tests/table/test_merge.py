@@ -267,10 +267,13 @@ def test_a_predicate_is_compared_with_named_partitions_by_the_rows(table: LanceT
 
 @pytest.mark.parametrize("replacing", ["run", "main"])
 def test_rows_added_by_pylance_to_a_replaced_partition_are_found(table: LanceTable, replacing: str) -> None:
-    """It claims nothing, so its rows are looked at."""
+    """It claims nothing, so its rows are looked at; who put them there is told of either side."""
+    adding = "main" if replacing == "run" else "run"
     replace(table, "a", 7, branch=replacing)
-    as_pylance(table, "main" if replacing == "run" else "run").insert(entries("a", 8))
-    assert ["partition a"] == units(refused(table))
+    as_pylance(table, adding).insert(entries("a", 8))
+    error = refused(table)
+    assert ["partition a"] == units(error)
+    assert f"({adding}@4) changed rows there on {adding}@4" in str(error)
 
 
 @pytest.mark.parametrize("replacing", ["run", "main"])
