@@ -348,6 +348,20 @@ def contested(table: LanceTable) -> None:
     table.append(entries("n", 5))
 
 
+def test_nulls_that_a_compaction_wrote_down_are_no_values(tmp_path: Path) -> None:
+    """A row that the other side updates lacks nothing; after an earlier merge too, when nobody has seen it since."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    table.create_branch("run")
+    table.append(entries("r", 5), branch="run")
+    table.merge("run")
+    table.add_columns(pa.schema([("later", pa.int64())]))
+    table.compact()
+    table.update({"key": "'z'"}, where="value = 5", branch="run")
+    table.merge("run")
+    assert ("z", 5, None) == tuple(rows(table)[-1].values())
+    sound(table)
+
+
 def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None:
     """A row cannot be where the columns of the one are and where those of the other are."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))

@@ -85,7 +85,7 @@ def _changed(number: int, fragment: Fragment | None, fate: Fate, side: Holder) -
         changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
     if side.strict and fragment is not None:
         # A column the base does not have may have been there before any change that is looked at.
-        changed |= _backed(number, fate.moved | fate.updated, side) - columns.base_ids.keys()
+        changed |= _backed(number, fate.moved | fate.updated, side) - columns.base_ids.keys() - columns.nulls
     return side.in_result(changed)
 
 

@@ -16,6 +16,7 @@ from lance_dagster.format.transaction import (
     Merge,
     Overwrite,
     Restore,
+    Rewrite,
     Update,
 )
 
@@ -27,12 +28,14 @@ class Columns:
     `anchored` gives by the id of a field of the base the id it has in the side's anchor; `ids` the one it has on the
     side, where it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their
     rows since (added columns with values, and columns written anew in place), by the fragment of the base whose rows
-    these were; under None those of rows that may be from any.
+    these were; under None those of rows that may be from any. `nulls` are fields it added that have values nowhere:
+    only a compaction wrote them down.
     """
 
     anchored: Mapping[int, int]
     ids: Mapping[int, int]
     written: Mapping[int | None, frozenset[int]]
+    nulls: frozenset[int] = frozenset()
 
     def written_beside(self, base_id: int | None) -> frozenset[int]:
         """Return the fields that may have got values beside rows that were in a fragment of the base."""
@@ -70,7 +73,7 @@ def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
     if any(change.after is None for change in side.changes):
         # Nobody can look up any more beside which rows they were written.
         written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
-    return Columns(anchored=anchored, ids=ids, written=written)
+    return Columns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side))
 
 
 def backing(fragment: Fragment) -> dict[int, str]:
@@ -200,10 +203,30 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
     in_place = isinstance(operation, Merge | DataReplacement | Restore | Update)
     if not in_place or before is None or after is None:
         return {}
+    known = set(before.fragments.ids)
+    return {number: fields for number, fields in _backed_anew(before, after) if number in known}
+
+
+def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, frozenset[int]]]:
+    """Return by fragment of a version which fields have another file there than in the version before."""
     old = dict(zip(before.fragments.ids, before.fragments.items, strict=True))
-    found: dict[int, frozenset[int]] = {}
     for number, item in zip(after.fragments.ids, after.fragments.items, strict=True):
-        if number in old and old[number] != item:
-            had, has = backing(present(before, number)), backing(present(after, number))
-            found[number] = frozenset(own for own, path in has.items() if had.get(own) != path)
-    return found
+        if old.get(number) != item:
+            had = backing(present(before, number)) if number in old else {}
+            yield (
+                number,
+                frozenset(own for own, path in backing(present(after, number)).items() if had.get(own) != path),
+            )
+
+
+def _nulls(side: Side) -> frozenset[int]:
+    """Return the fields that a side added on its own line and never filled."""
+    added, filled = set[int](), set[int]()
+    for change in side.since:
+        before, after = change.before, change.after
+        if before is None or after is None or change.undone or isinstance(change.operation, Overwrite | Restore):
+            return frozenset()
+        added |= {field.id for field in after.fields} - {field.id for field in before.fields}
+        if added and not isinstance(change.operation, Rewrite):
+            filled |= frozenset().union(*(fields for _, fields in _backed_anew(before, after)))
+    return frozenset(added - filled)
