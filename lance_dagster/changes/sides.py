@@ -89,7 +89,8 @@ class Side:
     as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
     it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
     Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
-    nobody wrote it down.
+    nobody wrote it down. Up to the number `common` its line and that of the merge base are one: beyond, the same number
+    is another version.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Side:
     since: Sequence[Change]
     same_ids: bool
     space: RowSpace
+    common: int
     fields: Mapping[int, int] | None = None
 
     @property

@@ -189,6 +189,12 @@ def crosswise(source: Lineage, dest: Lineage, base: Lineage) -> bool:
     )
 
 
+def last_common(one: Lineage, other: Lineage) -> int:
+    """Return the number up to which two versions lie on the same line; 0 when they never did."""
+    numbers = {line.id: line.number for line in one.lines}
+    return max((min(line.number, numbers[line.id]) for line in other.lines if line.id in numbers), default=0)
+
+
 def field_ids(of: Lineage, base: Lineage) -> Mapping[int, int] | None:
     """Return which fields of a version on another branch have other ids here; None when no merge wrote it down."""
     record = records_of(of.state.manifest).get(base.id)

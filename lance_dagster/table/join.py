@@ -36,6 +36,7 @@ from lance_dagster.history.lineage import (
     changes_since,
     crosswise,
     field_ids,
+    last_common,
     lineage_of,
     merge_base,
     merged_as,
@@ -205,6 +206,7 @@ def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
         since=since,
         same_ids=same_ids,
         space=row_space(of, parts.versions, since, anchor),
+        common=last_common(of, base),
         fields=field_ids(of, base),
     )
 

@@ -33,6 +33,7 @@ from lance_dagster.format.transaction import (
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.lineage import (
     Lineage,
+    last_common,
     lineage_of,
     merge_base,
     row_space_since,
@@ -193,6 +194,7 @@ def _question(parts: Parts, way: Way, head: State, how: Picking) -> Question:
             since=way.since,
             same_ids=same_line,
             space=spaces[1],
+            common=last_common(source, base),
         ),
         dest=replace(theirs, space=spaces[2]),
         lookups=lookups(parts),

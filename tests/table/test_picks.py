@@ -278,3 +278,22 @@ def test_what_came_back_is_not_taken_for_gone(tmp_path: Path) -> None:
     with pytest.raises(MergeConflictError, match="1 row"):
         table.merge("run")
     assert contents(table) == BEFORE
+
+
+def test_a_version_of_another_line_with_the_same_number_is_another_version(tmp_path: Path) -> None:
+    """What a branch lacks of a row is told by when it was updated: by a number that means the same on both lines."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    table.create_branch("run")
+    table.update({"key": "'u'"}, where="value = 3", branch="run")
+    table.merge("run")
+    table.add_columns({"double": "value * 2"}, branch="run")
+    table.append(entries("n", 9))
+    table.append(entries("n", 10))
+    merged = table.merge("run")
+    while table.head("run").number < merged.number - 1:
+        table.set_config({"on": str(table.head("run").number)}, branch="run")
+    there = table.update({"key": "'there only'"}, where="value = 3", branch="run")
+    assert merged.number == there.number
+    fix = table.update({"value": "30"}, where="value = 3", branch="run")
+    with pytest.raises(MergeConflictError, match="1 row in fragment"):
+        table.cherry_pick(str(fix))

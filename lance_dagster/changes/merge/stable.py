@@ -96,7 +96,7 @@ def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted
             addresses[back] = there[back].astype(np.int64)
             new = updated.among(ids)
             if updated.by_stamps:
-                new |= index.stamped_otherwise(addresses, _stamps(fragment, side.name))
+                new |= index.stamped_otherwise(addresses, _stamps(fragment, side.name), side.common)
             own = matched.base_of(number)
             if own is not None:
                 # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
@@ -124,8 +124,8 @@ class _Index:
                 found[hit], alive[hit] = where[places[hit]], ~dead[places[hit]]
         return found, alive
 
-    def stamped_otherwise(self, addresses: Addresses, stamps: U64Array) -> Flags:
-        """Tell which rows the base says were last updated by another version."""
+    def stamped_otherwise(self, addresses: Addresses, stamps: U64Array, common: int) -> Flags:
+        """Tell which rows the base says were last updated by another version, or after the last common one."""
         differ = np.zeros(len(addresses), np.bool_)
         known = addresses != INSERTED
         # What the base does not have may have changed: more is refused then than has to be.
@@ -134,7 +134,8 @@ class _Index:
         for number in np.unique(addresses[known] >> OFFSET_BITS).tolist():
             here = known & (addresses >> OFFSET_BITS == number)
             own = _stamps(present(self._base, number), "the merge base")
-            differ[here] = own[addresses[here] & (2**OFFSET_BITS - 1)] != stamps[here]
+            before = own[addresses[here] & (2**OFFSET_BITS - 1)]
+            differ[here] = (before != stamps[here]) | (before > np.uint64(common))
         return differ
 
     def _lookup(self) -> tuple[U64Array, Addresses, Flags]:

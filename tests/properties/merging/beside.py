@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lance_dagster import LanceTable
 from lance_dagster.changes.sides import Conflict
-from lance_dagster.errors import LanceDagsterError, MergeConflictError
+from lance_dagster.errors import LanceDagsterError, MergeConflictError, Reason
 from tests.properties.merging import laws
 from tests.properties.merging.both_ways import OTHER, mirrored, mirrors, same_rows
 from tests.properties.merging.crashes import cut_short
@@ -93,8 +93,8 @@ class Beside:
             and not any(node in made.within and node[0] != made.node[0] for made in merges)
         ]
 
-    def decided(self, *, mirrored: bool) -> None:
-        """Hold that a conflict can be decided for either side; where all are mirrored, it is the same both ways."""
+    def decided(self, conflicts: Sequence[Reason], *, mirrored: bool) -> None:
+        """Hold that conflicts can be decided for either side; where all are mirrored, it is the same both ways."""
         bases = self.ledger.bases(self.mine.within, self.theirs.within)
         did = self.ledger.since(self.mine.within, self.theirs.within)
         others = self.ledger.since(self.theirs.within, self.mine.within)
@@ -111,7 +111,7 @@ class Beside:
                 self.tally.undecided.append((strategy, "; ".join(map(str, error.conflicts)), "\n".join(self.told)))
             else:
                 self.tally.done[strategy] += 1
-                wanted = resolved(three, strategy) if len(bases) == 1 else None
+                wanted = resolved(three, strategy, conflicts) if len(bases) == 1 else None
                 since = [made.snapshot for made in (*did, *others)]
                 laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
                 if mirrored and strategy == both:

@@ -8,9 +8,10 @@ A conflict is `hard` when merging would lose or double something, or answer with
 where the rules let a program refuse that knows less than this model; then what is merged has to be `Outcome.result`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from lance_dagster.errors import Reason
 from tests.properties.merging.claim_rules import claim_clashes, claimed
 from tests.properties.merging.column_rules import beside_updated, column_clashes, is_beside, merged_columns
 from tests.properties.merging.row_rules import merged_rows
@@ -80,10 +81,21 @@ def _bases(ledger: Ledger, best: Sequence[Made]) -> Sequence[Snapshot]:
     return [joined]
 
 
-def resolved(three: Three, strategy: str) -> Snapshot | None:
-    """What a merge has when one side wins every conflict; None where the rules leave open how much that side wins."""
+def resolved(three: Three, strategy: str, told: Collection[Reason] = ()) -> Snapshot | None:
+    """What a merge has when one side wins every conflict; None where the rules leave open how much that side wins.
+
+    Args:
+        three: The states.
+        strategy: Who wins.
+        told: The conflicts that were told before. Where these are of more kinds, or about more rows, than the rules ask
+            for, the side wins what they are about as well.
+    """
     outcome = expected(three, strategy)
     if not outcome.clashes or not all(clash.hard for clash in outcome.clashes):
+        return None
+    kinds = {conflict.kind for conflict in told} & {"rows", "column", "partition", "table"}
+    count = sum(int(conflict.unit.split()[0]) for conflict in told if conflict.kind == "rows")
+    if kinds - outcome.kinds or count > len({clash.unit for clash in outcome.clashes if clash.kind == "rows"}):
         return None
     winner = three.source if strategy == SOURCE_WINS else three.dest
     maps = {"config", "metadata"}

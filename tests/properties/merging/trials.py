@@ -219,9 +219,8 @@ class Trials:
             self._refused(kind, error, outcomes)
             hold(head.node[1] == opened(self.uri, trial).version, "refusal", "a version was made")
             if dice.below(3) == 0:
-                self._decided(
-                    kind, with_rows(threes[0], known[0]), outcomes[0], take, trial, dice.pick([SOURCE_WINS, DEST_WINS])
-                )
+                three = with_rows(threes[0], known[0])
+                self._decided(kind, three, error, take, trial, dice.pick([SOURCE_WINS, DEST_WINS]))
             return None
         result = self._outcome(kind, trial, outcomes)
         result = replace(result, indices=self._indices(trial, way.source, head))
@@ -259,7 +258,9 @@ class Trials:
             self.tally.needless_ways.append(("; ".join(map(str, error.conflicts)), "\n".join(self.told)))
         self.tell("refused")
 
-    def _decided(self, kind: str, three: Three, ruled: Outcome, take: Take, trial: str, strategy: str) -> None:
+    def _decided(
+        self, kind: str, three: Three, told: MergeConflictError, take: Take, trial: str, strategy: str
+    ) -> None:
         """Hold that a conflict can be decided for either side."""
         self.tell(f"... then {strategy}")
         try:
@@ -269,8 +270,8 @@ class Trials:
             return
         self.tally.done[f"{kind}, {strategy}"] += 1
         since = [made.snapshot for made in (*three.source_did, *three.dest_did)]
-        unknown = any("no key" in clash.unit for clash in ruled.clashes)
-        wanted = None if unknown else resolved(three, strategy)
+        unknown = any("no key" in clash.unit for clash in outcome(three).clashes)
+        wanted = None if unknown else resolved(three, strategy, told.conflicts)
         laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
 
     def _merged_too(self, commit: Made, trial: str, picked: Made) -> None:

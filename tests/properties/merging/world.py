@@ -228,7 +228,7 @@ class World:
             self.merger(self.table, source, into)
         except MergeConflictError as error:
             self._refused(error, outcomes, agreed, before)
-            beside.decided(mirrored=mirrored)
+            beside.decided(error.conflicts, mirrored=mirrored)
             hold(foretold == error.conflicts, "preview", f"{foretold} but {error.conflicts}")
             self.told[-1] = f"merge {source} into {into} refused"
             return
