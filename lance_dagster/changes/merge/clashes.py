@@ -32,7 +32,8 @@ class Clashes:
     rows_back: int = 0
     rows_removed: int = 0
     rows_updated: int = 0
-    rows_given_up: int = 0
+    given_up_by_source: int = 0
+    given_up_by_dest: int = 0
     _decisions: dict[int, Decision] = field(default_factory=dict)
     _lacking: dict[tuple[frozenset[int], bool], _Rows] = field(default_factory=dict)
     _both_moved: dict[tuple[frozenset[int], frozenset[int]], _Rows] = field(default_factory=dict)
@@ -85,7 +86,8 @@ class Clashes:
         self.rows_back += len(decision.alive - facts.dest.alive)
         self.rows_removed += len(facts.dest.alive - decision.alive)
         self.rows_updated += len(decision.from_source & facts.source.updated)
-        self.rows_given_up += len(decision.given_up)
+        self.given_up_by_source += len(decision.source_given_up)
+        self.given_up_by_dest += len(decision.dest_given_up)
         if decision.clash:
             self._decisions[number] = decision
         if decision.lacking_source_columns and not self._settled(facts, decision, of_source=True):
@@ -148,7 +150,7 @@ class Clashes:
         if winner == owner:
             # The rows are taken from where the columns are; which new ones have to go, nobody may be able to tell.
             # Nor are they where the columns of the dest are, when they are where those of the source are.
-            return not mover.rewritten and (of_source or not decision.given_up)
+            return not mover.rewritten and (of_source or not decision.dest_given_up)
         return winner is not None and all(self.schema.nullable(number) for number in columns)
 
     def _settle_column(self, number: int, rows: _Rows) -> str | None:

@@ -148,9 +148,10 @@ class _Planner:
         for beside in self._drawing.beside_others():
             clashes.beside(*beside)
         clashes.finish()
-        back = self._losses[0].undone, self._losses[1].undone or clashes.rows_given_up
-        for party, undone in zip(self._parties(), back, strict=True):
-            for conflict in brought_back(self._base, party, by_source=party.side is self._source) if undone else ():
+        given_up = clashes.given_up_by_source, clashes.given_up_by_dest
+        for party, loss, count in zip(self._parties(), self._losses, given_up, strict=True):
+            back = brought_back(self._base, party, by_source=party.side is self._source)
+            for conflict in back if loss.undone or count else ():
                 arbiter.refuse(conflict)
         made = None if arbiter.conflicts else self._assembled(maps, clashes)
         return None if arbiter.conflicts else made

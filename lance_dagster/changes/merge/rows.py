@@ -47,9 +47,9 @@ class Decision:
 
     `clash` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away from
     the columns the source wrote; `lacking_dest_columns` the other way round. `both_moved` are rows that each side moved
-    away from columns of the other. `given_up` are rows whose new values on the dest count for nothing, since they are
-    taken from where the source's columns are. `options` are the strategies a clash can be resolved by: none in favour
-    of a side of whose new rows nobody can tell which it became.
+    away from columns of the other. `source_given_up` are rows whose new values on the source count for nothing, since
+    they are taken from where the dest's columns are; `dest_given_up` the other way round. `options` are the strategies
+    a clash can be resolved by: none in favour of a side of whose new rows nobody can tell which it became.
     """
 
     alive: BitMap
@@ -58,7 +58,8 @@ class Decision:
     lacking_source_columns: BitMap
     lacking_dest_columns: BitMap
     both_moved: BitMap
-    given_up: BitMap
+    source_given_up: BitMap
+    dest_given_up: BitMap
     options: tuple[str, ...]
 
 
@@ -98,7 +99,8 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
         lacking_source_columns=homes.lacking_source,
         lacking_dest_columns=homes.lacking_dest,
         both_moved=homes.both_moved,
-        given_up=homes.given_up,
+        source_given_up=homes.source_given_up,
+        dest_given_up=homes.dest_given_up,
         options=tuple(options),
     )
 
@@ -112,7 +114,8 @@ class _Homes:
         self.lacking_source = BitMap()
         self.lacking_dest = BitMap()
         self.both_moved = BitMap()
-        self.given_up = BitMap()
+        self.source_given_up = BitMap()
+        self.dest_given_up = BitMap()
 
     def settle(self, of_source: str | None, of_dest: str | None) -> None:
         source, dest = self._facts.source, self._facts.dest
@@ -120,15 +123,16 @@ class _Homes:
         if self._facts.dest_columns:
             self.lacking_dest = (self.taken & source.updated & dest.alive) | source.rewritten
             if of_dest == DEST_WINS:
-                self.taken -= self.lacking_dest
+                self.source_given_up = self.taken & self.lacking_dest
+                self.taken -= self.source_given_up
         changed = (rest & dest.updated) | dest.rewritten
         if self._facts.source_columns:
             self.lacking_source = changed
             if of_source == SOURCE_WINS:
-                self.given_up = rest & dest.updated & source.alive
-                self.taken |= self.given_up
+                self.dest_given_up = rest & dest.updated & source.alive
+                self.taken |= self.dest_given_up
                 # There they have what the dest wrote beside rows as little as what it wrote into them.
-                self.lacking_dest |= self.given_up if self._facts.dest_columns else BitMap()
+                self.lacking_dest |= self.dest_given_up if self._facts.dest_columns else BitMap()
         self._unchanged(rest - dest.updated)
 
     def _unchanged(self, rows: BitMap) -> None:
