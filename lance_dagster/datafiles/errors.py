@@ -20,6 +20,7 @@ _DAMAGE = (
     "specified the column index",
     "missing row count",
     "v1 binary row range",
+    "size is greater than supported",
 )
 """What pylance says when the bytes of a file are not what they should be."""
 _UNFINISHED = (

@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -98,8 +98,10 @@ class Inspector(AbstractContextManager["Inspector"]):
         if process is None:
             return "which did not start"
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+            # It may have ended before it read the question, which is written out here at the latest.
+            with suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
         try:
             code = process.wait(timeout=5)
         except subprocess.TimeoutExpired:
