@@ -120,11 +120,11 @@ def _claims(side: Side) -> Iterator[tuple[Change, Claim]]:
 
 
 def _standing(work: Work) -> Iterator[tuple[Change, Claim]]:
-    """Return what a side claims, where it did not take everything back: nothing there is a claim of its own."""
-    back = work.nothing and any(_takes_back(change) for change in work.side.changes)
-    return (
-        (change, claim) for change, claim in _claims(work.side) if not (work.nothing and (back or not claim.exclusive))
-    )
+    """Return what a side claims: of one that ended where it began, what it says there is, unless it took that back."""
+    if not work.nothing:
+        return _claims(work.side)
+    back = any(_takes_back(change) for change in work.side.changes)
+    return ((change, claim) for change, claim in _claims(work.side) if claim.exclusive and not back)
 
 
 def _takes_back(change: Change) -> bool:
