@@ -8,31 +8,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lance_dagster.changes.diff_fragments import (
-        FragmentChange as FragmentChange,
-    )
-    from lance_dagster.changes.diff_indices import (
-        IndexChange as IndexChange,
-        IndexShape as IndexShape,
-    )
-    from lance_dagster.changes.diff_maps import (
-        KeyChange as KeyChange,
-    )
-    from lance_dagster.changes.diff_schema import (
-        FieldChange as FieldChange,
-    )
-    from lance_dagster.changes.problems import (
-        Problem as Problem,
-    )
-    from lance_dagster.changes.sides import (
-        Conflict as Conflict,
-    )
     from lance_dagster.datafiles import (
         StagedFile as StagedFile,
         StagedFiles as StagedFiles,
         WriteTarget as WriteTarget,
         write_files as write_files,
     )
+    from lance_dagster.diff.manifest_diff import (
+        FragmentChange as FragmentChange,
+        IndexChange as IndexChange,
+        IndexShape as IndexShape,
+        KeyChange as KeyChange,
+    )
+    from lance_dagster.diff.schema_diff import FieldChange as FieldChange
     from lance_dagster.errors import (
         AlreadyExistsError as AlreadyExistsError,
         CommitConflictError as CommitConflictError,
@@ -63,25 +51,17 @@ if TYPE_CHECKING:
     from lance_dagster.format.transaction import (
         Transaction as Transaction,
     )
-    from lance_dagster.history.garbage import (
-        GarbageReport as GarbageReport,
-    )
+    from lance_dagster.gc.collect import GarbageReport as GarbageReport
     from lance_dagster.history.log import (
         LogFilter as LogFilter,
     )
-    from lance_dagster.history.protection import (
-        Protection as Protection,
-    )
-    from lance_dagster.history.refs import (
-        Branch as Branch,
-        Tag as Tag,
-    )
-    from lance_dagster.history.tags import (
-        TagMove as TagMove,
-    )
+    from lance_dagster.history.refs.protection import Protection as Protection
+    from lance_dagster.history.refs.ref_store import Branch as Branch, Tag as Tag
+    from lance_dagster.history.refs.tag_operations import TagMove as TagMove
     from lance_dagster.history.versions import (
         Version as Version,
     )
+    from lance_dagster.merge.rules.merge_side import Conflict as Conflict
     from lance_dagster.plugin import (
         InRange as InRange,
         KeysExist as KeysExist,
@@ -120,20 +100,12 @@ if TYPE_CHECKING:
         TableStatus as TableStatus,
         VerifyReport as VerifyReport,
     )
+    from lance_dagster.verify.manifest_rules import Problem as Problem
 
 _HOMES = {
-    "lance_dagster.changes.diff_fragments": ("FragmentChange",),
-    "lance_dagster.changes.diff_indices": ("IndexChange", "IndexShape"),
-    "lance_dagster.changes.diff_maps": ("KeyChange",),
-    "lance_dagster.changes.diff_schema": ("FieldChange",),
-    "lance_dagster.changes.problems": ("Problem",),
-    "lance_dagster.changes.sides": ("Conflict",),
-    "lance_dagster.datafiles": (
-        "StagedFile",
-        "StagedFiles",
-        "WriteTarget",
-        "write_files",
-    ),
+    "lance_dagster.datafiles": ("StagedFile", "StagedFiles", "WriteTarget", "write_files"),
+    "lance_dagster.diff.manifest_diff": ("FragmentChange", "IndexChange", "IndexShape", "KeyChange"),
+    "lance_dagster.diff.schema_diff": ("FieldChange",),
     "lance_dagster.errors": (
         "AlreadyExistsError",
         "CommitConflictError",
@@ -160,15 +132,13 @@ _HOMES = {
     ),
     "lance_dagster.format.model": ("BasePath",),
     "lance_dagster.format.transaction": ("Transaction",),
-    "lance_dagster.history.garbage": ("GarbageReport",),
-    "lance_dagster.history.protection": ("Protection",),
+    "lance_dagster.gc.collect": ("GarbageReport",),
     "lance_dagster.history.log": ("LogFilter",),
-    "lance_dagster.history.refs": (
-        "Branch",
-        "Tag",
-    ),
-    "lance_dagster.history.tags": ("TagMove",),
+    "lance_dagster.history.refs.protection": ("Protection",),
+    "lance_dagster.history.refs.ref_store": ("Branch", "Tag"),
+    "lance_dagster.history.refs.tag_operations": ("TagMove",),
     "lance_dagster.history.versions": ("Version",),
+    "lance_dagster.merge.rules.merge_side": ("Conflict",),
     "lance_dagster.plugin": (
         "InRange",
         "KeysExist",
@@ -188,14 +158,7 @@ _HOMES = {
         "build_table_checks",
         "ref_asset_specs",
     ),
-    "lance_dagster.spark": (
-        "LanceDataSource",
-        "ensure_java",
-        "local_session",
-        "read_table",
-        "stage",
-        "target_schema",
-    ),
+    "lance_dagster.spark": ("LanceDataSource", "ensure_java", "local_session", "read_table", "stage", "target_schema"),
     "lance_dagster.table": (
         "Diff",
         "LanceTable",
@@ -207,6 +170,7 @@ _HOMES = {
         "TableStatus",
         "VerifyReport",
     ),
+    "lance_dagster.verify.manifest_rules": ("Problem",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

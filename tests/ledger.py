@@ -7,10 +7,10 @@ import lance
 import pyarrow as pa
 
 from lance_dagster import LanceTable
-from lance_dagster.history.refs import Refs
+from lance_dagster.history.context import Parts
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import Store
-from lance_dagster.table.parts import Parts
 
 _COLUMNS: dict[str, pa.DataType] = {"key": pa.string(), "value": pa.int64()}
 SCHEMA = pa.schema(_COLUMNS)

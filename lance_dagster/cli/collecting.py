@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lance_dagster.changes.retention import duration
 from lance_dagster.cli.command import DONE, REFUSED, Answer, about_table, aligned
 from lance_dagster.cli.progress import bar
+from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
-    from lance_dagster.history.garbage import FileCount, GarbageReport
+    from lance_dagster.gc.collect import FileCount, GarbageReport
     from lance_dagster.table import LanceTable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

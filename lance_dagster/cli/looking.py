@@ -11,7 +11,7 @@ from lance_dagster.cli.versions import shown_time
 from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
 
 if TYPE_CHECKING:
-    from lance_dagster.history.refs import Branch, Tag
+    from lance_dagster.history.refs.ref_store import Branch, Tag
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable
 

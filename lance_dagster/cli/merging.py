@@ -124,8 +124,8 @@ def preview_branch(
 
 def _delete_preview(table: "LanceTable", name: str | None, source: str, into: str) -> None:
     """Delete the branch that is in the way of a preview, if it is one."""
+    from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
     from lance_dagster.table.merging import preview_name
-    from lance_dagster.table.previewing import PREVIEW_OF, PREVIEWING
 
     found = table.branch(name or preview_name(table.at(source).branch, into))
     if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():

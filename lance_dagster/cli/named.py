@@ -9,7 +9,7 @@ from lance_dagster.cli.command import storage_options_from
 from lance_dagster.errors import LanceDagsterError
 
 if TYPE_CHECKING:
-    from lance_dagster.history.refs import Refs
+    from lance_dagster.history.refs.ref_store import Refs
 
 
 class Named(click.ParamType[str]):
@@ -43,7 +43,7 @@ class Named(click.ParamType[str]):
 
 def _refs_of(uri: str, storage_options: dict[str, str]) -> "Refs":
     """Return the names of a table without the libraries that read it: a shell is waiting."""
-    from lance_dagster.history.refs import Refs
+    from lance_dagster.history.refs.ref_store import Refs
     from lance_dagster.history.table_uri import is_table_uri, parse_table_uri
     from lance_dagster.store import open_store
 

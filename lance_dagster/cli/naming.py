@@ -12,8 +12,8 @@ from lance_dagster.errors import ConflictError
 from lance_dagster.format.layout import MAIN
 
 if TYPE_CHECKING:
-    from lance_dagster.history.refs import Branch, Tag
-    from lance_dagster.history.tags import TagMove
+    from lance_dagster.history.refs.ref_store import Branch, Tag
+    from lance_dagster.history.refs.tag_operations import TagMove
     from lance_dagster.table import LanceTable
 
 

@@ -15,9 +15,9 @@ from lance_dagster.errors import MergeConflictError
 from lance_dagster.format.transaction import MESSAGE
 
 if TYPE_CHECKING:
-    from lance_dagster.changes.merge import Strategy
-    from lance_dagster.changes.sides import Conflict
     from lance_dagster.history.versions import Version
+    from lance_dagster.merge.rules import Strategy
+    from lance_dagster.merge.rules.merge_side import Conflict
 
 F = TypeVar("F", bound=Callable[..., Any])
 _BOTH = ("source-wins", "dest-wins")
@@ -113,7 +113,7 @@ def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) ->
         strategy: Who was to win.
         changes: The range of what was to come, for `diff`.
     """
-    from lance_dagster.changes.merge.comparable import can_be_waived
+    from lance_dagster.merge.rules.preconditions import can_be_waived
 
     known = _known(conflicts)
     told = [conflict for conflict in known if conflict.kind != _HISTORY]
@@ -132,7 +132,7 @@ def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) ->
 
 def _open(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[str]:
     """Return what a strategy can be given for, that was not given one in vain; by kind where that has several units."""
-    from lance_dagster.changes.merge.arbiter import Arbiter
+    from lance_dagster.merge.rules.strategy import Arbiter
 
     arbiter = Arbiter(strategy)
     units: dict[str, set[str]] = {}
@@ -181,6 +181,6 @@ def exit_refused(hint: str) -> None:
 
 
 def _known(conflicts: Iterable[object]) -> "list[Conflict]":
-    from lance_dagster.changes.sides import Conflict
+    from lance_dagster.merge.rules.merge_side import Conflict
 
     return [conflict for conflict in conflicts if isinstance(conflict, Conflict)]

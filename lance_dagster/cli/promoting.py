@@ -9,7 +9,7 @@ from lance_dagster.cli.named import REF, TAG
 from lance_dagster.errors import Call, InvalidInputError, RefNotFoundError, Remedy, VersionNotFoundError
 
 if TYPE_CHECKING:
-    from lance_dagster.history.refs import Tag
+    from lance_dagster.history.refs.ref_store import Tag
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable
 
@@ -85,7 +85,7 @@ def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
     Raises:
         InvalidInputError: It was not, as far as is known.
     """
-    from lance_dagster.history.tags import earlier_target
+    from lance_dagster.history.refs.tag_operations import earlier_target
 
     earlier: list[str] = []
     while wanted not in earlier:
@@ -98,7 +98,7 @@ def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
 
 def _never_there(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInputError:
     """Return the error for a version that a tag cannot be rolled back to, with where it was."""
-    from lance_dagster.history.tags import history_of
+    from lance_dagster.history.refs.tag_operations import history_of
 
     known = list(dict.fromkeys(move.after for move in history_of(tag)))
     said = f"is not known to have been at {wanted}; it was at {', '.join(known)}"

@@ -107,7 +107,7 @@ def log(
 
 def _span(ref: str | None, begin: str | None, after: str | None) -> tuple[str, str | None]:
     """Return where the log begins, and what it leaves out."""
-    from lance_dagster.history.expressions import is_range, parse_range
+    from lance_dagster.history.ref_expressions import is_range, parse_range
 
     if ref is not None and begin is not None:
         raise click.UsageError("give REF, or --ref REF, not both")

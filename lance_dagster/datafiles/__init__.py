@@ -24,7 +24,7 @@ from lance_dagster.datafiles.addressing import (
     rows_at_once,
     schema_read,
 )
-from lance_dagster.datafiles.columns import Compute, Reads, backfill, expression_schema, first_rows
+from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, first_rows
 from lance_dagster.datafiles.conforming import check_schema, conform
 from lance_dagster.datafiles.inspecting import FileSummary, Inspector
 from lance_dagster.datafiles.reading import (

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles.blobs import has_blobs
-from lance_dagster.datafiles.errors import reading_errors
+from lance_dagster.datafiles.pylance_errors import reading_errors
+from lance_dagster.datafiles.writing import has_blobs
 from lance_dagster.errors import CorruptFileError
 
 Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]

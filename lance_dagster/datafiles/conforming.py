@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_dagster.errors import SchemaMismatchError
-from lance_dagster.format.extensions import storage_of
+from lance_dagster.format.arrow_types import storage_of
 from lance_dagster.format.schema import BLOB
 
 _STRINGS = frozenset({pa.string(), pa.large_string(), pa.string_view()})

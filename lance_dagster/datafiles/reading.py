@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles.errors import query_errors, storage_errors
+from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.texts import texts
+from lance_dagster.format.names import texts
 
 LanceDataset = lance.LanceDataset
 

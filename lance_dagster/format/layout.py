@@ -13,6 +13,11 @@
 
 All paths here are relative to the table's root, with "/" between segments. `format.names` says how branches and tags
 may be called.
+
+Names of files and folders that come out of a file: which of them stay where they belong.
+
+A table can be written by anybody who may write to its folder. A name in it that leads out of the folder would make
+this package read, or copy, files of whoever runs it.
 """
 
 import re
@@ -145,3 +150,18 @@ def fence_of(file_name: str) -> tuple[str, int, int, str] | None:
     """Return the branch, number, time and branch id in the name of a file in `_refs/deleted/`; None for other names."""
     match = _FENCE_NAME.fullmatch(file_name)
     return (_decoded(match[1]), int(match[2]), int(match[3]), match[4]) if match else None
+
+
+_LONGEST = 1024
+
+
+def is_file_name(name: str) -> bool:
+    """Tell whether a name is that of a file directly in some folder."""
+    return "/" not in name and "\\" not in name and is_path_inside(name)
+
+
+def is_path_inside(path: str) -> bool:
+    """Tell whether a path with "/" between segments stays below the folder it starts from."""
+    if len(path) > _LONGEST or "\0" in path or not path.isprintable():
+        return False
+    return all(segment not in ("", ".", "..") for segment in path.split("/"))

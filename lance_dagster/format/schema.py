@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
-from lance_dagster.format import extensions
-from lance_dagster.format.extensions import EXTENSION_NAME, JSON
-from lance_dagster.format.logical_types import VAR_BINARY, arrow_type, logical_type, nested_type
+from lance_dagster.format import arrow_types
+from lance_dagster.format.arrow_types import EXTENSION_NAME, JSON, VAR_BINARY, arrow_type, logical_type, nested_type
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import MapUpdate
 
@@ -75,7 +74,7 @@ def arrow_from_fields(
     if not any(field.extension_name or "bfloat16" in field.logical_type for field in fields):
         return schema
     try:
-        return extensions.with_extension_types(schema)
+        return arrow_types.with_extension_types(schema)
     except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
         raise CorruptFileError(path, f"an extension type in its schema makes no sense: {error}") from error
 
@@ -155,11 +154,11 @@ def _is_whole(field: Field) -> bool:
 
 def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> None:
     metadata = _text(column.metadata, f"column {column.name!r}")
-    metadata = {**extensions.described(column.type, column.name), **metadata}
-    arrow = extensions.storage_of(column.type)
-    if extensions.is_json(arrow, metadata):
+    metadata = {**arrow_types.described(column.type, column.name), **metadata}
+    arrow = arrow_types.storage_of(column.type)
+    if arrow_types.is_json(arrow, metadata):
         name, encoding = JSON, VAR_BINARY
-        metadata = extensions.stored_as_json(metadata)
+        metadata = arrow_types.stored_as_json(metadata)
         arrow = pa.large_binary()
     else:
         name, encoding = logical_type(arrow, column.name)
@@ -230,7 +229,7 @@ def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: st
     metadata = {key.encode(): _shown(value) for key, value in field.metadata.items()}
     try:
         if field.logical_type == JSON and not nested:
-            return pa.field(field.name, pa.string(), field.nullable, extensions.shown_as_json(metadata))
+            return pa.field(field.name, pa.string(), field.nullable, arrow_types.shown_as_json(metadata))
         arrow = nested_type(field.logical_type, nested)
         # A struct without fields is false.
         arrow = arrow_type(field.logical_type) if arrow is None else arrow

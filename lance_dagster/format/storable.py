@@ -2,13 +2,17 @@
 
 pylance takes some schemas and fails, or even crashes, when the first rows are written or read. A table is better
 refused before it exists. The rules are what pylance 14 was seen to do; a test tries each of them on pylance itself.
+
+Versions of data files. Before 2.0 they were numbered otherwise, or not at all.
+
+A file of the first format is 0.0, 0.1 or 0.2, and one of the second was 0.3 before it was 2.0.
 """
 
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.logical_types import STRUCT_VECTOR
-from lance_dagster.format.model import Field
+from lance_dagster.format.arrow_types import STRUCT_VECTOR
+from lance_dagster.format.model import DataFile, Field
 from lance_dagster.format.schema import BLOB, is_packed
 
 _VECTOR = "fixed_size_list:"
@@ -109,3 +113,20 @@ def _path_of(field: Field, by_id: Mapping[int, Field]) -> str:
         names.append(parent.name)
         parent = by_id.get(parent.parent_id)
     return ".".join(reversed(names))
+
+
+FIRST = "0.1"
+"""The first format, whose files only pylance reads and writes, and only as parts of a table."""
+_SECOND = "2.0"
+
+
+def version_of_file(file: DataFile) -> str:
+    """Return the version of a data file, as tables are told theirs."""
+    return version_named(file.major, file.minor)
+
+
+def version_named(major: int, minor: int) -> str:
+    """Return the version that stands in a file as two numbers, as tables are told theirs."""
+    if major == 0:
+        return FIRST if minor <= 2 else _SECOND  # noqa: PLR2004 - 0.2 is the last of the first format
+    return f"{major}.{minor}"

@@ -27,19 +27,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lance_dagster.changes.apply import apply
-from lance_dagster.changes.conflicts import RowChange, Verdict, judge
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
-from lance_dagster.format.digests import commit_id
 from lance_dagster.format.model import Manifest, WriterVersion
 from lance_dagster.format.transaction import COMMITTER, Clone, Restore, Transaction
-from lance_dagster.history.guard import Guard
-from lance_dagster.history.protection import refuse_direct_commit
 from lance_dagster.history.rebase import rebased
-from lance_dagster.history.refs import Refs
+from lance_dagster.history.refs.branch_fence import Guard
+from lance_dagster.history.refs.protection import refuse_direct_commit
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.transactions.apply import apply
+from lance_dagster.transactions.conflicts import RowChange, Verdict, judge
+from lance_dagster.transactions.identity import commit_id
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
 COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"

@@ -2,16 +2,23 @@
 
 Only names of the forms that Lance and this package write are recognized. Whatever else lies there, folders of other
 tables and base paths included, belongs to somebody else and is only counted.
+
+Manifests that wait: of versions that expired, and of branches that were deleted.
+
+Nobody new can reach such a version. Its files stay while its copy in `_expired/` is young, for whoever had read it a
+moment before: to restore it, or to merge it.
 """
 
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lance_dagster.format import layout
-from lance_dagster.store import Entry
+from lance_dagster.store import Entry, Store
+from lance_dagster.transactions.identity import commit_id
 
 EXPIRED = "_expired"
 """The folder in which the manifests of expired versions wait, under the name of their branch."""
@@ -207,3 +214,23 @@ def waiting_versions(entries: Iterable[Entry], owners: Mapping[str, str]) -> Ite
 
 def _owner(branch_id: str) -> str:
     return hashlib.sha256(branch_id.encode()).hexdigest()[:8]
+
+
+_WORKERS = 8
+
+
+def set_aside(store: Store, branch: str, owner: str) -> None:
+    """Copy all manifests of a branch that is about to be deleted to where they wait; `owner` is the branch's id."""
+    folder = layout.join(layout.line_root(branch), layout.VERSIONS)
+
+    def copy(name: str) -> None:
+        data = store.get(f"{folder}/{name}")
+        present, old = layout.versions_in([name])
+        if data is not None and (present or old):
+            key = waiting_key(branch, (present or old)[0], owner, commit_id(data))
+            # A power cut that takes the copy with it also ends whoever needed it.
+            store.put(key, data, lasting=False)
+
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        # Asked for, so that a failure is raised here.
+        list(pool.map(copy, store.list(folder)))

@@ -1,29 +1,91 @@
-"""What a version contains, and what two versions have in common.
+"""What merges write down in the table metadata of their result: which versions are in it, and which ids are whose.
+
+The key holds the id of a branch, the value the last version of it that was merged and the version that brought it; then
+the ids that rows and fields of that branch have here where they are others.
+
+What a version contains, and what two versions have in common.
 
 A version contains the branches it lies on, each up to where the next one was forked, and the branches that were
 merged into it, each up to the version that was merged. Version numbers go on counting when a branch is forked, so one
 number for each branch says all of it. A merge records these numbers in the table metadata of its result; a branch
 inherits the records of the version it was forked from.
+
+How far two versions are apart: how many versions each contains that the other does not.
+
+A version contains each branch up to some number, so the lists of version names tell; no version is opened but the two.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from lance_dagster.changes.row_spaces import Alias, RowSpace
-from lance_dagster.changes.sides import Change
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Restore, Transaction
-from lance_dagster.history.records import NOTHING, Record, alias_records, records_of
-from lance_dagster.history.refs import DELETING, Refs
+from lance_dagster.history.refs.ref_store import DELETING, Branch, Refs
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.row_id_spaces import (
+    Alias,
+    RowSpace,
+    decode_aliases,
+    decode_fields,
+    encode_aliases,
+    encode_fields,
+)
+
+NOTHING = 0
+"""Stands in a record of rows that came to a version by themselves, without the version they are from."""
+_NUMBER = re.compile(r"[0-9]{1,20}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a merge wrote down about a branch: its last version merged, as which version, and what ids are here.
+
+    `aliases` are those of its rows, `fields` those of its fields where they are others.
+    """
+
+    merged: int
+    dest: int
+    aliases: tuple[Alias, ...] = ()
+    fields: Mapping[int, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return it as it stands in the table metadata."""
+        parts = (f"{self.merged}@{self.dest}", encode_aliases(self.aliases), encode_fields(self.fields))
+        return " ".join(part for part in parts if part)
+
+
+def records_of(manifest: Manifest) -> dict[str, Record]:
+    """Return by branch id what merges wrote down."""
+    found: dict[str, Record] = {}
+    for key, text in manifest.table_metadata.items():
+        numbers, _, aliases = text.partition(" ")
+        merged, _, dest = numbers.partition("@")
+        if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
+            known = tuple(decode_aliases(aliases)), decode_fields(aliases)
+            record = Record(merged=int(merged), dest=int(dest), aliases=known[0], fields=known[1])
+            found[key.removeprefix(MERGED_PREFIX)] = record
+    return found
+
+
+def alias_records(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
+    """Return the table metadata that says what the ids of rows are which came without their version.
+
+    So that a later merge of that version knows them.
+    """
+    known, found = records_of(dest), {}
+    for branch_id, new in aliases.items():
+        had = known.get(branch_id, Record(merged=NOTHING, dest=dest.version + 1))
+        found[f"{MERGED_PREFIX}{branch_id}"] = str(replace(had, aliases=(*had.aliases, *new)))
+    return found
+
 
 _Place = tuple[str, str, int]
 """A branch's id and name, and the number of one of its versions."""
-_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,3 +423,39 @@ def _load(place: _Place, lineages: Sequence[Lineage], versions: Versions) -> Sta
             continue
     both = " and ".join(str(lineage.state) for lineage in lineages)
     raise VersionNotFoundError(f"{branch}@{number}, which {both} have in common, was cleaned up")
+
+
+class Distances:
+    """Counts versions by name; each branch is listed once."""
+
+    def __init__(self, branches: Mapping[str, Branch], versions: Versions) -> None:
+        """Look at the branches there are, by name."""
+        self._branches = {branch.id: branch for branch in branches.values()}
+        self._versions = versions
+        self._numbers: dict[str, list[int]] = {}
+
+    def ahead(self, of: Lineage, other: Lineage) -> int:
+        """Count the versions that one contains and the other does not.
+
+        The first version of a branch repeats the one it was forked from and does not count, nor does what was cleaned
+        up, nor what lay on branches that are gone.
+        """
+        return sum(
+            self._between(branch_id, other.contained.get(branch_id, -1), number)
+            for branch_id, number in of.contained.items()
+        )
+
+    def numbers(self, branch: str) -> list[int]:
+        """Return the numbers of the versions of a branch, by its name; listed once."""
+        if branch not in self._numbers:
+            self._numbers[branch] = self._versions.numbers(branch)
+        return self._numbers[branch]
+
+    def _between(self, branch_id: str, after: int, up_to: int) -> int:
+        if after >= up_to:
+            return 0
+        branch = self._branches.get(branch_id)
+        if branch is None and branch_id != MAIN:
+            return 0
+        name, first = (MAIN, 0) if branch is None else (branch.name, branch.first)
+        return sum(max(after, first) < number <= up_to for number in self.numbers(name))

@@ -21,14 +21,14 @@ from datetime import UTC, datetime
 import pendulum
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError, VersionNotFoundError
-from lance_dagster.format.digests import COMMIT_PREFIX
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import Ancestry, Place
-from lance_dagster.history.commit_ids import find_commits
-from lance_dagster.history.expressions import BRANCH, TAG, Expression, parse
+from lance_dagster.history.identifiers import find_commits
 from lance_dagster.history.log import CLOCKS_APART
-from lance_dagster.history.refs import READY, Refs, Tag
+from lance_dagster.history.ref_expressions import BRANCH, TAG, Expression, parse
+from lance_dagster.history.refs.ref_store import READY, Refs, Tag
 from lance_dagster.history.versions import Versions
+from lance_dagster.transactions.identity import COMMIT_PREFIX
 
 _SHORTEST_COMMIT, _SHOWN_DIGITS = 8, 12
 _SHOWN_CANDIDATES = 10

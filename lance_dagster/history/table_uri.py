@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.expressions import parse
+from lance_dagster.history.ref_expressions import parse
 
 PREFIX = "lance+"
 _KEY = "ref"

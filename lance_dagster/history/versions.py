@@ -12,10 +12,10 @@ import pendulum
 from lance_dagster.errors import CorruptFileError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import Summary, decode_manifest_file, decode_transaction, summarize
-from lance_dagster.format.digests import commit_id
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import COMMITTER, MERGE, MESSAGE, Clone, Transaction
 from lance_dagster.store import Store, base_options, open_store
+from lance_dagster.transactions.identity import commit_id
 
 _FIRST_NAMES = 8
 _KEPT_STATES = 512

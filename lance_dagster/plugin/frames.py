@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame
 
-    from lance_dagster.plugin.spark_resource import SparkResource
+    from lance_dagster.plugin.resource import SparkResource
 
 Rows = pa.Table | pa.RecordBatchReader | StagedFiles
 

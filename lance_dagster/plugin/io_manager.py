@@ -10,17 +10,16 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.datafiles import LanceDataset
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.texts import texts
+from lance_dagster.format.names import texts
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.frames import Destination, handler_for, handlers
 from lance_dagster.plugin.partitions import partition_filter
 from lance_dagster.plugin.pinned import PinnedTable, all_of
-from lance_dagster.plugin.published import landed_as
-from lance_dagster.plugin.resource import LanceResource, check_fields
+from lance_dagster.plugin.publication import landed_as
+from lance_dagster.plugin.resource import LanceResource, SparkResource, check_fields
 from lance_dagster.plugin.run_branch import RunBranch, create_table
 from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain, started_at
-from lance_dagster.plugin.spark_resource import SparkResource
 from lance_dagster.plugin.writes import PassedRows, Write, partitions_definition, write_mode
 from lance_dagster.table import LanceTable
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lance_dagster.datafiles import LanceDataset
-from lance_dagster.format.texts import texts
+from lance_dagster.format.names import texts
 from lance_dagster.history.versions import Version
 from lance_dagster.table import LanceTable
 

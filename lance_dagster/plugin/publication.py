@@ -8,20 +8,22 @@
 A process may be killed between any two steps, and between any two tables within a step. Whoever comes next
 starts at the first step again, finds what is done and does the rest. After the branches are gone, `main`'s
 own log tells which run was merged where.
+
+What the log of `main` says about publications, once the branches they came from are gone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import dagster as dg
 
 from lance_dagster.errors import AlreadyExistsError, MergeConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs import Tag
+from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.published import landed_as
 from lance_dagster.plugin.run_branch import RunBranch, is_written
 from lance_dagster.plugin.run_chain import BACKFILL_TAG, RunChain, run_of, started_at
 from lance_dagster.table import LanceTable
@@ -230,3 +232,25 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
             f"{publication.name}: {reason}" for reason in RunBranch(table=publication.table, chain=retired).retire()
         ]
     return kept
+
+
+# Where Dagster no longer knows when a run began: one that was interrupted is resumed before so many others land.
+_SEARCHED = 200
+
+
+def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: datetime | None) -> Version | None:
+    """Return the newest version of `main` that has one of some values of each property given.
+
+    Args:
+        table: The table.
+        made_by: Properties of a publication's commit, and the values looked for.
+        since: When the runs began that may have made it; nothing older is read. None if that is not known.
+    """
+    wanted = {key: frozenset(values) for key, values in made_by.items()}
+    for number in reversed(table.versions_after(0, MAIN)[-_SEARCHED:]):
+        version = table.at(f"{MAIN}@{number}")
+        if all(version.properties.get(key) in values for key, values in wanted.items()):
+            return version
+        if since is not None and version.committed_at < since:
+            return None
+    return None

@@ -24,7 +24,7 @@ from lance_dagster.errors import (
     TableNotFoundError,
     VersionNotFoundError,
 )
-from lance_dagster.format.texts import refuse_lone_text
+from lance_dagster.format.names import refuse_lone_text
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
 from lance_dagster.plugin.gate import Subject, blocking_checks, reasons_against, was_materialized

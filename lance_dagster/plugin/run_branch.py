@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs import Branch
+from lance_dagster.history.refs.ref_store import Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_chain import BRANCH_TAG, RunChain, branch_of

@@ -19,9 +19,9 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.texts import refuse_lone_text, texts
+from lance_dagster.format.names import refuse_lone_text, texts
 from lance_dagster.format.transaction import MERGE
-from lance_dagster.history.refs import Tag
+from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of

@@ -1,9 +1,9 @@
 """Spark beside Lance tables: frames from versions, and versions from frames."""
 
 from lance_dagster.spark.java import ensure_java
-from lance_dagster.spark.schema import replacement_schema, target_schema
 from lance_dagster.spark.session import local_session
 from lance_dagster.spark.source import LanceDataSource, read_table
+from lance_dagster.spark.spark_schema import replacement_schema, target_schema
 from lance_dagster.spark.writer import stage
 
 __all__ = [

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.texts import texts
-from lance_dagster.spark.schema import arrow_for_spark, row_bytes, to_spark_batch
+from lance_dagster.format.names import texts
+from lance_dagster.spark.spark_schema import arrow_for_spark, row_bytes, to_spark_batch
 from lance_dagster.table import LanceTable
 
 _SPLIT_BYTES = 32 * 1024 * 1024

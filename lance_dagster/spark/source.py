@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.spark.reader import LanceReader, Scan
-from lance_dagster.spark.schema import check_fits, readable_schema, replacement_schema, target_schema
+from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
 from lance_dagster.spark.writer import LanceWriter
 from lance_dagster.table import LanceTable
 

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from lance_dagster.datafiles import StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
-from lance_dagster.spark.schema import check_fits, holds_binary, row_bytes, to_table_batch
+from lance_dagster.spark.spark_schema import check_fits, holds_binary, row_bytes, to_table_batch
 from lance_dagster.table import LanceTable
 
 WRITE_PROPERTY = "lance_dagster.write"

@@ -1,11 +1,11 @@
 """One table and everything that can be done with it."""
 
-from lance_dagster.table.difference import Diff, RowCounts
-from lance_dagster.table.previewing import MergePreview
-from lance_dagster.table.relocating import Relocation, Repointed
+from lance_dagster.diff.diff import Diff, RowCounts
+from lance_dagster.merge.preview import MergePreview
+from lance_dagster.placement.relocate import Relocation, Repointed
 from lance_dagster.table.standing import Standing, TableStatus
 from lance_dagster.table.table import LanceTable
-from lance_dagster.table.verify import VerifyReport
+from lance_dagster.verify.verify import VerifyReport
 
 __all__ = [
     "Diff",

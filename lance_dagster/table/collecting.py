@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
-from lance_dagster.changes.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.garbage import GarbageReport
-from lance_dagster.history.gc import SETTLING, Progress, Wish, collect
+from lance_dagster.gc.collect import SETTLING, GarbageReport, Progress, Wish, collect
+from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
 from lance_dagster.history.versions import Versions
 from lance_dagster.table.facade import Facade
 

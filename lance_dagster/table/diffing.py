@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from lance_dagster.diff import diff
+from lance_dagster.diff.diff import Diff
 from lance_dagster.history.lineage import lineage_of, merge_base
-from lance_dagster.table import difference
-from lance_dagster.table.difference import Diff
 from lance_dagster.table.facade import Facade
 
 
@@ -23,7 +23,7 @@ class Diffing(Facade):
         Raises:
             InvalidInputError: A column of the key is not in both versions.
         """
-        return difference.diff(self._parts, self._parts.at(a), self._parts.at(b), key=key)
+        return diff.diff(self._parts, self._parts.at(a), self._parts.at(b), key=key)
 
     def changes_since_base(self, a: str, b: str, *, key: Sequence[str] | None = None) -> Diff:
         """Say what `b` did since it and `a` were last the same: the diff from their merge base to `b`, `a...b`.
@@ -42,4 +42,4 @@ class Diffing(Facade):
         parts = self._parts
         one, other = parts.at(a), parts.at(b)
         found = merge_base(lineage_of(one, parts.refs), lineage_of(other, parts.refs), parts.refs, parts.versions)
-        return difference.diff(parts, found.state, other, key=key, base_of=str(one))
+        return diff.diff(parts, found.state, other, key=key, base_of=str(one))

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
+from lance_dagster.edit import row_edits, write
+from lance_dagster.edit.upsert import Rules, When, upsert
+from lance_dagster.edit.write import Note, Rows
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.texts import texts
+from lance_dagster.format.names import texts
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.versions import Version
-from lance_dagster.table import rows, write
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.upsert import Rules, When, upsert
-from lance_dagster.table.write import Note, Rows
 
 
 class Editing(Facade):
@@ -111,7 +111,7 @@ class Editing(Facade):
             CommitConflictError: Others replaced the table, or changed the same fragments again and again.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        return self._described(rows.delete(self._parts, predicate, note))
+        return self._described(row_edits.delete(self._parts, predicate, note))
 
     def update(
         self,
@@ -146,7 +146,7 @@ class Editing(Facade):
             CommitConflictError: Others replaced the table, or changed the same rows again and again.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        return self._described(rows.update(self._parts, values, where, note))
+        return self._described(row_edits.update(self._parts, values, where, note))
 
     def upsert(
         self,

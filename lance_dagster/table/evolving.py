@@ -5,16 +5,16 @@ from functools import partial
 
 import pyarrow as pa
 
+from lance_dagster.edit import column_edits as changing
+from lance_dagster.edit.column_edits import NewColumns
+from lance_dagster.edit.write import Note
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import evolution
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.texts import check_texts, texts
+from lance_dagster.format.names import check_texts, texts
 from lance_dagster.format.transaction import OF_MERGES, MapUpdate, UpdateConfig
 from lance_dagster.history.versions import Version
-from lance_dagster.table import columns as changing
-from lance_dagster.table.columns import NewColumns
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.write import Note
 
 
 class Evolving(Facade):

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State, Version
-from lance_dagster.table.parts import Parts
 
 
 class Facade:

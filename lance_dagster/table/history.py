@@ -2,7 +2,7 @@
 
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import Ancestry, Place
-from lance_dagster.history.content import content_of
+from lance_dagster.history.identifiers import content_of
 from lance_dagster.history.log import LogFilter, Question, all_parents, first_parents
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Version

@@ -5,27 +5,20 @@ from collections.abc import Mapping
 from typing import Self
 
 from lance_dagster.datafiles import StagedFiles
+from lance_dagster.edit import compaction as compacting, index_status as indexing, write
+from lance_dagster.edit.compaction import Goal
+from lance_dagster.edit.index_status import IndexStatus
+from lance_dagster.edit.write import Note, Rows
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
 from lance_dagster.history.versions import Version
-from lance_dagster.table import (
-    bases,
-    cloning,
-    compact as compacting,
-    indices as indexing,
-    relocating,
-    verify as verifying,
-    write,
-)
-from lance_dagster.table.bases import NewBase
-from lance_dagster.table.compact import Goal
+from lance_dagster.placement import base_stores, clone, relocate
+from lance_dagster.placement.base_stores import NewBase
+from lance_dagster.placement.relocate import How, Relocation, migrate_manifest_names
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.indices import IndexStatus
-from lance_dagster.table.old_names import migrate_manifest_names
-from lance_dagster.table.relocating import How, Relocation
-from lance_dagster.table.verify import VerifyReport
-from lance_dagster.table.verify_versions import Progress
-from lance_dagster.table.write import Note, Rows
+from lance_dagster.verify import verify as verifying
+from lance_dagster.verify.verify import VerifyReport
+from lance_dagster.verify.version_checks import Progress
 
 
 class Keeping(Facade):
@@ -87,7 +80,7 @@ class Keeping(Facade):
             message=message,
             properties=properties or {},
         )
-        return bases.add_base(self._parts, branch, wanted)
+        return base_stores.add_base(self._parts, branch, wanted)
 
     def stage(self, data: Rows, *, branch: str = MAIN, base: str | None = None) -> StagedFiles:
         """Write rows as data files that no version names yet, for any write of the table to commit.
@@ -129,7 +122,7 @@ class Keeping(Facade):
             CorruptFileError: Files are missing at the new place.
         """
         how = How(check=check, dry_run=dry_run, progress=progress)
-        return relocating.move_base(self._parts, name, os.fspath(uri), how)
+        return relocate.move_base(self._parts, name, os.fspath(uri), how)
 
     def relocate(
         self,
@@ -157,7 +150,7 @@ class Keeping(Facade):
             CorruptFileError: Files are missing here.
         """
         how = How(check=check, dry_run=dry_run, progress=progress)
-        return relocating.relocate(self._parts, None if old_uri is None else os.fspath(old_uri), how)
+        return relocate.relocate(self._parts, None if old_uri is None else os.fspath(old_uri), how)
 
     def clone(
         self,
@@ -186,7 +179,7 @@ class Keeping(Facade):
             AlreadyExistsError: There is a table already.
             CorruptFileError: A file of the version is missing; the clone is not there.
         """
-        made = cloning.clone(
+        made = clone.clone(
             self._parts,
             self._parts.at(at),
             os.fspath(uri),

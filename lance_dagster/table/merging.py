@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from lance_dagster.changes.merge import Strategy
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs import Branch
+from lance_dagster.history.refs.ref_store import Branch
 from lance_dagster.history.versions import Version
-from lance_dagster.table import join as joining, previewing
+from lance_dagster.merge import merge_commit as joining, preview
+from lance_dagster.merge.merge_commit import MERGE_COMMIT, Joining
+from lance_dagster.merge.preview import MergePreview
+from lance_dagster.merge.rules import Strategy
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.join import MERGE_COMMIT, Joining
-from lance_dagster.table.previewing import MergePreview
 
 
 class Merging(Facade):
@@ -64,7 +64,7 @@ class Merging(Facade):
             RefNotFoundError: There is no such source, or no such branch to merge into.
             InvalidInputError: There is no such mode or strategy.
         """
-        return previewing.preview(self._parts, self._parts.at(source), into, strategy=strategy, mode=mode)
+        return preview.preview(self._parts, self._parts.at(source), into, strategy=strategy, mode=mode)
 
     def sync(
         self,
@@ -118,11 +118,11 @@ class Merging(Facade):
         """
         state, head = self._parts.at(source), self._parts.head(into)
         # Asked first: a branch made for nothing would have to be deleted again, which a crash may prevent.
-        conflicts = previewing.preview(self._parts, state, into, strategy=strategy).conflicts
+        conflicts = preview.preview(self._parts, state, into, strategy=strategy).conflicts
         if conflicts:
             raise MergeConflictError(f"cannot merge {state} into {head} of {self.uri}; nothing was written:", conflicts)
         name = name or preview_name(state.branch, into)
-        return previewing.shown_on(self._parts, name, state, head, strategy=strategy)
+        return preview.shown_on(self._parts, name, state, head, strategy=strategy)
 
     def merge_base(self, one: str, other: str) -> Version:
         """Return the newest version that two versions contain.

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.texts import texts
-from lance_dagster.history import branches as branching, protection as protecting, renaming
-from lance_dagster.history.protection import Protection
-from lance_dagster.history.refs import READY, Branch
+from lance_dagster.format.names import texts
+from lance_dagster.history.refs import branch_operations as branching, protection as protecting, rename
+from lance_dagster.history.refs.protection import Protection
+from lance_dagster.history.refs.ref_store import READY, Branch
 from lance_dagster.table.facade import Facade
 
 
@@ -92,7 +92,7 @@ class Naming(Facade):
             ProtectedError: One of the names is protected.
             ConflictError: A tag or another branch refers to it.
         """
-        return renaming.rename_branch(name, new_name, self._parts.refs, self._parts.versions)
+        return rename.rename_branch(name, new_name, self._parts.refs, self._parts.versions)
 
     def reset(self, branch: str, at: str = MAIN) -> Branch:
         """Make a branch start anew from a version, as if it was deleted and created again; what it had is gone.

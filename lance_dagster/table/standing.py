@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SQUASHED_PREFIX
-from lance_dagster.history.lineage import Lineage, lineage_of
-from lance_dagster.history.refs import READY, Branch, Tag
-from lance_dagster.history.standing import Distances
+from lance_dagster.history.context import Parts
+from lance_dagster.history.lineage import Distances, Lineage, lineage_of
+from lance_dagster.history.refs.ref_store import READY, Branch, Tag
 from lance_dagster.history.versions import State, Version
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.parts import Parts
 
 _READERS = 8
 

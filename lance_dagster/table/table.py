@@ -11,6 +11,8 @@ from contextlib import suppress
 import pyarrow as pa
 
 from lance_dagster import datafiles
+from lance_dagster.edit import write
+from lance_dagster.edit.write import create_empty
 from lance_dagster.errors import (
     AlreadyExistsError,
     InvalidInputError,
@@ -19,8 +21,8 @@ from lance_dagster.errors import (
     UnsupportedFeatureError,
 )
 from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import open_parts, schema_of
 from lance_dagster.history.table_uri import is_table_uri, parse_table_uri, table_uri
-from lance_dagster.table import write
 from lance_dagster.table.collecting import Collecting
 from lance_dagster.table.diffing import Diffing
 from lance_dagster.table.editing import Editing
@@ -29,11 +31,9 @@ from lance_dagster.table.history import History
 from lance_dagster.table.keeping import Keeping
 from lance_dagster.table.merging import Merging
 from lance_dagster.table.naming import Naming
-from lance_dagster.table.parts import open_parts, schema_of
 from lance_dagster.table.standing import Surveying
 from lance_dagster.table.tagging import Tagging
 from lance_dagster.table.undoing import Undoing
-from lance_dagster.table.write import create_empty
 
 
 class LanceTable(

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from lance_dagster.errors import AlreadyExistsError
-from lance_dagster.history import renaming, tags as tagged
-from lance_dagster.history.refs import Tag
-from lance_dagster.history.tags import TagMove, Target
+from lance_dagster.history.refs import rename, tag_operations as tagged
+from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.refs.tag_operations import TagMove, Target
 from lance_dagster.history.versions import Version
 from lance_dagster.table.facade import Facade
 
@@ -139,7 +139,7 @@ class Tagging(Facade):
             AlreadyExistsError: The new name is taken.
             ProtectedError: It is immutable, or one of the names is protected.
         """
-        return renaming.rename_tag(name, new_name, self._parts.refs)
+        return rename.rename_tag(name, new_name, self._parts.refs)
 
     def set_tag_metadata(self, name: str, updates: Mapping[str, str | None]) -> Tag:
         """Change what is kept with a tag, by compare-and-swap; a value of None takes a key out.

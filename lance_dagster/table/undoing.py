@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from lance_dagster.changes.merge import Strategy
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MESSAGE
 from lance_dagster.history.versions import Version
-from lance_dagster.table import picking
+from lance_dagster.merge import picks
+from lance_dagster.merge.picks import Picking
+from lance_dagster.merge.rules import Strategy
 from lance_dagster.table.facade import Facade
-from lance_dagster.table.ways import Picking
 
 
 class Undoing(Facade):
@@ -38,7 +38,7 @@ class Undoing(Facade):
             VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
         how = Picking(parent=parent, strategy=strategy, properties=properties or {})
-        return self._described(picking.cherry_pick(self._parts, self._parts.at(commit), onto, how))
+        return self._described(picks.cherry_pick(self._parts, self._parts.at(commit), onto, how))
 
     def revert(
         self,
@@ -69,7 +69,7 @@ class Undoing(Facade):
             VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
         how = Picking(parent=parent, strategy=strategy, properties=properties or {})
-        return self._described(picking.revert(self._parts, self._parts.at(commit), branch, how))
+        return self._described(picks.revert(self._parts, self._parts.at(commit), branch, how))
 
     def restore(
         self,
@@ -95,4 +95,4 @@ class Undoing(Facade):
         """
         to = self._parts.at(ref)
         how = Picking(properties={**(properties or {}), MESSAGE: message or f"restore {to}"})
-        return self._described(picking.restore(self._parts, to, branch, how))
+        return self._described(picks.restore(self._parts, to, branch, how))

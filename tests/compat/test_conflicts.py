@@ -17,11 +17,11 @@ import pytest
 from lance.commit import CommitConflictError as PylanceConflict
 
 from lance_dagster import CommitConflictError, LanceTable
-from lance_dagster.changes.indices import covered, indices_of
 from lance_dagster.format.codec import decode_manifest_file, decode_transaction
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import ReserveFragments, Rewrite, Transaction
+from lance_dagster.transactions.index_updates import covered, indices_of
 
 Change = Callable[[lance.LanceDataset], object]
 FOLDERS = ("data", "_deletions", "_indices")

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.changes.indices import covered, indices_of
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.format.model import Manifest
+from lance_dagster.transactions.index_updates import covered, indices_of
 
 LINEAGE = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
 Change = tuple[Callable[[LanceTable], object], Callable[[lance.LanceDataset], object]]

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable, Transaction
-from lance_dagster.changes.indices import covered, indices_of
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGED_PREFIX, CreateIndex, Operation, Restore
+from lance_dagster.transactions.index_updates import covered, indices_of
 from tests.ledger import SCHEMA, entries
 
 Ours = Callable[[LanceTable], object]

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pytest
 
 from lance_dagster import LanceTable, UnsupportedFeatureError
-from lance_dagster.changes.problems import ERROR
 from lance_dagster.errors import CorruptFileError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import manifest_name
+from lance_dagster.verify.manifest_rules import ERROR
 from tests.corpus.make import sampled, told
 
 HERE = Path(__file__).parent

@@ -28,8 +28,8 @@ from lance_dagster.errors import (
     NotFoundError,
     SchemaMismatchError,
 )
-from lance_dagster.history.vectors import deleted_offsets
-from lance_dagster.table.parts import open_parts
+from lance_dagster.history.context import open_parts
+from lance_dagster.history.rebase import deleted_offsets
 from tests.faults.mutations import Mutation
 
 SECONDS_EACH = 10

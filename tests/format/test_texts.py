@@ -3,7 +3,7 @@
 import pytest
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.texts import check_said, check_text, check_texts, refuse_lone_text, texts
+from lance_dagster.format.names import check_said, check_text, check_texts, refuse_lone_text, texts
 
 HALF = "a\ud800b"
 

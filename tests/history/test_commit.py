@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.edit.write import create_empty
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
 from lance_dagster.format.transaction import Append, Delete, Restore, Transaction
 from lance_dagster.store import LocalStore
-from lance_dagster.table.write import create_empty
 from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import (
     PlugPulledError,

@@ -18,7 +18,7 @@ from lance_dagster import (
     Unique,
     build_table_checks,
 )
-from lance_dagster.plugin.check_values import Audit, Check, Finding
+from lance_dagster.plugin.checks import Audit, Check, Finding
 from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
 
 NAN = float("nan")

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from lance_dagster.spark import read_table
 from lance_dagster.spark.reader import LancePartition, LanceReader, Scan
-from lance_dagster.spark.schema import readable_schema
+from lance_dagster.spark.spark_schema import readable_schema
 from lance_dagster.table import LanceTable
 from tests.spark.samples import rows, schema_of
 

@@ -7,7 +7,7 @@ from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.spark import replacement_schema, target_schema
-from lance_dagster.spark.schema import (
+from lance_dagster.spark.spark_schema import (
     arrow_for_spark,
     check_fits,
     holds_binary,

@@ -1,8 +1,16 @@
 """Wire bytes to values and back: the only door to protobuf."""
 
-from lance_dagster.format.codec.indices import decode_indices, encode_indices, rebase_index_section
-from lance_dagster.format.codec.manifests import check_writable, decode_manifest_file, encode_manifest_file
-from lance_dagster.format.codec.rows import (
+from lance_dagster.format.codec.index_section import decode_indices, encode_indices, rebase_index_section
+from lance_dagster.format.codec.manifests import (
+    Summary,
+    check_sound,
+    check_writable,
+    decode_manifest_file,
+    encode_manifest_file,
+    summarize,
+)
+from lance_dagster.format.codec.operations import decode_transaction, encode_transaction
+from lance_dagster.format.codec.row_sequences import (
     U64Array,
     count_row_ids,
     decode_row_ids,
@@ -13,9 +21,6 @@ from lance_dagster.format.codec.rows import (
     smallest_row_id,
     version_run,
 )
-from lance_dagster.format.codec.sound import check_sound
-from lance_dagster.format.codec.summaries import Summary, summarize
-from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
 
 __all__ = [
     "Summary",

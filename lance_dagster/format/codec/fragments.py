@@ -11,8 +11,8 @@ from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import unknown_fields
 from lance_dagster.format.deletions import ARROW, BITMAP
+from lance_dagster.format.layout import is_file_name
 from lance_dagster.format.model import DataFile, DeletionFile, Fragment, Fragments, Outline
-from lance_dagster.format.paths import is_file_name
 
 _MOST_ROWS = 2**32
 """Offsets of rows in a fragment are numbers of 32 bits."""

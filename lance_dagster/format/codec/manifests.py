@@ -1,4 +1,12 @@
-"""Manifest files: bytes to a `Manifest` and its inline `Transaction`, and back.
+"""Look at every part of a manifest before another program reads it.
+
+This package leaves encoded what it does not need. pylance decodes everything, and damage makes it crash, or count to
+2^64. So before it opens a version, everything in there is looked at here, once, and as messages: a version may have
+tens of thousands of fragments.
+
+What a list of versions says about each, read without making values of everything a manifest holds.
+
+Manifest files: bytes to a `Manifest` and its inline `Transaction`, and back.
 
 Layout of a file (table format specification, checked against what pylance 14 writes): an optional index section and
 an optional transaction section, each a little-endian u32 length and a message; then the manifest, framed the same
@@ -10,6 +18,8 @@ An offset copied from another file makes other readers crash, so offsets never l
 
 import re
 import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -22,13 +32,141 @@ from lance_dagster.format.codec.fields import (
     field_to_wire,
     unknown_fields,
 )
-from lance_dagster.format.codec.fragments import FragmentCoding, encoded
-from lance_dagster.format.codec.indices import decode_indices
-from lance_dagster.format.codec.transactions import decode_transaction, encode_transaction
+from lance_dagster.format.codec.fragments import FragmentCoding, checked_message, encoded
+from lance_dagster.format.codec.index_section import decode_indices
+from lance_dagster.format.codec.operations import decode_transaction, encode_transaction
+from lance_dagster.format.codec.row_sequences import count_row_ids, count_versions
+from lance_dagster.format.layout import is_file_name
 from lance_dagster.format.model import Flag, Fragments, Manifest, WriterVersion
-from lance_dagster.format.paths import is_file_name
-from lance_dagster.format.schema import check_tree
+from lance_dagster.format.schema import arrow_from_fields, check_tree
 from lance_dagster.format.transaction import Transaction
+
+_KEPT_COUNTS = 1000
+
+
+def check_sound(manifest: Manifest, path: str) -> None:
+    """Refuse a manifest that cannot be read whole; `path` is for messages.
+
+    Raises:
+        CorruptFileError: Something in it makes no sense.
+        UnsupportedFeatureError: It uses something this package does not know.
+    """
+    bases = {base.id for base in manifest.base_paths}
+    versions = _Counts(path)
+    stable = manifest.stable_row_ids
+
+    def check(fragments: Fragments) -> None:
+        arrow_from_fields(manifest.fields, manifest.schema_metadata, path)
+        for item in fragments.items:
+            message = checked_message(item, path)
+            problem = _base_problem(message, bases)
+            if problem is None and stable:
+                problem = _lineage_problem(message, versions)
+            if problem is not None:
+                raise CorruptFileError(path, f"fragment {message.id} {problem}")
+
+    manifest.fragments.check_once(check)
+
+
+class _Counts:
+    """How many rows sequences are for. Those of versions are the same for most fragments, so they are kept."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._versions: dict[bytes, int] = {}
+
+    def of_versions(self, sequence: bytes) -> int:
+        found = self._versions.get(sequence)
+        if found is None:
+            found = count_versions(sequence, self.path)
+            if len(self._versions) < _KEPT_COUNTS:
+                self._versions[sequence] = found
+        return found
+
+    def of_row_ids(self, sequence: bytes) -> int:
+        return count_row_ids(sequence, self.path)
+
+
+def _base_problem(message: wire.DataFragment, bases: set[int]) -> str | None:
+    named = [file.base_id for file in message.files if file.HasField("base_id")]
+    if message.deletion_file.HasField("base_id"):
+        named.append(message.deletion_file.base_id)
+    unknown = next((base for base in named if base not in bases), None)
+    return None if unknown is None else f"names a file under a base path {unknown} that there is not"
+
+
+def _lineage_problem(message: wire.DataFragment, counts: _Counts) -> str | None:
+    if not message.HasField("inline_row_ids"):
+        return "has no row ids"
+    counters: tuple[tuple[str, bytes, Callable[[bytes], int]], ...] = (
+        ("row ids", message.inline_row_ids, counts.of_row_ids),
+        ("creation versions", message.inline_created_at_versions, counts.of_versions),
+        ("update versions", message.inline_last_updated_at_versions, counts.of_versions),
+    )
+    for what, sequence, count in counters:
+        if sequence and count(sequence) != message.physical_rows:
+            return f"has {count(sequence)} {what} for {message.physical_rows} rows"
+    return None
+
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A version in short.
+
+    `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `read_version` the version it was made from
+    knowing of, `forked_from` a branch (None for main) and a number. The last five are empty when the transaction is
+    not known.
+    """
+
+    number: int
+    timestamp: int
+    rows: int
+    writer: tuple[str, str] | None
+    transaction: str = ""
+    read_version: int = 0
+    operation: str = ""
+    properties: Mapping[str, str]
+    forked_from: tuple[str | None, int] | None = None
+
+
+def summarize(data: bytes, path: str) -> Summary | None:
+    """Read a manifest file in short; None when it carries no transaction. `path` is for messages.
+
+    Raises:
+        CorruptFileError: The bytes are not a manifest file.
+        UnsupportedFeatureError: The table uses something this package does not know.
+    """
+    message = manifest_message(data, path)
+    flags = unknown_flags(message)
+    if flags:
+        raise UnsupportedFeatureError(path, flags)
+    body = inline_transaction(data, message, path)
+    if body is None:
+        return None
+    try:
+        transaction = wire.Transaction.FromString(body)
+    except DecodeError as error:
+        raise CorruptFileError(path, f"its transaction cannot be parsed: {error}") from error
+    kind = transaction.WhichOneof("operation")
+    if kind is None:
+        raise UnsupportedFeatureError(path, unknown_fields(transaction) or ["a transaction without operation"])
+    writer = message.writer_version
+    clone = transaction.clone
+    return Summary(
+        number=message.version,
+        timestamp=message.timestamp.seconds * _SECOND + message.timestamp.nanos,
+        rows=Fragments(message.fragments, FragmentCoding(path)).rows,
+        writer=(writer.library, writer.version) if message.HasField("writer_version") else None,
+        transaction=transaction.uuid,
+        read_version=transaction.read_version,
+        operation=kind.title().replace("_", ""),
+        properties=dict(transaction.transaction_properties),
+        forked_from=(clone.ref_name or None, clone.ref_version) if kind == "clone" else None,
+    )
+
 
 MAGIC = b"LANC"
 _FOOTER = struct.Struct("<QHH4s")

@@ -1,15 +1,25 @@
-"""Operations: wire messages to values and back, one reader and one writer for each."""
+"""Operations: wire messages to values and back, one reader and one writer for each.
+
+Transactions: bytes to values and back.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
+from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format import transaction as ops
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fields import base_from_wire, base_to_wire, field_from_wire, field_to_wire
+from lance_dagster.format.codec.fields import (
+    base_from_wire,
+    base_to_wire,
+    field_from_wire,
+    field_to_wire,
+    unknown_fields,
+)
 from lance_dagster.format.codec.fragments import FragmentCoding, encoded, file_from_wire, file_to_wire
-from lance_dagster.format.codec.indices import (
+from lance_dagster.format.codec.index_section import (
     files_from_wire,
     files_to_wire,
     index_from_wire,
@@ -17,8 +27,10 @@ from lance_dagster.format.codec.indices import (
     uuid_from_wire,
     uuid_to_wire,
 )
+from lance_dagster.format.layout import is_file_name, is_path_inside
 from lance_dagster.format.model import Fragments
-from lance_dagster.format.paths import is_file_name, is_path_inside
+from lance_dagster.format.schema import check_tree
+from lance_dagster.format.transaction import Merge, Overwrite, Project, Transaction
 
 _T = wire.Transaction
 
@@ -398,3 +410,46 @@ _WRITERS: Mapping[type[ops.Operation], tuple[str, Callable[[Any], Any]]] = {
     ),
     ops.DataOverlay: ("data_overlay", _overlay_to),
 }
+
+
+def decode_transaction(data: bytes, path: str) -> Transaction:
+    """Read a transaction; `path` is for messages.
+
+    Raises:
+        CorruptFileError: The bytes are not a transaction.
+        UnsupportedFeatureError: It holds an operation or a field that this package does not know.
+    """
+    message = wire.Transaction()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise CorruptFileError(path, f"its transaction cannot be parsed: {error}") from error
+    kind = message.WhichOneof("operation")
+    unknown = unknown_fields(message)
+    if kind is None or unknown:
+        raise UnsupportedFeatureError(path, unknown or ["a transaction without operation"])
+    try:
+        operation = operation_from_wire(message, kind, path)
+    except ValueError as error:
+        raise CorruptFileError(path, f"its transaction makes no sense: {error}") from error
+    if isinstance(operation, Overwrite | Merge | Project):
+        check_tree(operation.fields, path)
+    return Transaction(
+        read_version=message.read_version,
+        uuid=message.uuid,
+        operation=operation,
+        properties=dict(message.transaction_properties),
+        tag=message.tag,
+    )
+
+
+def encode_transaction(transaction: Transaction) -> bytes:
+    """Write a transaction."""
+    message = wire.Transaction(
+        read_version=transaction.read_version,
+        uuid=transaction.uuid,
+        tag=transaction.tag,
+        transaction_properties=dict(transaction.properties),
+    )
+    operation_to_wire(transaction.operation, message)
+    return message.SerializeToString(deterministic=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lance_dagster import LanceTable
-from lance_dagster.changes.sides import Conflict
 from lance_dagster.errors import LanceDagsterError, MergeConflictError, Reason
+from lance_dagster.merge.rules.merge_side import Conflict
 from tests.properties.merging import laws
 from tests.properties.merging.both_ways import OTHER, mirrored, mirrors, same_rows
 from tests.properties.merging.crashes import cut_short

@@ -10,7 +10,7 @@ in turn.
 from collections.abc import Iterable
 
 from lance_dagster import LanceTable, MergePreview
-from lance_dagster.changes.sides import Conflict
+from lance_dagster.merge.rules.merge_side import Conflict
 from tests.ledger import as_pylance
 from tests.properties.merging.laws import hold
 from tests.properties.merging.three import DEST_WINS, SOURCE_WINS

@@ -1,0 +1,101 @@
+"""Values for a new column, one file for each fragment, beside the files that are there.
+
+A file of a fragment has a value for every row the fragment ever had. Deleted rows are not read any more, so what
+stands for them is the value of a neighbour: never null, whatever the column allows, and cheap to store.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from lance_dagster.datafiles.addressing import ADDRESS, OFFSETS, expression_types
+from lance_dagster.datafiles.conforming import conform
+from lance_dagster.datafiles.pylance_errors import reading_errors
+from lance_dagster.datafiles.writing import StagedFile, WriteTarget, write_files
+from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.format.model import Fragment
+
+Compute = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Makes the new columns of some rows out of old ones."""
+Reads = Sequence[str] | Mapping[str, str]
+"""Columns to read, or names and SQL expressions."""
+
+
+def expression_schema(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> pa.Schema:
+    """Return the columns SQL expressions give; all of them may be null, whatever the expression."""
+    types = expression_types(dataset, expressions)
+    return pa.schema([pa.field(name, types[name]) for name in expressions])
+
+
+def first_rows(dataset: lance.LanceDataset, reads: Reads) -> pa.RecordBatch:
+    """Read one row, or none where there is none."""
+    with reading_errors("read the columns a function needs"):
+        # With addresses, since a function may need no column at all.
+        table = dataset.scanner(columns=_columns(reads), limit=1, with_row_address=True).to_table()
+    found = table.drop_columns([ADDRESS]).combine_chunks().to_batches()
+    return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema.remove(len(table.schema) - 1))
+
+
+def backfill(
+    dataset: lance.LanceDataset, fragment: Fragment, target: WriteTarget, reads: Reads, *, compute: Compute
+) -> StagedFile:
+    """Compute new columns for every row of a fragment and write them to one file.
+
+    Raises:
+        SchemaMismatchError: The values do not fit the target's schema.
+        InvalidInputError: An expression fails for some row, or a function returns another number of rows.
+    """
+    rows = fragment.physical_rows
+    computed = _computed(dataset, fragment.id, reads, compute, schema=target.schema)
+    files = write_files(replace(target, max_rows=rows), _filled(computed, rows))
+    if [rows] != [file.rows for file in files]:
+        raise CorruptFileError(dataset.uri, f"fragment {fragment.id} does not have the {rows} rows it should")
+    return files[0]
+
+
+def _computed(
+    dataset: lance.LanceDataset, fragment_id: int, reads: Reads, compute: Compute, *, schema: pa.Schema
+) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]]:
+    """Yield new values of live rows with their offsets in the fragment, in order."""
+    for batch in _live_rows(dataset, fragment_id, reads):
+        offsets = (batch.column(ADDRESS).to_numpy() & OFFSETS).astype(np.int64)
+        values = compute(batch.drop_columns([ADDRESS]))
+        if values.num_rows != batch.num_rows:
+            raise InvalidInputError(f"new columns need {batch.num_rows} values each, {values.num_rows} were given")
+        yield offsets, conform(values, schema)
+
+
+def _live_rows(dataset: lance.LanceDataset, fragment_id: int, reads: Reads) -> Iterator[pa.RecordBatch]:
+    fragment = dataset.get_fragment(fragment_id)
+    if fragment is None:
+        raise CorruptFileError(dataset.uri, f"a reader does not find its fragment {fragment_id}")
+    pairs = reads.items() if isinstance(reads, Mapping) else ((name, name) for name in reads)
+    with reading_errors(f"compute {', '.join(f'{name} as {expression!r}' for name, expression in pairs)}"):
+        scanner = dataset.scanner(
+            columns=_columns(reads), fragments=[fragment], scan_in_order=True, with_row_address=True
+        )
+        yield from (batch for batch in scanner.to_batches() if batch.num_rows)
+
+
+def _filled(
+    parts: Iterable[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Put values where they belong among all rows of a fragment."""
+    expected = 0
+    last: pa.RecordBatch | None = None
+    for offsets, batch in parts:
+        end = int(offsets[-1]) + 1
+        # For each row from the first expected to the last one here: the first value at or after it.
+        yield (
+            batch if end - expected == len(offsets) else batch.take(np.searchsorted(offsets, np.arange(expected, end)))
+        )
+        expected, last = end, batch
+    if last is not None and expected < rows:
+        yield last.take(np.full(rows - expected, last.num_rows - 1))
+
+
+def _columns(reads: Reads) -> list[str] | dict[str, str]:
+    return dict(reads) if isinstance(reads, Mapping) else list(reads)

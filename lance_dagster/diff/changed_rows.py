@@ -1,0 +1,499 @@
+"""The live rows of one version by their addresses: which there are, their ids, their values or digests of these.
+
+Which rows differ between two versions.
+
+Fragments that are the same in both are not looked at. Of the others, rows at the same offset of the same fragment are
+the same row; only the columns whose values lie in other files are compared. Rows that are live in one version alone,
+by that measure, are told by their ids, by a key, or by their values: a row that moved is in both. Whether such a row
+changed is told by its values, never by the versions written down beside it, which other changes set as well.
+
+In memory are, for each row of a fragment that differs, its address and its id, or the digest it is known by; and
+digests of some million pairs of rows at a time. Values are read in batches and let go.
+
+The rows that differ between two versions, as streams of Arrow record batches.
+
+Rows of both versions in one stream need one schema. It has the columns of the newer version, then those that only the
+older one has. A column whose type is not the same stands there twice: under its name as the newer version has it, and
+as `<name>_before` as the older one had it. What a version does not have is null.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from lance_dagster.datafiles import (
+    Addresses,
+    LanceDataset,
+    by_fragment,
+    located_in,
+    offsets_by_fragment,
+    offsets_of,
+    physical_rows,
+    rows_at,
+    rows_at_once,
+    schema_read,
+)
+from lance_dagster.diff.manifest_diff import Comparison, FragmentPair
+from lance_dagster.diff.row_matching import (
+    ComparedColumn,
+    Digests,
+    Flags,
+    Paired,
+    Places,
+    digests,
+    nulls,
+    paired_by_ids,
+    paired_by_values,
+    twice,
+)
+from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.format.codec import U64Array, decode_row_ids
+from lance_dagster.format.model import Fragment
+from lance_dagster.history.context import Parts
+from lance_dagster.history.rebase import deleted_offsets
+from lance_dagster.history.versions import State
+from lance_dagster.transactions.row_id_spaces import Translation
+
+_OFFSET_BITS = np.uint64(32)
+NO_ADDRESSES: Addresses = np.empty(0, np.uint64)
+
+
+class VersionedRows:
+    """The rows of one version. `after` tells whether it is the newer one of two that are compared."""
+
+    def __init__(self, parts: Parts, state: State, *, after: bool) -> None:
+        """Read nothing yet."""
+        self._parts = parts
+        self._after = after
+        self.state = state
+
+    @cached_property
+    def dataset(self) -> LanceDataset:
+        """The version as pylance has it."""
+        return self._parts.dataset(self.state)
+
+    def name(self, column: ComparedColumn) -> str:
+        """Return what a column is called here."""
+        return column.after if self._after else column.before
+
+    def schema(self, columns: Sequence[str]) -> pa.Schema:
+        """Return the schema in which rows are read."""
+        return schema_read(self.dataset, columns)
+
+    def deleted(self, fragment: Fragment) -> BitMap:
+        """Return the offsets of the rows of a fragment that are deleted."""
+        return deleted_offsets(self._parts.versions, self.state, self._counted(fragment))
+
+    def live(self, fragment: Fragment, without: BitMap | None = None) -> Addresses:
+        """Return the addresses of the rows of a fragment that are not deleted, nor among some others."""
+        kept = np.ones(self._counted(fragment).physical_rows, np.bool_)
+        gone = self.deleted(fragment) | (without or BitMap())
+        kept[np.fromiter(gone, np.int64, len(gone))] = False
+        return addresses_of(fragment, np.flatnonzero(kept))
+
+    def ids(self, addresses: Addresses) -> U64Array:
+        """Return the ids of rows."""
+        found = np.empty_like(addresses)
+        for number, places in by_fragment(addresses):
+            fragment = self._fragment(number)
+            ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {self.state}")
+            found[places] = ids[offsets_of(addresses[places])]
+        return found
+
+    def digests(self, addresses: Addresses, columns: Sequence[ComparedColumn]) -> tuple[Digests, Flags]:
+        """Return the digest of some columns of each row, and which rows have a null in one of them."""
+        found, null = np.empty((len(addresses), 2), np.uint64), np.zeros(len(addresses), np.bool_)
+        order = np.argsort(addresses)
+        ordered = addresses[order]
+        names = [self.name(column) for column in columns]
+        read = 0
+        for part, where in self._parts_of(ordered, names):
+            together = [part.column(name).combine_chunks() for name in names]
+            values = [(value, column.shape) for value, column in zip(together, columns, strict=True)]
+            places = order[np.searchsorted(ordered, where)]
+            found[places] = digests(values, after=self._after)
+            null[places] = nulls(together)
+            read += len(where)
+        if read != len(addresses):
+            raise CorruptFileError(self.dataset.uri, f"{read} rows are read of the {len(addresses)} that should be")
+        return found, null
+
+    def batches(self, addresses: Addresses, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Read some columns of rows in the order in which they lie, a bounded number at a time."""
+        for part, _ in self._parts_of(addresses, columns):
+            yield part
+
+    def take(self, addresses: Addresses, columns: Sequence[str]) -> pa.Table:
+        """Read some columns of rows in the order given, all at once."""
+        return rows_at(self.dataset, addresses, columns)
+
+    def _parts_of(self, addresses: Addresses, columns: Sequence[str]) -> Iterator[tuple[pa.Table, Addresses]]:
+        for number, offsets in offsets_by_fragment(addresses).items():
+            fragment = self._fragment(number)
+            whole = fragment.counted and len(offsets) == fragment.rows
+            for part in located_in(self.dataset, number, columns, None if whole else offsets):
+                yield part.rows, part.addresses
+
+    def _counted(self, fragment: Fragment) -> Fragment:
+        # Very old programs did not write down how many rows there are.
+        if fragment.physical_rows:
+            return fragment
+        return replace(fragment, physical_rows=physical_rows(self.dataset, fragment.id))
+
+    def _fragment(self, number: int) -> Fragment:
+        found = self.state.manifest.fragments.find(number)
+        if found is None:
+            raise CorruptFileError(
+                str(self.state), f"a reader finds a fragment {number} that its manifest does not have"
+            )
+        return found
+
+
+def addresses_of(fragment: Fragment, offsets: "np.ndarray[tuple[int], np.dtype[np.int64]] | BitMap") -> Addresses:
+    """Return the addresses of the rows at some offsets of a fragment, in the same order."""
+    found = np.fromiter(offsets, np.uint64, len(offsets)) if isinstance(offsets, BitMap) else offsets.astype(np.uint64)
+    addresses: Addresses = found + (np.uint64(fragment.id) << _OFFSET_BITS)
+    return addresses
+
+
+_PAIRS_AT_ONCE = 4 * 1024 * 1024
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ByIds:
+    """Rows are told by their stable ids; None where these are the same in both versions."""
+
+    translation: Translation | None
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey:
+    """Rows are told by the values of some columns."""
+
+    columns: tuple[ComparedColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ByValues:
+    """Rows are told by all they hold."""
+
+
+Identity = ByIds | ByKey | ByValues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChanges:
+    """Addresses of the rows that differ: in the older version, in the newer one, and in both, in the same order."""
+
+    removed: Addresses
+    added: Addresses
+    changed_before: Addresses
+    changed_after: Addresses
+
+
+@dataclass(slots=True)
+class _Candidates:
+    """Rows of one version alone, as far as fragments tell, and rows of both of which some columns may differ."""
+
+    olds: list[Addresses] = field(default_factory=lambda: [NO_ADDRESSES])
+    news: list[Addresses] = field(default_factory=lambda: [NO_ADDRESSES])
+    in_place: list[tuple[Addresses, Addresses, tuple[ComparedColumn, ...]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowComparison:
+    """Two versions whose rows are compared: what their manifests tell, in which columns, and how rows are told."""
+
+    before: VersionedRows
+    after: VersionedRows
+    comparison: Comparison
+    columns: tuple[ComparedColumn, ...]
+    identity: Identity
+
+    def changes(self) -> RowChanges:
+        """Find the rows that differ.
+
+        Raises:
+            InvalidInputError: Two rows have the same key.
+        """
+        found = self._candidates()
+        olds, news = np.sort(np.concatenate(found.olds)), np.sort(np.concatenate(found.news))
+        paired = self._paired(olds, news)
+        pairs = list(found.in_place)
+        if not isinstance(self.identity, ByValues):
+            pairs.append((olds[paired.before], news[paired.after], self.columns))
+        changed = [self._changed(*pair) for pair in pairs]
+        changed_before = np.concatenate([NO_ADDRESSES, *(one for one, _ in changed)])
+        changed_after = np.concatenate([NO_ADDRESSES, *(other for _, other in changed)])
+        order = np.argsort(changed_after)
+        return RowChanges(
+            removed=olds[paired.removed],
+            added=news[paired.added],
+            changed_before=changed_before[order],
+            changed_after=changed_after[order],
+        )
+
+    def _candidates(self) -> _Candidates:
+        found = _Candidates()
+        keys = self.identity.columns if isinstance(self.identity, ByKey) else ()
+        for pair in self.comparison.match.pairs:
+            rewritten = pair.rewritten(self.comparison.matched)
+            differing = tuple(column for column in self.columns if not column.ids.isdisjoint(rewritten))
+            if any(not column.ids.isdisjoint(rewritten) for column in keys):
+                # Rows of the same place may have another key.
+                found.olds.append(self.before.live(pair.before))
+                found.news.append(self.after.live(pair.after))
+            elif differing or not pair.same_deletions:
+                self._compare_in_place(found, pair, differing)
+        found.olds += map(self.before.live, self.comparison.match.removed)
+        found.news += map(self.after.live, self.comparison.match.added)
+        return found
+
+    def _compare_in_place(self, found: _Candidates, pair: FragmentPair, differing: tuple[ComparedColumn, ...]) -> None:
+        was, is_now = self.before.deleted(pair.before), self.after.deleted(pair.after)
+        found.olds.append(addresses_of(pair.before, is_now - was))
+        found.news.append(addresses_of(pair.after, was - is_now))
+        if differing:
+            both = self.before.live(pair.before, is_now), self.after.live(pair.after, was)
+            found.in_place.append((*both, differing))
+
+    def _paired(self, olds: Addresses, news: Addresses) -> Paired:
+        match self.identity:
+            case ByIds(translation):
+                ids = self.before.ids(olds)
+                known: Flags = np.ones(len(ids), np.bool_)
+                if translation is not None:
+                    ids, known = translation.apply(ids)
+                return paired_by_ids(ids, known, self.after.ids(news))
+            case ByKey(keys):
+                return self._paired_by_key(olds, news, keys)
+            case ByValues():
+                return self._paired_by_values(olds, news)
+
+    def _paired_by_values(self, olds: Addresses, news: Addresses) -> Paired:
+        # Rows without a column in common have nothing by which they could be equal.
+        if not self.columns or not len(olds) or not len(news):
+            nothing: Places = np.empty(0, np.int64)
+            return Paired(nothing, nothing, np.arange(len(olds)), np.arange(len(news)))
+        return paired_by_values(self.before.digests(olds, self.columns)[0], self.after.digests(news, self.columns)[0])
+
+    def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> Paired:
+        """Pair rows of the same key. Those with a null in it are known by their values: to have moved is no change."""
+        old_keys, old_null = keys_of(self.before, olds, keys)
+        new_keys, new_null = keys_of(self.after, news, keys)
+        paired = paired_by_values(old_keys[~old_null], new_keys[~new_null])
+        old_places, new_places = np.flatnonzero(old_null), np.flatnonzero(new_null)
+        same = self._paired_by_values(olds[old_places], news[new_places])
+        one = np.concatenate([np.flatnonzero(~old_null)[paired.before], old_places[same.before]])
+        other = np.concatenate([np.flatnonzero(~new_null)[paired.after], new_places[same.after]])
+        return Paired(
+            one,
+            other,
+            np.setdiff1d(np.arange(len(olds)), one, assume_unique=True),
+            np.setdiff1d(np.arange(len(news)), other, assume_unique=True),
+        )
+
+    def _changed(
+        self, olds: Addresses, news: Addresses, columns: tuple[ComparedColumn, ...]
+    ) -> tuple[Addresses, Addresses]:
+        if not columns:
+            return NO_ADDRESSES, NO_ADDRESSES
+        differing = [np.empty(0, np.bool_)]
+        for part in parts_of(len(olds), _PAIRS_AT_ONCE):
+            one, other = self.before.digests(olds[part], columns)[0], self.after.digests(news[part], columns)[0]
+            differing.append(np.any(one != other, axis=1))
+        chosen = np.concatenate(differing)
+        return olds[chosen], news[chosen]
+
+
+def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColumn, ...]) -> tuple[Digests, Flags]:
+    """Return the digests of the keys of rows, and which rows have a null in theirs.
+
+    Raises:
+        InvalidInputError: Two rows have the same key.
+    """
+    digests, null = side.digests(addresses, keys)
+    places = np.flatnonzero(~null)
+    doubled = twice(digests[places])
+    if doubled is not None:
+        names = [side.name(column) for column in keys]
+        row = side.take(addresses[places[doubled : doubled + 1]], names).to_pylist()[0]
+        shown = ", ".join(f"{name} = {str(value)[:_SHOWN]!r}" for name, value in row.items())
+        raise InvalidInputError(f"two rows of {side.state} have the key {shown}; a key may come once in a version")
+    return digests, null
+
+
+def parts_of(count: int, step: int) -> Iterator[slice]:
+    """Cut so many rows into stretches of at most `step`."""
+    yield from (slice(start, start + step) for start in range(0, count, step))
+
+
+CHANGE_TYPE, CHANGE_ID = "_change_type", "_change_id"
+INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
+_BEFORE = "_before"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A column of the stream, and what it is called in each version; None where it is not."""
+
+    column: "pa.Field[Any]"
+    before: str | None
+    after: str | None
+
+
+class ChangedRows:
+    """Streams of rows that differ."""
+
+    def __init__(
+        self, before: VersionedRows, after: VersionedRows, comparison: Comparison, columns: Sequence[str] | None
+    ) -> None:
+        """Choose the columns; None for all."""
+        self._before, self._after = before, after
+        self._names = _readable(comparison, columns)
+        self._comparison = comparison
+
+    def added(self, changes: RowChanges) -> pa.RecordBatchReader:
+        """Read the rows only the newer version has, as it has them."""
+        return _plain(self._after, changes.added, self._names[1])
+
+    def removed(self, changes: RowChanges) -> pa.RecordBatchReader:
+        """Read the rows only the older version has, as it had them."""
+        return _plain(self._before, changes.removed, self._names[0])
+
+    def feed(self, changes: RowChanges) -> pa.RecordBatchReader:
+        """Read rows of every kind, marked; both images of a row that changed stand one after the other."""
+        shown = self._shown()
+        marks: list[pa.Field[Any]] = [
+            pa.field(CHANGE_TYPE, pa.string(), nullable=False),
+            pa.field(CHANGE_ID, pa.int64(), nullable=False),
+        ]
+        schema = pa.schema([*marks, *(one.column for one in shown)])
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            number = 0
+            for table, kinds in self._parts(changes, shown):
+                images = len(kinds)
+                ids = number + np.arange(table.num_rows) // images
+                number += table.num_rows // images
+                columns: list[Any] = [
+                    pa.array(kinds * (table.num_rows // images), pa.string()),
+                    pa.array(ids, pa.int64()),
+                ]
+                whole = pa.table([*columns, *table.columns], schema=schema)
+                yield from whole.to_batches()
+
+        return pa.RecordBatchReader.from_batches(schema, batches())
+
+    def _parts(self, changes: RowChanges, shown: Sequence[_Shown]) -> Iterator[tuple[pa.Table, list[str]]]:
+        for rows in self._before.batches(changes.removed, self._names[0]):
+            yield _laid_out(rows, shown, after=False), [DELETE]
+        step = rows_at_once(self._after.dataset.schema)
+        for part in parts_of(len(changes.changed_after), step):
+            olds = self._before.take(changes.changed_before[part], self._names[0])
+            news = self._after.take(changes.changed_after[part], self._names[1])
+            both = pa.concat_tables([_laid_out(olds, shown, after=False), _laid_out(news, shown, after=True)])
+            count = olds.num_rows
+            yield both.take(np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
+        for rows in self._after.batches(changes.added, self._names[1]):
+            yield _laid_out(rows, shown, after=True), [INSERT]
+
+    def _shown(self) -> list[_Shown]:
+        olds, news = self._before.schema(self._names[0]), self._after.schema(self._names[1])
+        matched, before, after = self._comparison.matched, self._comparison.before, self._comparison.after
+        origins = {
+            after.by_id[matched[field.id]].name: field.name for field in before.below(None) if field.id in matched
+        }
+        shown: list[_Shown] = []
+        left = list(olds.names)
+        for column in news:
+            origin = origins.get(column.name)
+            if origin in left and (kind := _common(olds.field(origin).type, column.type)) is not None:
+                left.remove(origin)
+                shown.append(_Shown(_nullable(column.with_type(kind)), origin, column.name))
+            else:
+                shown.append(_Shown(_nullable(column), None, column.name))
+        taken = {one.column.name for one in shown}
+        for name in left:
+            column = _nullable(olds.field(name))
+            renamed = column.with_name(_free(name, taken))
+            taken.add(renamed.name)
+            shown.append(_Shown(renamed, name, None))
+        return shown
+
+
+def _readable(comparison: Comparison, columns: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return the columns to be read of each version, in its order."""
+    before, after = comparison.before, comparison.after
+    if columns is None:
+        return [field.name for field in before.below(None)], [field.name for field in after.below(None)]
+    origins = {new: old for old, new in comparison.matched.items()}
+    news = {field.name: field for field in after.below(None)}
+    olds = {field.name: field for field in before.below(None)}
+    of_old = [
+        before.by_id[origins[news[name].id]].name for name in columns if name in news and news[name].id in origins
+    ]
+    of_old += [name for name in columns if name not in news and name in olds]
+    return list(dict.fromkeys(of_old)), [name for name in columns if name in news]
+
+
+def _plain(side: VersionedRows, addresses: Addresses, names: Sequence[str]) -> pa.RecordBatchReader:
+    schema = side.schema(names)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for rows in side.batches(addresses, names):
+            yield from (rows if rows.schema == schema else rows.cast(schema)).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _laid_out(rows: pa.Table, shown: Sequence[_Shown], *, after: bool) -> pa.Table:
+    found = []
+    for one in shown:
+        name = one.after if after else one.before
+        if name is None:
+            found.append(pa.nulls(rows.num_rows, one.column.type))
+            continue
+        values = rows.column(name)
+        found.append(values if values.type == one.column.type else values.cast(one.column.type))
+    return pa.table(found, schema=pa.schema([one.column for one in shown]))
+
+
+def _nullable(column: "pa.Field[Any]") -> "pa.Field[Any]":
+    # Either version may have no value to show there.
+    return column.with_nullable(nullable=True)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    if name in taken:
+        name = f"{name}{_BEFORE}"
+    while name in taken:
+        name = f"{name}_"
+    return name
+
+
+def _common(before: pa.DataType, after: pa.DataType) -> Any:  # noqa: ANN401  # as below
+    """Return a type that holds the values of both as they are: whether fields inside may be null is let go."""
+    if before == after:
+        return after
+    one, other = _relaxed(before), _relaxed(after)
+    return other if one == other else None
+
+
+def _relaxed(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+    if pa.types.is_struct(arrow):
+        fields = [arrow.field(place) for place in range(arrow.num_fields)]
+        return pa.struct([pa.field(field.name, _relaxed(field.type)) for field in fields])
+    if pa.types.is_fixed_size_list(arrow):
+        return pa.list_(pa.field("item", _relaxed(arrow.value_type)), arrow.list_size)
+    if pa.types.is_list(arrow):
+        return pa.list_(pa.field("item", _relaxed(arrow.value_type)))
+    if pa.types.is_large_list(arrow):
+        return pa.large_list(pa.field("item", _relaxed(arrow.value_type)))
+    return arrow

@@ -1,0 +1,329 @@
+"""`Diff`: what differs between two versions of a table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from lance_dagster.diff.changed_rows import (
+    NO_ADDRESSES,
+    ByIds,
+    ByKey,
+    ByValues,
+    ChangedRows,
+    Identity,
+    RowChanges,
+    RowComparison,
+    VersionedRows,
+)
+from lance_dagster.diff.manifest_diff import Comparison, FragmentChange, IndexChange, KeyChange, compare
+from lance_dagster.diff.row_matching import ComparedColumn
+from lance_dagster.diff.schema_diff import FieldChange
+from lance_dagster.edit.upsert import key_columns
+from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.names import texts
+from lance_dagster.history.context import Parts, open_parts
+from lance_dagster.history.lineage import Lineage, lineage_of, row_space
+from lance_dagster.history.versions import State
+
+KINDS = ("added", "removed", "changed")
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """How many rows only the newer version has, only the older one, and both, with other values."""
+
+    added: int
+    removed: int
+    changed: int
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        rows = "row" if self.added == 1 else "rows"
+        return f"{self.added:,} {rows} added, {self.removed:,} removed, {self.changed:,} changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diff:
+    """What turns version `before` into version `after`.
+
+    What manifests tell is here: `schema`, `settings`, `indices`, `fragments`, and the number of rows of both (None
+    where very old programs did not count them). Which rows differ is found out when it is asked for, and kept as long
+    as this object: `stat` counts them, `added`, `removed`, `changed` and `rows` read them.
+
+    All five take `columns`: those to look at, named as in `after`. The name a column had in `before` does as
+    well, unless another one has it in `after`.
+
+    With `base_of`, `before` is the merge base of that version and `after`. `key` are the columns rows are told
+    by; without them rows are told by their stable row ids, in a table without these by their values. The values of the
+    columns in `not_compared` cannot be compared; a column only one version has makes no row a changed one.
+
+    A pickled copy holds no storage options and reads rows with the credentials of the environment it is in.
+    """
+
+    uri: str
+    before: str
+    after: str
+    base_of: str | None = None
+    key: tuple[str, ...] | None = None
+    schema: tuple[FieldChange, ...]
+    settings: tuple[KeyChange, ...]
+    indices: tuple[IndexChange, ...]
+    fragments: tuple[FragmentChange, ...]
+    rows_before: int | None
+    rows_after: int | None
+    not_compared: tuple[str, ...] = ()
+    _rows: "DifferingRows | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether manifests tell no difference; then there is none. A compaction is one, though not of rows."""
+        return not (self.schema or self.settings or self.indices or self.fragments)
+
+    def stat(self, columns: Sequence[str] | None = None) -> RowCounts:
+        """Count the rows that differ; reads rows that moved or whose values lie in other files, and no others.
+
+        Args:
+            columns: The columns to look at; None for all that both versions have.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
+        found = self._differing().changes(columns)
+        return RowCounts(len(found.added), len(found.removed), len(found.changed_after))
+
+    def added(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        """Read the rows only `after` has, with its columns, in their order there.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
+        rows = self._differing()
+        return rows.streams(columns).added(rows.changes(columns))
+
+    def removed(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        """Read the rows only `before` has, with its columns, in their order there.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
+        rows = self._differing()
+        return rows.streams(columns).removed(rows.changes(columns))
+
+    def changed(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        """Read both images of the rows that are in both versions with other values: `rows("changed")`.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
+        return self.rows("changed", columns)
+
+    def rows(self, kind: str | None = None, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+        """Read the rows that differ, marked with what became of them: first those removed, then changed, then added.
+
+        Two columns stand before those of the table. `_change_type` is "insert", "delete", "update_preimage" or
+        "update_postimage". `_change_id` numbers the changes; both images of a row that changed have the same number,
+        and the older one comes first. What the version of a row has no column for is null; a column that got another
+        type is there twice, the older values under `<name>_before`.
+
+        Args:
+            kind: "added", "removed" or "changed"; None for all three.
+            columns: The columns to look at and to read; None for all.
+
+        Raises:
+            InvalidInputError: The kind or a column does not exist, or two rows have the same key.
+        """
+        if kind is not None and kind not in KINDS:
+            raise InvalidInputError(f"{kind!r} is no kind of row; choose one of {', '.join(KINDS)}")
+        rows = self._differing()
+        found = rows.changes(columns)
+        return rows.streams(columns).feed(found if kind is None else _only(found, kind))
+
+    def __str__(self) -> str:
+        """Show what manifests tell, in lines."""
+        return "\n".join(self.lines())
+
+    def lines(self, shown: int = 20) -> Iterator[str]:
+        """Say what manifests tell, line by line; of fragments no more than `shown`."""
+        base = "" if self.base_of is None else f" (since the merge base with {self.base_of})"
+        yield f"{self.before} -> {self.after}{base}"
+        if self.unchanged:
+            yield "nothing differs"
+            return
+        for title, changes in (("schema", self.schema), ("settings", self.settings), ("indices", self.indices)):
+            if changes:
+                yield f"{title}:"
+                yield from (f"  {change}" for change in changes)
+        if self.fragments:
+            yield f"fragments: {_kinds(self.fragments)}"
+            yield from (f"  {change}" for change in self.fragments[:shown])
+            if len(self.fragments) > shown:
+                yield f"  and {len(self.fragments) - shown:,} more"
+        if self.not_compared:
+            yield f"not compared: {', '.join(self.not_compared)}"
+        yield f"rows: {_count(self.rows_before)} -> {_count(self.rows_after)}"
+
+    def __reduce__(self) -> tuple[object, tuple[dict[str, object]]]:
+        """Pickle without the way to the storage, which holds secrets."""
+        return _copied, (self._values(),)
+
+    def _values(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_rows"}
+
+    def _differing(self) -> "DifferingRows":
+        if self._rows is not None:
+            return self._rows
+        parts = open_parts(self.uri, None)
+        before, after = (parts.versions.load(*_place(version)) for version in (self.before, self.after))
+        rows = DifferingRows(parts, before, after, self.key)
+        # A copy has the same values as ever, and what was found out about them.
+        object.__setattr__(self, "_rows", rows)
+        return rows
+
+
+class DifferingRows:
+    """The rows that differ between two versions, found out once for each choice of columns."""
+
+    def __init__(self, parts: Parts, before: State, after: State, key: Sequence[str] | None) -> None:
+        """Compare the manifests.
+
+        Raises:
+            InvalidInputError: A column of the key is not in both versions, or cannot be compared.
+        """
+        self._before = VersionedRows(parts, before, after=False)
+        self._after = VersionedRows(parts, after, after=True)
+        shared, ids = _relation(parts, before, after)
+        self.comparison = compare(before.manifest, after.manifest, shared)
+        self._identity: Identity = ids
+        if key is not None:
+            self._identity = ByKey(_key_columns(self.comparison, key, before, after))
+        self._found: dict[tuple[str, ...] | None, RowChanges] = {}
+
+    def changes(self, columns: Sequence[str] | None) -> RowChanges:
+        """Find the rows that differ in some columns.
+
+        Raises:
+            InvalidInputError: Neither version has one of the columns, or two rows have the same key.
+        """
+        wanted = self._named(columns)
+        if wanted not in self._found:
+            compared = RowComparison(
+                before=self._before,
+                after=self._after,
+                comparison=self.comparison,
+                columns=self._compared(wanted),
+                identity=self._identity,
+            )
+            self._found[wanted] = compared.changes()
+        return self._found[wanted]
+
+    def streams(self, columns: Sequence[str] | None) -> ChangedRows:
+        """Return what reads rows."""
+        return ChangedRows(self._before, self._after, self.comparison, self._named(columns))
+
+    def _compared(self, wanted: tuple[str, ...] | None) -> tuple[ComparedColumn, ...]:
+        columns = self.comparison.columns
+        return columns if wanted is None else tuple(column for column in columns if column.after in wanted)
+
+    def _named(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
+        """Return columns under one name each, whichever version's names were given."""
+        return None if columns is None else self.comparison.named(texts("columns", columns, "id"))
+
+
+def diff(parts: Parts, before: State, after: State, *, key: Sequence[str] | None, base_of: str | None = None) -> Diff:
+    """Compare two versions by their manifests."""
+    keys = None if key is None else key_columns(key)
+    rows = DifferingRows(parts, before, after, keys)
+    comparison = rows.comparison
+    return Diff(
+        uri=parts.uri,
+        before=str(before),
+        after=str(after),
+        base_of=base_of,
+        key=keys,
+        schema=comparison.schema,
+        settings=comparison.settings,
+        indices=comparison.indices,
+        fragments=comparison.fragments,
+        rows_before=_rows(before.manifest),
+        rows_after=_rows(after.manifest),
+        not_compared=comparison.not_compared,
+        _rows=rows,
+    )
+
+
+def _relation(parts: Parts, before: State, after: State) -> tuple[Manifest | None, ByIds | ByValues]:
+    """Return the last version both lines have in common, where it is still there, and how rows that moved are told."""
+    stable = before.manifest.stable_row_ids and after.manifest.stable_row_ids
+    if before.branch == after.branch:
+        return min(before, after, key=lambda state: state.number).manifest, ByIds(None) if stable else ByValues()
+    one, other = lineage_of(before, parts.refs), lineage_of(after, parts.refs)
+    try:
+        shared = _forked(parts, one, other)
+        spaces = row_space(one, parts.versions), row_space(other, parts.versions)
+    except VersionNotFoundError:
+        # Cleaned up. Values still tell what ids do not.
+        return None, ByValues()
+    return shared.manifest, ByIds(spaces[0].translation(spaces[1])) if stable else ByValues()
+
+
+def _forked(parts: Parts, one: Lineage, other: Lineage) -> State:
+    line, number = next(
+        (line, min(line.number, found.number)) for line in one.lines for found in other.lines if line.id == found.id
+    )
+    for state in (one.state, other.state):
+        if (state.branch, state.number) == (line.branch, number):
+            return state
+    return parts.versions.load(line.branch, number)
+
+
+def _key_columns(comparison: Comparison, key: Sequence[str], before: State, after: State) -> tuple[ComparedColumn, ...]:
+    known = {column.after: column for column in comparison.columns}
+    for name in key:
+        if name not in known:
+            renamed = next((column.after for column in comparison.columns if column.before == name), None)
+            called = f"; {name} is called {renamed} in {after}" if renamed else ""
+            raise InvalidInputError(
+                f"column {name!r} cannot be a key: {before} and {after} have in common "
+                f"{', '.join(known) or 'none'}{called}"
+            )
+    return tuple(known[name] for name in dict.fromkeys(key))
+
+
+def _only(found: RowChanges, kind: str) -> RowChanges:
+    nothing = RowChanges(
+        removed=NO_ADDRESSES, added=NO_ADDRESSES, changed_before=NO_ADDRESSES, changed_after=NO_ADDRESSES
+    )
+    match kind:
+        case "added":
+            return replace(nothing, added=found.added)
+        case "removed":
+            return replace(nothing, removed=found.removed)
+        case _:
+            return replace(nothing, changed_before=found.changed_before, changed_after=found.changed_after)
+
+
+def _rows(manifest: Manifest) -> int | None:
+    try:
+        return manifest.rows
+    except UnsupportedFeatureError:
+        return None
+
+
+def _kinds(changes: Sequence[FragmentChange]) -> str:
+    counts = {kind: sum(change.kind == kind for change in changes) for kind in ("added", "removed", "changed")}
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+
+
+def _count(rows: int | None) -> str:
+    return "unknown" if rows is None else f"{rows:,}"
+
+
+def _place(version: str) -> tuple[str, int]:
+    branch, _, number = version.rpartition("@")
+    return branch, int(number)
+
+
+def _copied(values: Mapping[str, object]) -> Diff:
+    return Diff(**values)  # type: ignore[arg-type]  # they are those of another one

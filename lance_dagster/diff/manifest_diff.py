@@ -1,0 +1,465 @@
+"""What differs in the settings and descriptions of two versions, key by key.
+
+What differs in the indices of two versions, by their names.
+
+Lance stores an index anew whenever that is cheaper than to follow: under another uuid, but with the version and the
+time it was made at where a compaction only moved the rows it knows. Such an index is the one it was. Which rows it
+covers is no difference either: that follows from what became of the rows, and is told by `LanceTable.indices`.
+
+Which fragments of one version are which of another, and what differs between them.
+
+A data file is written once, under a name nobody else uses. So fragments that have a data file in common hold the same
+rows at the same offsets, on whatever branches they are and whatever their ids. An id tells nothing: each branch gives
+its own, and older programs gave them again after an overwrite. A fragment that got all its files anew is another one.
+
+Fragments that both versions write down in the same bytes are told apart without reading them.
+
+What differs between two versions, as far as their manifests tell.
+
+Nothing is read. Which rows differ is left to whoever can look at rows: this says where to look.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lance_dagster.diff.row_matching import ComparedColumn, compared_columns
+from lance_dagster.diff.schema_diff import FieldChange, Fields, field_changes, match_fields
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.deletions import same_vector
+from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, Fragments, IndexMetadata, Manifest
+from lance_dagster.format.transaction import without_records
+from lance_dagster.transactions.index_updates import indices_of, kind_of
+
+CONFIG, TABLE_METADATA, SCHEMA_METADATA = "config", "table_metadata", "schema_metadata"
+FIELD_METADATA = "field_metadata"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyChange:
+    """What became of one key of a map.
+
+    `map` is "config", "table_metadata", "schema_metadata" or "field_metadata", the last one of the field at the path
+    `field`. `before` is None where the key is new, `after` where it is gone.
+    """
+
+    map: str
+    key: str
+    before: str | None
+    after: str | None
+    field: str | None = None
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        where = self.map if self.field is None else f"{self.map} of {self.field}"
+        if self.before is None:
+            return f"+ {where}: {self.key} = {self.after!r}"
+        if self.after is None:
+            return f"- {where}: {self.key} = {self.before!r}"
+        return f"~ {where}: {self.key} = {self.before!r} -> {self.after!r}"
+
+
+def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -> tuple[KeyChange, ...]:
+    """Compare all maps of two versions; what merges record for themselves is left out.
+
+    Args:
+        before: The older version.
+        after: The newer one.
+        matched: Which field is which, by id. The metadata of a field that only one of them has is no change.
+    """
+    return (
+        *_compared(CONFIG, before.config, after.config),
+        *_compared(TABLE_METADATA, without_records(before.table_metadata), without_records(after.table_metadata)),
+        *_compared(SCHEMA_METADATA, _text(before.schema_metadata), _text(after.schema_metadata)),
+        *_of_fields(before, after, matched),
+    )
+
+
+def _of_fields(before: Manifest, after: Manifest, matched: Mapping[int, int]) -> Iterator[KeyChange]:
+    olds, news = Fields.of(before.fields), Fields.of(after.fields)
+    for old, new in matched.items():
+        one, other = olds.by_id[old], news.by_id[new]
+        if one.metadata != other.metadata:
+            yield from _compared(FIELD_METADATA, _text(one.metadata), _text(other.metadata), news.path(other))
+
+
+def _compared(
+    name: str, before: Mapping[str, str], after: Mapping[str, str], field: str | None = None
+) -> Iterator[KeyChange]:
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            yield KeyChange(map=name, key=key, before=before.get(key), after=after.get(key), field=field)
+
+
+def _text(metadata: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: value.decode("utf-8", "backslashreplace") for key, value in metadata.items()}
+
+
+ADDED, REMOVED, REPLACED, EXTENDED = "added", "removed", "replaced", "extended"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexShape:
+    """What an index is: its kind as the format names it, such as "BTree", and its columns, as paths."""
+
+    kind: str
+    columns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Say it in a few words."""
+        return f"{self.kind} on {', '.join(self.columns)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexChange:
+    """What became of one index, all its segments together.
+
+    `kind` is "added", "removed", "replaced" (built anew, as another index or as the same) or "extended" (more segments
+    beside those it had). `before` and `after` say what it was and is; None where it is not.
+    """
+
+    kind: str
+    name: str
+    before: IndexShape | None = None
+    after: IndexShape | None = None
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        match self.kind:
+            case "added":
+                return f"+ {self.name}: {self.after}"
+            case "removed":
+                return f"- {self.name}: {self.before}"
+            case "extended":
+                return f"~ {self.name}: {self.after}, over more rows"
+            case _:
+                became = ", built anew" if self.before == self.after else f" -> {self.after}"
+                return f"~ {self.name}: {self.before}{became}"
+
+
+def index_changes(before: Manifest, after: Manifest) -> tuple[IndexChange, ...]:
+    """Compare the indices on columns of two versions, by name; those that Lance keeps for itself are on none."""
+    if before.index_section == after.index_section:
+        return ()
+    olds, news = _by_name(before), _by_name(after)
+    fields = Fields.of(before.fields), Fields.of(after.fields)
+    found = (
+        _change(name, (olds.get(name, ()), news.get(name, ())), fields) for name in sorted(olds.keys() | news.keys())
+    )
+    return tuple(change for change in found if change is not None)
+
+
+def _by_name(manifest: Manifest) -> Mapping[str, Sequence[IndexMetadata]]:
+    found: dict[str, list[IndexMetadata]] = {}
+    for index in indices_of(manifest):
+        if index.fields:
+            found.setdefault(index.name, []).append(index)
+    return found
+
+
+def _change(
+    name: str, segments: tuple[Sequence[IndexMetadata], Sequence[IndexMetadata]], fields: tuple[Fields, Fields]
+) -> IndexChange | None:
+    old, new = (Counter(map(_built, part)) for part in segments)
+    if old == new:
+        return None
+    before, after = (_shape(*pair) if pair[0] else None for pair in zip(segments, fields, strict=True))
+    kind = ADDED if not old else REMOVED if not new else EXTENDED if old <= new else REPLACED
+    return IndexChange(kind=kind, name=name, before=before, after=after)
+
+
+def _built(index: IndexMetadata) -> tuple[object, ...]:
+    """Return when a segment was built, and as what: that stays where it is stored anew for rows that moved."""
+    if index.created_at is None:
+        return (index.uuid,)
+    return index.dataset_version, index.created_at, kind_of([index])
+
+
+def _shape(segments: Sequence[IndexMetadata], fields: Fields) -> IndexShape:
+    columns = (fields.by_id.get(number) for number in segments[0].fields)
+    names = tuple("a column that is gone" if field is None else fields.path(field) for field in columns)
+    return IndexShape(kind_of(segments), names)
+
+
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+_WITNESSES = 100
+"""So many fragments that did not change are asked which field is which; they all say the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentChange:
+    """What became of one fragment.
+
+    `kind` is "added", "removed" or "changed". `before` and `after` are its ids, `rows_*` its live rows and
+    `deleted_*` its deleted ones; `columns` are those whose values lie in other files than before, or are new.
+    """
+
+    kind: str
+    before: int | None
+    after: int | None
+    rows_before: int
+    rows_after: int
+    deleted_before: int = 0
+    deleted_after: int = 0
+    files_added: tuple[str, ...] = ()
+    files_removed: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        if self.kind == ADDED:
+            return f"+ fragment {self.after}: {_rows_of(self.rows_after)}"
+        if self.kind == REMOVED:
+            return f"- fragment {self.before}: {_rows_of(self.rows_before)}"
+        name = f"{self.before}" if self.before == self.after else f"{self.before} -> {self.after}"
+        said = [f"{self.deleted_before:,} -> {self.deleted_after:,} deleted rows"] * (
+            self.deleted_before != self.deleted_after
+        )
+        said += [f"new files for {', '.join(self.columns)}"] * bool(self.columns)
+        if not said:
+            said = ["files of dropped columns left out" if self.files_removed else "other deleted rows"]
+        return f"~ fragment {name}: {'; '.join(said)}"
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentPair:
+    """A fragment in both versions."""
+
+    before: Fragment
+    after: Fragment
+
+    @property
+    def same_deletions(self) -> bool:
+        """Whether both have the same deletion vector, as far as its name tells."""
+        return same_vector(self.before.deletion, self.after.deletion)
+
+    def rewritten(self, matched: Mapping[int, int]) -> set[int]:
+        """Return the fields, by id before, whose values lie in another place, of those that both versions have."""
+        old, new = _places(self.before), _places(self.after)
+        return {one for one, other in matched.items() if old.get(one) != new.get(other)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentMatch:
+    """The fragments of two versions: those of one alone, those in both, and those in both in the same bytes."""
+
+    removed: tuple[Fragment, ...]
+    added: tuple[Fragment, ...]
+    pairs: tuple[FragmentPair, ...]
+    same: Fragments
+
+    def opened(self) -> "FragmentMatch":
+        """Return the same, with a pair for those that are in both in the same bytes too.
+
+        Where a field has another id, the same bytes do not mean the same values.
+        """
+        pairs = tuple(FragmentPair(fragment, fragment) for fragment in self.same)
+        return replace(self, pairs=(*pairs, *self.pairs), same=Fragments())
+
+
+def match_fragments(before: Manifest, after: Manifest) -> FragmentMatch:
+    """Find out which fragment is which."""
+    olds, news = before.fragments, after.fragments
+    same = set(olds.items).intersection(news.items)
+    left = [olds[place] for place, item in enumerate(olds.items) if item not in same]
+    right = [news[place] for place, item in enumerate(news.items) if item not in same]
+    by_file = {file.path: fragment for fragment in left for file in fragment.files}
+    pairs: list[FragmentPair] = []
+    added: list[Fragment] = []
+    taken: set[int] = set()
+    for fragment in right:
+        found = next((by_file[file.path] for file in fragment.files if file.path in by_file), None)
+        if found is None or found.id in taken or not _as_many_rows(found, fragment):
+            added.append(fragment)
+            continue
+        taken.add(found.id)
+        pairs.append(FragmentPair(found, fragment))
+    return FragmentMatch(
+        pairs=tuple(pairs),
+        removed=tuple(fragment for fragment in left if fragment.id not in taken),
+        added=tuple(added),
+        same=Fragments([item for item in news.items if item in same], news.coding),
+    )
+
+
+def _as_many_rows(one: Fragment, other: Fragment) -> bool:
+    # Very old programs did not write down how many there are.
+    return one.physical_rows == other.physical_rows or 0 in (one.physical_rows, other.physical_rows)
+
+
+def proven_fields(match: FragmentMatch, wanted: Collection[int]) -> dict[int, int]:
+    """Return what data files tell about which field is which: ids before, and ids after.
+
+    Args:
+        match: The fragments.
+        wanted: The ids before that shall be found; when all are, the rest is not looked at.
+    """
+    found: dict[int, int] = {}
+    taken: set[int] = set()
+    missing = set(wanted)
+    for one, other in _both(match):
+        if not missing:
+            break
+        new = {place: number for number, place in _places(other).items()}
+        for number, place in _places(one).items():
+            if number in missing and place in new and new[place] not in taken:
+                found[number] = new[place]
+                taken.add(new[place])
+                missing.discard(number)
+    return found
+
+
+def _both(match: FragmentMatch) -> Iterator[tuple[Fragment, Fragment]]:
+    yield from ((fragment, fragment) for fragment in match.same[:_WITNESSES])
+    yield from ((pair.before, pair.after) for pair in match.pairs)
+
+
+def fragment_changes(match: FragmentMatch, after: Fields, matched: Mapping[int, int]) -> tuple[FragmentChange, ...]:
+    """Say what became of every fragment that is not as it was. One that only has another id is."""
+    origins = {new: old for old, new in matched.items()}
+    found = [_alone(fragment, REMOVED) for fragment in match.removed]
+    for pair in match.pairs:
+        old, new = {file.path for file in pair.before.files}, {file.path for file in pair.after.files}
+        changed = {matched[number] for number in pair.rewritten(matched)}
+        there = _places(pair.after)
+        changed |= {number for number in after.by_id if number not in origins and number in there}
+        if pair.same_deletions and old == new and not changed:
+            continue
+        found.append(
+            FragmentChange(
+                kind=CHANGED,
+                before=pair.before.id,
+                after=pair.after.id,
+                rows_before=_rows(pair.before),
+                rows_after=_rows(pair.after),
+                deleted_before=_deleted(pair.before),
+                deleted_after=_deleted(pair.after),
+                files_added=tuple(sorted(new - old)),
+                files_removed=tuple(sorted(old - new)),
+                columns=_columns(changed, after),
+            )
+        )
+    return (*found, *(_alone(fragment, ADDED) for fragment in match.added))
+
+
+def _alone(fragment: Fragment, kind: str) -> FragmentChange:
+    gone = kind == REMOVED
+    rows, deleted = _rows(fragment), _deleted(fragment)
+    names = tuple(sorted(fragment.file_names))
+    return FragmentChange(
+        kind=kind,
+        before=fragment.id if gone else None,
+        after=None if gone else fragment.id,
+        rows_before=rows if gone else 0,
+        rows_after=0 if gone else rows,
+        deleted_before=deleted if gone else 0,
+        deleted_after=0 if gone else deleted,
+        files_added=() if gone else names,
+        files_removed=names if gone else (),
+    )
+
+
+def _rows_of(count: int) -> str:
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
+
+
+def _rows(fragment: Fragment) -> int:
+    return fragment.rows if fragment.counted else 0
+
+
+def _deleted(fragment: Fragment) -> int:
+    return fragment.deletion.deleted_rows if fragment.deletion else 0
+
+
+def _columns(changed: Iterable[int], fields: Fields) -> tuple[str, ...]:
+    wanted = {fields.column(fields.by_id[number]).id for number in changed}
+    return tuple(field.name for field in fields.below(None) if field.id in wanted)
+
+
+def _places(fragment: Fragment) -> dict[int, tuple[str, int]]:
+    """Return in which column of which file the values of each field lie."""
+    found: dict[int, tuple[str, int]] = {}
+    for file in fragment.files:
+        # The first generation of files has no columns of its own: a field's id is its place there.
+        columns = file.column_indices or file.fields
+        for number, column in zip(file.fields, columns, strict=True):
+            # A struct has no column in newer files, which is written as a negative one.
+            if number != TOMBSTONE_FIELD and column >= 0:
+                found[number] = file.path, column
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two versions beside each other: what differs, which field and fragment is which, which columns both have.
+
+    `matched` gives by the id of a field before its id after. The values of `not_compared` have nothing in common.
+    """
+
+    schema: tuple[FieldChange, ...]
+    settings: tuple[KeyChange, ...]
+    indices: tuple[IndexChange, ...]
+    fragments: tuple[FragmentChange, ...]
+    before: Fields
+    after: Fields
+    matched: dict[int, int]
+    match: FragmentMatch
+    columns: tuple[ComparedColumn, ...]
+    not_compared: tuple[str, ...]
+
+    def named(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return columns as the newer version names them; one that only the older version has keeps its name.
+
+        Raises:
+            InvalidInputError: Neither version has one of them.
+        """
+        names = {field.name: field.name for field in self.after.below(None)}
+        for field in self.before.below(None):
+            became = self.matched.get(field.id)
+            names.setdefault(field.name, field.name if became is None else self.after.by_id[became].name)
+        wanted = dict.fromkeys(columns)
+        missing = next((name for name in wanted if name not in names), None)
+        if missing is not None:
+            raise InvalidInputError(f"no column {missing!r}; there are {', '.join(names)}")
+        return tuple(dict.fromkeys(names[name] for name in wanted))
+
+
+def compare(before: Manifest, after: Manifest, shared: Manifest | None) -> Comparison:
+    """Compare two versions.
+
+    Args:
+        before: The older version.
+        after: The newer one.
+        shared: The last version their lines have in common; ids of fields that it has mean the same in both. None
+            when it cannot be looked at.
+    """
+    olds, news = Fields.of(before.fields), Fields.of(after.fields)
+    match = match_fragments(before, after)
+    if _outline(olds) == _outline(news):
+        matched = {number: number for number in olds.by_id}
+    else:
+        shared_below = 0 if shared is None else _next_field_id(shared)
+        matched = match_fields(olds, news, proven_fields(match, olds.by_id), shared_below)
+    if any(old != new for old, new in matched.items()):
+        match = match.opened()
+    columns, not_compared = compared_columns(olds, news, matched)
+    return Comparison(
+        schema=field_changes(olds, news, matched),
+        settings=key_changes(before, after, matched),
+        indices=index_changes(before, after),
+        fragments=fragment_changes(match, news, matched),
+        before=olds,
+        after=news,
+        matched=matched,
+        match=match,
+        columns=columns,
+        not_compared=not_compared,
+    )
+
+
+def _outline(fields: Fields) -> set[tuple[int, int, str, str]]:
+    return {(field.id, field.parent_id, field.name, field.logical_type) for field in fields.by_id.values()}
+
+
+def _next_field_id(manifest: Manifest) -> int:
+    return max([manifest.max_allocated_field_id or 0, *(field.id for field in manifest.fields)], default=0) + 1

@@ -1,0 +1,233 @@
+"""Which fragments are worth rewriting together.
+
+Many small fragments cost a file to open each, and deleted rows are read only to be left out. Neighbours are put
+together, so that rows keep their order. Fragments that different indices speak for are never put together: an index
+that knows half of a fragment's rows knows nothing it could use. Nor are fragments of different base paths, which lie
+where they lie for a reason.
+
+Compact a branch: write neighbouring small or worn fragments anew as one.
+
+Rows keep their ids and the versions they were created and updated at. Fragments stand in the order of their ids, so
+rewritten rows move behind the others.
+
+Indices hold row addresses, stable row ids or not, and changing those is pylance's work. It does it rightly unless a
+branch inherited the index; there the rows are moved without it, and the index speaks for the new fragments no more:
+queries search them row by row.
+"""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.datafiles import StagedFiles, compact_with_pylance, fragments_of, scan_fragments, write_files
+from lance_dagster.edit.write import Note, target
+from lance_dagster.errors import CommitConflictError, InvalidInputError
+from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
+from lance_dagster.format.transaction import MESSAGE, Operation, ReserveFragments, Rewrite, RewriteGroup, Transaction
+from lance_dagster.gc.collect import Progress
+from lance_dagster.history.commit import commit_transaction
+from lance_dagster.history.context import Parts, schema_of
+from lance_dagster.history.rebase import deleted_offsets
+from lance_dagster.history.versions import State
+from lance_dagster.placement.base_stores import placed
+from lance_dagster.transactions.index_updates import covered, indices_of
+
+Group = tuple[Fragment, ...]
+
+
+def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) -> tuple[Group, ...]:
+    """Return groups of neighbouring fragments that are better rewritten as one each, in their order.
+
+    Args:
+        manifest: The version to be compacted.
+        target_rows: Rows a fragment should have; those with fewer are put together.
+        deleted_share: The share of deleted rows, from 0 to 1, above which a fragment is rewritten even alone.
+    """
+    bitmaps = [covered(index) for index in indices_of(manifest)]
+
+    def kind(fragment: Fragment) -> tuple[bool, tuple[bool, ...], frozenset[int | None]]:
+        worn = _worn(fragment, deleted_share)
+        known = tuple(bitmap is not None and fragment.id in bitmap for bitmap in bitmaps)
+        return worn or fragment.rows < target_rows, known, frozenset(file.base_id for file in fragment.files)
+
+    groups: list[Group] = []
+    for (candidate, *_), run in groupby(manifest.fragments, kind):
+        if candidate:
+            groups += _bins(tuple(run), target_rows)
+    return tuple(group for group in groups if len(group) > 1 or _worn(group[0], deleted_share))
+
+
+def _worn(fragment: Fragment, deleted_share: float) -> bool:
+    return fragment.physical_rows - fragment.rows > deleted_share * fragment.physical_rows
+
+
+def _bins(run: Sequence[Fragment], target_rows: int) -> Iterator[Group]:
+    """Cut a run of neighbours wherever the target is reached."""
+    bins: list[list[Fragment]] = [[]]
+    rows = 0
+    for fragment in run:
+        if rows >= target_rows:
+            bins.append([])
+            rows = 0
+        bins[-1].append(fragment)
+        rows += fragment.rows
+    yield from map(tuple, bins)
+
+
+_ATTEMPTS = 5
+_BLOBS = ("lance-encoding:blob", "lance.blob")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What compaction aims at: rows for each fragment, and the share of deleted rows it does not put up with."""
+
+    target_rows: int
+    deleted_share: float
+
+    def __post_init__(self) -> None:
+        """Refuse goals that cannot be reached."""
+        if self.target_rows < 1:
+            raise InvalidInputError(f"a fragment cannot have {self.target_rows} rows; the target has to be 1 or more")
+        if not 0 <= self.deleted_share <= 1:
+            raise InvalidInputError(f"a share of {self.deleted_share} deleted rows is not one between 0 and 1")
+
+
+def compact(parts: Parts, goal: Goal, note: Note, progress: Progress | None = None) -> State:
+    """Rewrite what is worth it, as one version; the head as it is when nothing is.
+
+    Raises:
+        InvalidInputError: The branch has an index that only pylance could take along, and would break.
+        CommitConflictError: Other writers changed the same fragments again and again.
+    """
+    for attempt in range(_ATTEMPTS):
+        head = parts.head(note.branch)
+        if not _is_ours(head):
+            return _by_pylance(parts, head, goal)
+        groups = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
+        if not groups:
+            return head
+        try:
+            return _rewrite(parts, head, groups, goal=goal, note=note, progress=progress)
+        except CommitConflictError as error:
+            if not error.retryable or attempt == _ATTEMPTS - 1:
+                raise
+    raise InvalidInputError("unreachable: the last attempt returns or raises")
+
+
+def _is_ours(head: State) -> bool:
+    """Tell whether rows can be moved without pylance: no index can be taken along, and no blob lies beside a file."""
+    return not _has_blobs(head.manifest) and all(_inherited(head, index) for index in indices_of(head.manifest))
+
+
+def _inherited(head: State, index: IndexMetadata) -> bool:
+    return head.branch != MAIN and index.base_id is not None
+
+
+def _has_blobs(manifest: Manifest) -> bool:
+    return any(
+        field.extension_name.startswith(_BLOBS) or not field.metadata.keys().isdisjoint(_BLOBS)
+        for field in manifest.fields
+    )
+
+
+def _by_pylance(parts: Parts, head: State, goal: Goal) -> State:
+    inherited = [index.name for index in indices_of(head.manifest) if _inherited(head, index)]
+    if inherited:
+        what = "blobs" if _has_blobs(head.manifest) else "an index of its own"
+        raise InvalidInputError(
+            f"cannot compact branch {head.branch!r} of {parts.uri}: it has {what}, which only pylance can move, and "
+            f"the index {inherited[0]!r}, which it inherited and pylance would break; compact main, or drop the index"
+        )
+    compact_with_pylance(parts.dataset(head), goal.target_rows, goal.deleted_share)
+    return parts.head(head.branch)
+
+
+def _rewrite(
+    parts: Parts, head: State, groups: Sequence[Group], *, goal: Goal, note: Note, progress: Progress | None
+) -> State:
+    written = []
+    for group in groups:
+        written.append(_written(parts, head, group, goal))
+        if progress is not None:
+            progress(len(written), len(groups))
+    # As other writers do: ids of rewritten fragments are reserved first, so that no append is given the same.
+    count = sum(len(new) for new in written)
+    reserved = _commit(parts, head, ReserveFragments(count=count), {})
+    first = (reserved.manifest.max_fragment_id or 0) - count + 1
+    numbered = []
+    for new in written:
+        numbered.append(tuple(replace(fragment, id=first + place) for place, fragment in enumerate(new)))
+        first += len(new)
+    pairs = zip(groups, numbered, strict=True)
+    rewrite = Rewrite(groups=tuple(RewriteGroup(old=old, new=new) for old, new in pairs))
+    properties = {**note.properties, **({MESSAGE: note.message} if note.message is not None else {})}
+    return _commit(parts, head, rewrite, properties)
+
+
+def _commit(parts: Parts, head: State, operation: Operation, properties: dict[str, str]) -> State:
+    transaction = Transaction(
+        read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
+    )
+    return commit_transaction(parts.versions, head.branch, transaction)
+
+
+def _written(parts: Parts, head: State, group: Group, goal: Goal) -> tuple[Fragment, ...]:
+    """Write the live rows of some fragments to new files, and describe these as fragments."""
+    schema, manifest = schema_of(head), head.manifest
+    rows = sum(fragment.rows for fragment in group)
+    # Files of equal size, none below the target: a rest would have to be rewritten the next time.
+    most = -(-rows // max(1, rows // goal.target_rows))
+    place = replace(target(parts, schema, head, _base_of(parts, head, group)), max_rows=max(1, most))
+    batches = scan_fragments(parts.dataset(head), [fragment.id for fragment in group])
+    staged = StagedFiles(schema, write_files(place, batches), place.base)
+    made = placed(parts, fragments_of(staged, manifest.fields, manifest.file_version), head, staged.base)
+    return _with_lineage(parts, head, group, made) if manifest.stable_row_ids else made
+
+
+def _base_of(parts: Parts, head: State, group: Group) -> str | None:
+    """Return the name of the base path the files of a group lie under; None for the table itself."""
+    ids = {file.base_id for fragment in group for file in fragment.files}
+    bases = [base for base in head.manifest.base_paths if base.id in ids]
+    elsewhere = [base for base in bases if base.path != parts.uri and not base.path.startswith(f"{parts.uri}/tree/")]
+    return elsewhere[0].name if len(elsewhere) == len(ids) == 1 else None
+
+
+def _with_lineage(parts: Parts, head: State, group: Group, made: Sequence[Fragment]) -> tuple[Fragment, ...]:
+    """Give new fragments the row ids and versions of the rows they hold."""
+    live = [_live(parts, head, fragment) for fragment in group]
+    where = f"version {head}"
+
+    def gathered(sequences: Sequence[U64Array]) -> U64Array:
+        return np.concatenate([values[kept] for values, kept in zip(sequences, live, strict=True)])
+
+    ids = gathered([decode_row_ids(own.row_ids, own.physical_rows, where) for own in group])
+    created = gathered([decode_versions(own.created_at, own.physical_rows, where) for own in group])
+    updated = gathered([decode_versions(own.updated_at, own.physical_rows, where) for own in group])
+    found = []
+    start = 0
+    for fragment in made:
+        part = slice(start, start + fragment.physical_rows)
+        start += fragment.physical_rows
+        found.append(
+            replace(
+                fragment,
+                row_ids=encode_row_ids(ids[part]),
+                created_at=encode_versions(created[part]),
+                updated_at=encode_versions(updated[part]),
+            )
+        )
+    if start != len(ids):
+        raise InvalidInputError(f"{start} rows were read of {len(ids)} in {where}; nothing was committed")
+    return tuple(found)
+
+
+def _live(parts: Parts, head: State, fragment: Fragment) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    gone = deleted_offsets(parts.versions, head, fragment)
+    return np.fromiter(BitMap(range(fragment.physical_rows)) - gone, dtype=np.int64)

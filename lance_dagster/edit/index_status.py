@@ -1,0 +1,90 @@
+"""The indices of a version, and how much of it each one covers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from lance_dagster.edit.write import Note, retried, submit
+from lance_dagster.errors import NotFoundError
+from lance_dagster.format.model import Field, IndexMetadata, Manifest
+from lance_dagster.format.transaction import CreateIndex
+from lance_dagster.history.context import Parts
+from lance_dagster.history.versions import State
+from lance_dagster.transactions.index_updates import covered, indices_of, kind_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexStatus:
+    """An index and what it speaks for.
+
+    Queries stay right whatever an index covers: rows it does not know are searched one by one. `kind` is as the format
+    names it, such as "BTree"; `columns` are paths, "a.b" for a field in a struct; rows that are deleted do not count.
+    """
+
+    name: str
+    kind: str
+    columns: tuple[str, ...]
+    uuids: tuple[str, ...]
+    indexed_rows: int
+    unindexed_rows: int
+
+    @property
+    def needs_work(self) -> bool:
+        """Whether there are rows the index does not know; pylance's `optimize_indices` adds them."""
+        return self.unindexed_rows > 0
+
+
+def index_statuses(manifest: Manifest) -> tuple[IndexStatus, ...]:
+    """Describe the indices of a version, by name; several segments of one index are one."""
+    fields = {field.id: field for field in manifest.fields}
+    rows = {fragment.id: fragment.rows for fragment in manifest.fragments}
+    indices = sorted((index for index in indices_of(manifest) if index.fields), key=lambda index: index.name)
+    return tuple(
+        _status(name, tuple(segments), fields, rows) for name, segments in groupby(indices, lambda index: index.name)
+    )
+
+
+def drop_index(parts: Parts, name: str, note: Note) -> State:
+    """Take an index, all its segments, out of a branch.
+
+    Raises:
+        NotFoundError: The branch has none of that name.
+    """
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        found = indices_of(head.manifest)
+        gone = tuple(index for index in found if index.name == name)
+        if not gone:
+            known = ", ".join(sorted({repr(index.name) for index in found})) or "none"
+            raise NotFoundError(f"{head} of {parts.uri} has no index {name!r}; it has {known}")
+        return submit(parts, head, CreateIndex(removed_indices=gone), note.as_properties())
+
+    return retried(attempt)
+
+
+def _status(
+    name: str, segments: tuple[IndexMetadata, ...], fields: Mapping[int, Field], rows: Mapping[int, int]
+) -> IndexStatus:
+    known: set[int] = set()
+    for index in segments:
+        bitmap = covered(index)
+        # Without a bitmap an index was built when there was nothing but what it covers; Lance reads it as nothing.
+        known.update(bitmap or ())
+    indexed = sum(rows[number] for number in known & rows.keys())
+    return IndexStatus(
+        name=name,
+        kind=kind_of(segments),
+        columns=tuple(_path(number, fields) for number in segments[0].fields),
+        uuids=tuple(index.uuid for index in segments),
+        indexed_rows=indexed,
+        unindexed_rows=sum(rows.values()) - indexed,
+    )
+
+
+def _path(number: int, fields: Mapping[int, Field]) -> str:
+    names: list[str] = []
+    while number in fields:
+        names.append(fields[number].name)
+        number = fields[number].parent_id
+    return ".".join(reversed(names)) or "a field that is gone"

@@ -1,0 +1,134 @@
+"""Delete rows, and change the values of rows."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lance_dagster.datafiles import (
+    Addresses,
+    Located,
+    StagedFiles,
+    blob_columns,
+    computed,
+    conform,
+    expression_types,
+    matching_offsets,
+    offsets_by_fragment,
+    write_files,
+)
+from lance_dagster.edit.write import Note, field_ids, moved_in, refuse_nested_blobs, retried, submit, taken_out, target
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.transaction import Delete, Update
+from lance_dagster.history.context import Parts, schema_of
+from lance_dagster.history.versions import State
+
+
+def delete(parts: Parts, predicate: str, note: Note) -> State:
+    """Take out the rows that match; the head as it is when none does."""
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        found = matching_offsets(parts.dataset(head), predicate)
+        if not found:
+            return head
+        out = taken_out(parts, head, found)
+        operation = Delete(updated_fragments=out.updated, deleted_fragment_ids=out.removed, predicate=predicate)
+        return submit(parts, head, operation, note.as_properties())
+
+    return retried(attempt)
+
+
+def update(parts: Parts, values: Mapping[str, str], where: str | None, note: Note) -> State:
+    """Give the rows that match new values; the head as it is when none does."""
+
+    def attempt() -> State:
+        head = parts.head(note.branch)
+        refuse_nested_blobs(head, "update")
+        changed = _Changed(parts, head, values, where)
+        schema = schema_of(head)
+        place = target(parts, schema, head)
+        staged = StagedFiles(schema, write_files(place, changed), place.base)
+        addresses = changed.addresses
+        if not len(addresses):
+            return head
+        out = taken_out(parts, head, offsets_by_fragment(addresses))
+        operation = Update(
+            removed_fragment_ids=out.removed,
+            updated_fragments=out.updated,
+            new_fragments=moved_in(parts, head, staged, addresses),
+            # Indices on other fields know the moved rows by their ids, and pylance lets them.
+            preserved_fields=field_ids(head.manifest.fields, list(values)),
+        )
+        return submit(parts, head, operation, note.as_properties())
+
+    return retried(attempt)
+
+
+class _Changed:
+    """The rows that match with their new values, batch by batch; once read, it knows where they were."""
+
+    def __init__(self, parts: Parts, head: State, values: Mapping[str, str], where: str | None) -> None:
+        self._schema = schema_of(head)
+        self._dataset = parts.dataset(head)
+        self._values = dict(values)
+        self._blobs = frozenset(blob_columns(self._schema))
+        self._where = where
+        self._addresses: list[Addresses] = []
+        _check_values(self._values, self._schema)
+        for name, given in expression_types(self._dataset, self._values).items():
+            # Whether there is a way from one type to the other can be told without a value.
+            self._converted(pa.array([], given), name)
+
+    @property
+    def addresses(self) -> Addresses:
+        return np.concatenate([np.empty(0, np.uint64), *self._addresses])
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for part in computed(self._dataset, self._values, self._where):
+            self._addresses.append(part.addresses)
+            yield from self._with_types(part)
+
+    def _with_types(self, part: Located) -> Iterator[pa.RecordBatch]:
+        for batch in part.rows.to_batches():
+            columns = [
+                self._converted(batch.column(name), name) if name in self._values else batch.column(name)
+                for name in self._schema.names
+            ]
+            yield conform(pa.RecordBatch.from_arrays(columns, names=self._schema.names), self._schema)
+
+    def _converted(self, values: "pa.Array[Any]", name: str) -> "pa.Array[Any]":
+        column = self._schema.field(name)
+        if values.type == column.type or name in self._blobs:
+            return values
+        try:
+            return values.cast(column.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise SchemaMismatchError(
+                f"column {name!r} is {column.type}, and {self._values[name]!r} gives {values.type}: {error}"
+            ) from error
+
+
+def _check_values(values: Mapping[str, str], schema: pa.Schema) -> None:
+    """Refuse columns that are not there, and parts of columns.
+
+    Raises:
+        InvalidInputError: Names what is wrong.
+    """
+    if not values:
+        raise InvalidInputError("an update needs a column and its new value, such as {'price': 'price * 2'}")
+    for name, expression in values.items():
+        if not isinstance(expression, str):
+            raise InvalidInputError(
+                f"the new value of {name!r} is {expression!r}; give an SQL expression as a string, such as '5' or "
+                "\"'text'\""
+            )
+        if name in schema.names:
+            continue
+        outer = name.split(".")[0]
+        if outer in schema.names:
+            raise InvalidInputError(
+                f"cannot update {name!r} alone; give all of column {outer!r}, such as {outer} = named_struct(...)"
+            )
+        raise InvalidInputError(f"no column {name!r}; the table has {', '.join(schema.names)}")

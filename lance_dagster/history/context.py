@@ -1,0 +1,81 @@
+"""What every operation on a table needs: its store, its names, its versions."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from lance_dagster.datafiles import LanceDataset, open_dataset
+from lance_dagster.format.codec import check_sound
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.schema import arrow_from_fields
+from lance_dagster.history.ancestry import Ancestry, Written
+from lance_dagster.history.refs.ref_store import READY, Refs
+from lance_dagster.history.resolve import resolve
+from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import Store, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one table. Holds the storage options, which its repr does not show."""
+
+    store: Store = field(repr=False)
+    refs: Refs = field(repr=False)
+    versions: Versions = field(repr=False)
+    storage_options: Mapping[str, str] = field(repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The table's canonical URI."""
+        return self.store.uri
+
+    def at(self, ref: str | None) -> State:
+        """Read the version a ref expression names; None stands for `main`."""
+        return self.versions.load(*resolve(ref, self.refs, self.versions))
+
+    def recalled(self, written: Written) -> State:
+        """Read a version that was written down, whatever its branch is called by now.
+
+        Raises:
+            VersionNotFoundError: It is gone; another branch of the name does not stand in for its own.
+        """
+        ancestry = Ancestry(self.refs, self.versions)
+        place = ancestry.known_as(written)
+        if place is None:
+            raise ancestry.gone(written)
+        return self.versions.load(place.branch, place.number, written.line)
+
+    def head(self, branch: str) -> State:
+        """Read the newest version of a branch.
+
+        Raises:
+            RefNotFoundError: There is no such branch.
+        """
+        if branch != MAIN:
+            found = self.refs.branch(branch)
+            if found is None or found.state != READY:
+                raise self.refs.no_branch(branch)
+        return self.versions.head(branch)
+
+    def dataset(self, state: State) -> LanceDataset:
+        """Open a version with pylance.
+
+        Raises:
+            FormatError: The version's manifest cannot be read whole.
+        """
+        check_sound(state.manifest, state.path or str(state))
+        return open_dataset(self.uri, state.branch, state.number, self.storage_options)
+
+
+def schema_of(state: State) -> pa.Schema:
+    """Return the Arrow schema of a version."""
+    return arrow_from_fields(state.manifest.fields, state.manifest.schema_metadata, state.path or str(state))
+
+
+def open_parts(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Parts:
+    """Put together the parts of the table at a URI; nothing is read yet."""
+    store = open_store(uri, storage_options)
+    options = dict(storage_options or {})
+    return Parts(store, Refs(store), Versions(store, options), options)

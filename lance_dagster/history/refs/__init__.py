@@ -1,0 +1,1 @@
+"""Branches and tags: their files, their life, and what is protected."""

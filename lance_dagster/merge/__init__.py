@@ -1,0 +1,1 @@
+"""Merging: three-way merge of branches, its preview, cherry-pick, revert and the rows in conflict."""

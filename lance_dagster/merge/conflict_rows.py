@@ -1,0 +1,441 @@
+"""Which column of the merge base is which on the source and on the dest, and what each is called.
+
+Bring rows of a conflict together that have the same key, where nothing else tells that they are the same row.
+
+A side that replaced rows took some out and put others in; a table without stable row ids does not say which row an
+update made of which. A key does.
+
+The rows that the conflicts of a merge are about, as a stream of Arrow record batches.
+
+A line has three images of a row: as the merge base has it, as the source has it, as the dest has it. Each is a struct
+of the columns of that version. A column is called the same in all three: as the dest calls it, or else as the merge
+base does, or as the source. Values are read when a batch is asked for, and no more of them than the batch shows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lance_dagster.datafiles import Addresses, Positions, rows_at_once
+from lance_dagster.diff.changed_rows import VersionedRows, keys_of, parts_of
+from lance_dagster.diff.row_matching import ComparedColumn, Flags, Places, compared_columns, paired_by_values
+from lance_dagster.diff.schema_diff import Fields
+from lance_dagster.edit.upsert import key_columns
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.names import texts
+from lance_dagster.history.context import Parts
+from lance_dagster.history.versions import State
+from lance_dagster.merge.rules import Contradiction
+from lance_dagster.merge.rules.conflict_locations import (
+    ABSENT,
+    ADDED,
+    BASE,
+    CHANGED,
+    DEST,
+    REMOVED,
+    REWRITTEN,
+    SOURCE,
+    UNCHANGED,
+    Disputes,
+    Images,
+)
+from lance_dagster.merge.rules.merge_side import Conflict
+
+Manifests = tuple[Manifest, Manifest, Manifest]
+"""Of the merge base, the source and the dest."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedColumn:
+    """A column of three versions: a name for all; what each calls it, None where it is not; its id on the dest."""
+
+    name: str
+    names: tuple[str | None, str | None, str | None]
+    dest_id: int | None
+
+
+class ConflictColumns:
+    """The columns of three versions beside each other."""
+
+    def __init__(self, manifests: Manifests, ids: Sequence[Mapping[int, int]]) -> None:
+        """Find out which is which.
+
+        Args:
+            manifests: The three versions.
+            ids: By the ids of fields of the merge base, those on the source, and those on the dest.
+        """
+        self._fields = [Fields.of(manifest.fields) for manifest in manifests]
+        base = self._fields[BASE]
+        self._matched = [_matched(base, side, own) for side, own in zip(self._fields[SOURCE:], ids, strict=True)]
+        self.all = tuple(self._beside())
+
+    def chosen(self, names: Sequence[str] | None) -> tuple[SharedColumn, ...]:
+        """Return columns by name, by any that a version has for them; None for all.
+
+        Raises:
+            InvalidInputError: There is none of a name.
+        """
+        if names is None:
+            return self.all
+        return tuple(dict.fromkeys(self._named(name) for name in texts("columns", names, "id")))
+
+    def holding(self, fields: frozenset[int]) -> tuple[SharedColumn, ...]:
+        """Return the columns that fields of the dest are in."""
+        dest = self._fields[DEST]
+        columns = {dest.column(dest.by_id[number]).id for number in fields}
+        return tuple(column for column in self.all if column.dest_id in columns)
+
+    def compared(self, columns: Sequence[SharedColumn], side: int) -> tuple[ComparedColumn, ...]:
+        """Say how values of columns that the merge base and a side have are compared; without those that cannot be."""
+        found, _ = compared_columns(self._fields[BASE], self._fields[side], self._matched[side - SOURCE])
+        by_name = {(column.before, column.after): column for column in found}
+        pairs = [(column.names[BASE], column.names[side]) for column in columns]
+        return tuple(by_name[pair] for pair in pairs if pair in by_name)
+
+    def _named(self, name: str) -> SharedColumn:
+        found = next((column for column in self.all if column.name == name), None)
+        if found is None:
+            found = next((column for column in self.all if name in column.names), None)
+        if found is None:
+            raise InvalidInputError(f"no column {name!r}; there are {', '.join(column.name for column in self.all)}")
+        return found
+
+    def _beside(self) -> list[SharedColumn]:
+        base, source, dest = (list(fields.below(None)) for fields in self._fields)
+        to_source, to_dest = self._matched
+        from_dest = {own: number for number, own in to_dest.items()}
+        olds, mine = {field.id: field for field in base}, {field.id: field for field in source}
+        # What only the sides have is the same where it is called the same.
+        new = {field.name: field for field in source if field.id not in set(to_source.values())}
+        taken: set[str] = set()
+        found: list[SharedColumn] = []
+
+        def put(was: Field | None, own: Field | None, other: Field | None) -> None:
+            known = other or was or own
+            if known is not None:
+                base_name, source_name, dest_name = (
+                    None if field is None else field.name for field in (was, own, other)
+                )
+                number = None if other is None else other.id
+                found.append(SharedColumn(_free(known.name, taken), (base_name, source_name, dest_name), number))
+
+        for field in dest:
+            was = olds.pop(from_dest.get(field.id, -1), None)
+            own = new.pop(field.name, None) if was is None else mine.get(to_source.get(was.id, -1))
+            put(was, own, field)
+        for was in olds.values():
+            put(was, mine.get(to_source.get(was.id, -1)), None)
+        for own in new.values():
+            put(None, own, None)
+        return found
+
+
+def _matched(base: Fields, side: Fields, ids: Mapping[int, int]) -> dict[int, int]:
+    """Match fields by their ids, and columns that are left by their names: a column that was cast is the same."""
+    found = {number: own for number, own in ids.items() if number in base.by_id and own in side.by_id}
+    taken = set(found.values())
+    left = {field.name: field.id for field in side.below(None) if field.id not in taken}
+    for field in base.below(None):
+        if field.id not in found and field.name in left:
+            found[field.id] = left[field.name]
+    return found
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Return a name nobody has."""
+    free = next(candidate for suffix in count() if (candidate := name + "_" * suffix) not in taken)
+    taken.add(free)
+    return free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """How rows are known: the columns of the key, as the source has them beside the merge base, and as the dest has.
+
+    `put_in` returns where all rows lie that a side put in.
+    """
+
+    versions: Sequence[VersionedRows]
+    columns: tuple[tuple[ComparedColumn, ...], tuple[ComparedColumn, ...]]
+    put_in: "Callable[[int], Positions]"
+
+    def applied(self, images: Images) -> Images:
+        """Return the rows of a conflict, each key once.
+
+        Raises:
+            InvalidInputError: Two rows of one version have the same key.
+        """
+        for side in (SOURCE, DEST):
+            images = self._with_base(images, side)
+        return self._with_each_other(images)
+
+    def _with_base(self, images: Images, side: int) -> Images:
+        """Look for rows of the merge base that a side does not have among those it put in."""
+        addresses, did = images.addresses.copy(), images.did.copy()
+        missing = np.flatnonzero((addresses[:, BASE] != ABSENT) & (addresses[:, side] == ABSENT))
+        alone = np.flatnonzero(_only(images, side))
+        pool = addresses[alone, side]
+        untold = did[missing, side - SOURCE] == REWRITTEN
+        if untold.any():
+            pool = np.concatenate([pool, np.setdiff1d(self.put_in(side), pool)])
+        olds, news, unknown = self._paired((BASE, addresses[missing, BASE]), (side, pool), side)
+        gone = np.ones(len(missing), np.bool_)
+        gone[olds], gone[unknown] = False, False
+        did[missing[gone & untold], side - SOURCE] = REMOVED
+        addresses[missing[olds], side] = pool[news]
+        did[missing[olds], side - SOURCE] = CHANGED
+        return _without(Images(addresses=addresses, did=did, fields=images.fields), alone[news[news < len(alone)]])
+
+    def _with_each_other(self, images: Images) -> Images:
+        """Bring rows together that source and dest put in."""
+        addresses, did = images.addresses.copy(), images.did.copy()
+        mine, theirs = (np.flatnonzero(_only(images, side)) for side in (SOURCE, DEST))
+        ours, others, _ = self._paired((SOURCE, addresses[mine, SOURCE]), (DEST, addresses[theirs, DEST]), DEST)
+        addresses[mine[ours], DEST] = addresses[theirs[others], DEST]
+        did[mine[ours], DEST - SOURCE] = did[theirs[others], DEST - SOURCE]
+        return _without(Images(addresses=addresses, did=did, fields=images.fields), theirs[others])
+
+    def _paired(
+        self, one: tuple[int, Positions], other: tuple[int, Positions], side: int
+    ) -> tuple[Places, Places, Places]:
+        """Return the places of rows of two versions that have the same key, and those of the first without a key."""
+        nothing: Places = np.empty(0, np.int64)
+        if not len(one[1]) or not len(other[1]):
+            return nothing, nothing, nothing
+        (olds, old_null), (news, new_null) = (
+            keys_of(
+                self.versions[version],
+                addresses.astype(np.uint64),
+                self.columns[(side if version == BASE else version) - SOURCE],
+            )
+            for version, addresses in (one, other)
+        )
+        found = paired_by_values(olds[~old_null], news[~new_null])
+        return np.flatnonzero(~old_null)[found.before], np.flatnonzero(~new_null)[found.after], np.flatnonzero(old_null)
+
+
+def _only(images: Images, side: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Tell which rows only one side has."""
+    there = images.addresses != ABSENT
+    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = there[:, side] & (there.sum(axis=1) == 1)
+    return found
+
+
+def _without(images: Images, places: Places) -> Images:
+    kept = np.ones(len(images), np.bool_)
+    kept[places] = False
+    return images.at(kept)
+
+
+KIND, UNIT, ROW_ID, KEY = "_conflict_kind", "_conflict_unit", "_row_id", "key"
+IMAGES = ("base", "source", "dest")
+DID = ("_source_change", "_dest_change")
+_WORDS = {UNCHANGED: "unchanged", ADDED: "added", CHANGED: "changed", REMOVED: "removed", REWRITTEN: "rewritten"}
+FlagsOfRows = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+"""Whether the merge base, the source and the dest have a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which rows are wanted, and what of them: the conflicts, the columns, those of the key, at most how many rows."""
+
+    conflicts: tuple[Conflict, ...]
+    columns: tuple[SharedColumn, ...]
+    keys: tuple[SharedColumn, ...] | None
+    limit: int | None
+
+
+class ConflictRows:
+    """The rows of the conflicts of one merge."""
+
+    def __init__(self, parts: Parts, states: tuple[State, State, State], found: Contradiction) -> None:
+        """Read nothing yet.
+
+        Args:
+            parts: The table.
+            states: The merge base, the source and the dest.
+            found: Why they cannot be merged.
+        """
+        self._conflicts, self._disputes = found.conflicts, found.disputes
+        self._versions = [VersionedRows(parts, state, after=place != BASE) for place, state in enumerate(states)]
+        ids = [] if found.disputes is None else [party.columns.ids for party in found.disputes.parties]
+        base, source, dest = (state.manifest for state in states)
+        self._columns = ConflictColumns((base, source, dest), ids or [{}, {}])
+
+    def stream(
+        self, conflict: Conflict | None, *, columns: Sequence[str] | None, key: Sequence[str] | None, limit: int | None
+    ) -> pa.RecordBatchReader:
+        """Read the rows of a conflict, or of all.
+
+        Raises:
+            InvalidInputError: There is no such conflict or column, a column cannot be a key, or the limit is below 0.
+        """
+        if conflict is not None and conflict not in self._conflicts:
+            raise InvalidInputError(
+                f"this merge has no conflict {str(conflict)!r}; it has {len(self._conflicts)} others"
+            )
+        if limit is not None and limit < 0:
+            raise InvalidInputError(f"a limit is a number of rows, not {limit}")
+        asked = Asked(
+            conflicts=self._conflicts if conflict is None else (conflict,),
+            columns=self._columns.chosen(columns),
+            keys=None if key is None else self._keys(key),
+            limit=limit,
+        )
+        schema = self._schema(asked)
+        return pa.RecordBatchReader.from_batches(schema, self._batches(asked, schema))
+
+    def _keys(self, key: Sequence[str]) -> tuple[SharedColumn, ...]:
+        chosen = self._columns.chosen(key_columns(key))
+        for column in chosen:
+            if not all(self._columns.compared([column], side) for side in (SOURCE, DEST)):
+                raise InvalidInputError(
+                    f"column {column.name!r} cannot be a key: its values cannot be compared, or one of "
+                    f"{', '.join(str(version.state) for version in self._versions)} does not have it"
+                )
+        return chosen
+
+    def _schema(self, asked: Asked) -> pa.Schema:
+        marks: list[pa.Field[Any]] = [
+            pa.field(KIND, pa.string(), nullable=False),
+            pa.field(UNIT, pa.string(), nullable=False),
+            pa.field(ROW_ID, pa.uint64(), nullable=False),
+            *(pa.field(name, pa.string()) for name in DID),
+        ]
+        if asked.keys is not None:
+            # Rows of all versions are known by it: in the type in which the dest has it.
+            marks.append(pa.field(KEY, pa.struct(self._fields(asked.keys, DEST)), nullable=False))
+        images = [pa.field(name, pa.struct(self._fields(asked.columns, place))) for place, name in enumerate(IMAGES)]
+        return pa.schema([*marks, *images])
+
+    def _fields(self, columns: Sequence[SharedColumn], version: int) -> "list[pa.Field[Any]]":
+        names = {own: column.name for column in columns if (own := column.names[version]) is not None}
+        return [
+            field.with_name(names[field.name]).with_nullable(nullable=True)
+            for field in (self._versions[version].schema(list(names)) if names else ())
+        ]
+
+    def _batches(self, asked: Asked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        if self._disputes is None:
+            return
+        left = asked.limit
+        step = min(rows_at_once(version.dataset.schema) for version in self._versions)
+        for conflict in asked.conflicts:
+            images = self._found(self._disputes, conflict, asked)
+            for part in parts_of(len(images), step):
+                lines = self._told_apart(images.at(part)) if images.fields else images.at(part)
+                lines = lines if left is None else lines.at(slice(left))
+                left = None if left is None else left - len(lines)
+                if len(lines):
+                    yield self._batch(lines, conflict, asked, schema)
+                if left == 0:
+                    return
+
+    def _found(self, disputes: Disputes, conflict: Conflict, asked: Asked) -> Images:
+        found = disputes.images(conflict)
+        if asked.keys is None:
+            return found
+        own, other = (self._columns.compared(asked.keys, side) for side in (SOURCE, DEST))
+        return Keys(versions=self._versions, columns=(own, other), put_in=disputes.put_in).applied(found)
+
+    def _told_apart(self, images: Images) -> Images:
+        """Leave out rows in which neither side has other values, of columns that both wrote anew for all of them."""
+        differ = np.zeros(len(images), np.bool_)
+        for column in self._columns.holding(images.fields):
+            for side in (SOURCE, DEST):
+                differ |= self._differ(images, column, side)
+        return images.at(differ)
+
+    def _differ(self, images: Images, column: SharedColumn, side: int) -> Flags:
+        """Tell in which rows a side has another value than the merge base; where nobody can say, in all."""
+        compared = self._columns.compared([column], side)
+        there = images.addresses != ABSENT
+        both = there[:, BASE] & there[:, side]
+        differ: Flags = ~both
+        if not compared:
+            return np.ones(len(images), np.bool_)
+        if both.any():
+            olds, news = (
+                self._versions[version].digests(_unsigned(images.addresses[both, version]), compared)[0]
+                for version in (BASE, side)
+            )
+            differ[both] = np.any(olds != news, axis=1)
+        return differ
+
+    def _batch(self, images: Images, conflict: Conflict, asked: Asked, schema: pa.Schema) -> pa.RecordBatch:
+        wanted = tuple(dict.fromkeys([*asked.columns, *(asked.keys or ())]))
+        read = [self._read(images, version, wanted) for version in (BASE, SOURCE, DEST)]
+        rows = len(images)
+        found: list[pa.Array[Any]] = [
+            pa.array([conflict.kind] * rows, pa.string()),
+            pa.array([conflict.unit] * rows, pa.string()),
+            pa.array(self._row_ids(images), pa.uint64()),
+            *(pa.array([_WORDS.get(code) for code in did], pa.string()) for did in images.did.T.tolist()),
+        ]
+        there = images.addresses != ABSENT
+        if asked.keys is not None:
+            found.append(_coalesced(read, there, schema.field(KEY).type))
+        for version, name in enumerate(IMAGES):
+            found.append(_struct(read[version], there[:, version], schema.field(name).type))
+        return pa.RecordBatch.from_arrays(found, schema=schema)
+
+    def _read(self, images: Images, version: int, columns: Sequence[SharedColumn]) -> "dict[str, pa.Array[Any]]":
+        """Read columns as one version has them, by the names they have for all; null where it lacks the row."""
+        names = {column.name: own for column in columns if (own := column.names[version]) is not None}
+        addresses = images.addresses[:, version]
+        there = addresses != ABSENT
+        if not names or not there.any():
+            return {}
+        places = pa.array(np.cumsum(there) - 1, mask=~there)
+        rows = self._versions[version].take(_unsigned(addresses[there]), list(names.values()))
+        return {name: _whole(rows.column(own).take(places)) for name, own in names.items()}
+
+    def _row_ids(self, images: Images) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+        """Return what readers know rows by: of the first version that has one, its id, or else its address."""
+        there = images.addresses != ABSENT
+        first = there.argmax(axis=1)
+        ids = _unsigned(np.take_along_axis(images.addresses, first[:, None], axis=1)[:, 0])
+        for place, version in enumerate(self._versions):
+            own = first == place
+            if version.state.manifest.stable_row_ids and own.any():
+                ids[own] = version.ids(ids[own])
+        return ids
+
+
+def _unsigned(addresses: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Addresses:
+    return addresses.astype(np.uint64)
+
+
+def _whole(values: "pa.ChunkedArray[Any]") -> Any:  # noqa: ANN401  # an Arrow array of any type
+    return values.combine_chunks()
+
+
+def _struct(values: "Mapping[str, pa.Array[Any]]", there: Flags, kind: pa.StructType) -> "pa.Array[Any]":
+    """Return rows of one version as structs, null where it lacks them."""
+    fields: list[pa.Field[Any]] = [kind.field(place) for place in range(kind.num_fields)]
+    if not there.any() or not fields:
+        return pa.array([{} if has else None for has in there.tolist()], kind)
+    return pa.StructArray.from_arrays(
+        [_typed(values[field.name], field.type) for field in fields], fields=fields, mask=pa.array(~there)
+    )
+
+
+def _coalesced(read: "Sequence[Mapping[str, pa.Array[Any]]]", there: FlagsOfRows, kind: pa.DataType) -> "pa.Array[Any]":
+    """Return rows as structs, each as the first version has it that does."""
+    fields: list[pa.Field[Any]] = [kind.field(place) for place in range(kind.num_fields)]
+    rows = len(there)
+    first = pa.array(there.argmax(axis=1) * rows + np.arange(rows))
+    found = []
+    for field in fields:
+        values = [_typed(own[field.name], field.type) if own else pa.nulls(rows, field.type) for own in read]
+        found.append(pa.concat_arrays(values).take(first))
+    return pa.StructArray.from_arrays(found, fields=fields)
+
+
+def _typed(values: "pa.Array[Any]", kind: pa.DataType) -> "pa.Array[Any]":
+    return values if values.type == kind else values.cast(kind)

@@ -1,0 +1,407 @@
+"""Carry out the plan of a merge: files under the table's root, deletion vectors stored, the operation that says so.
+
+Merge one version into a branch: gather what both sides did since their merge base, carry out the plan.
+
+The rules are in `changes.merge`; here is what they need from the store, and what is written.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from pyroaring import BitMap
+
+from lance_dagster.datafiles import matching_offsets
+from lance_dagster.errors import CorruptFileError, InvalidInputError, MergeConflictError
+from lance_dagster.format.layout import DATA, MAIN
+from lance_dagster.format.model import DataFile, DeletionFile, Flag, Fragment, Manifest
+from lance_dagster.format.names import check_said
+from lance_dagster.format.storable import version_of_file
+from lance_dagster.format.transaction import (
+    CLAIMS,
+    COLUMNS_MOVED,
+    MERGE,
+    MERGED_BRANCH,
+    MESSAGE,
+    SQUASHED_PREFIX,
+    Append,
+    Delete,
+    Merge,
+    Operation,
+    Overwrite,
+    Transaction,
+    Update,
+)
+from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
+from lance_dagster.history.context import Parts
+from lance_dagster.history.lineage import (
+    Lineage,
+    alias_records,
+    anchored,
+    changes_since,
+    crosswise,
+    field_ids,
+    last_common,
+    lineage_of,
+    merge_base,
+    merged_as,
+    new_records,
+    row_space,
+)
+from lance_dagster.history.rebase import deleted_offsets, with_deleted
+from lance_dagster.history.versions import State
+from lance_dagster.merge.merge_records import claiming, kept_records, picked_across
+from lance_dagster.merge.rules import Brought, MergePlan, Question, Strategy, plan_merge
+from lance_dagster.merge.rules.merge_side import Conflict, Lookups, Side
+from lance_dagster.store import copy_file, copy_folder
+from lance_dagster.transactions.apply import as_next, without_dropped
+from lance_dagster.transactions.base_paths import data_folder, folder_of, placed_under_root, shared_places
+from lance_dagster.transactions.claims import Change, Claim, claims_of, encode_claims
+
+_FEW, _WRITERS = 4, 16
+
+
+def carried_out(
+    parts: Parts, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
+) -> tuple[Operation, Manifest]:
+    """Store what the plan needs; returns the operation to record, and the state that follows the head.
+
+    Args:
+        parts: The table.
+        plan: What is to be done.
+        source: The version that is merged.
+        head: The version it is merged into.
+        changes: What the source did since the merge base.
+
+    Raises:
+        InvalidInputError: A fragment would be left without a file, since all columns it has values of are dropped.
+    """
+    carrier = _Carrier(parts, source, head)
+    finished = carrier.all_finished([*plan.changed.values(), *plan.added])
+    changed = dict(zip(plan.changed, finished[: len(plan.changed)], strict=True))
+    added = finished[len(plan.changed) :]
+    fragments = plan.manifest.fragments
+    if plan.removed or changed:
+        fragments = fragments.changed(plan.removed, changed)
+    fragments = fragments.added(added)
+    last = max((fragment.id for fragment in added), default=head.manifest.max_fragment_id)
+    manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
+    manifest = without_dropped(manifest, head.manifest.fields)
+    if added and len(plan.removed) == len(head.manifest.fragments):
+        manifest = replace(manifest, file_version=source.manifest.file_version)
+    manifest = _open_to_file_versions(manifest, [*changed.values(), *added])
+    overwrites = len(plan.removed) == len(head.manifest.fragments) and any(
+        isinstance(change.operation, Overwrite) for change in changes
+    )
+    return _recorded(plan, manifest, changed, added, overwrites=overwrites), manifest
+
+
+def _open_to_file_versions(manifest: Manifest, brought: Iterable[Fragment]) -> Manifest:
+    """Say so where files come that are of another version than those of the table: nobody could read it otherwise."""
+    versions = {version_of_file(file) for fragment in brought for file in fragment.files}
+    if manifest.file_version == "" or versions <= {manifest.file_version}:
+        return manifest
+    mixed = int(Flag.MIXED_FILE_VERSIONS)
+    return replace(manifest, reader_flags=manifest.reader_flags | mixed, writer_flags=manifest.writer_flags | mixed)
+
+
+def _recorded(
+    plan: MergePlan, manifest: Manifest, changed: Mapping[int, Fragment], added: Sequence[Fragment], *, overwrites: bool
+) -> Operation:
+    """Return the operation that lets the changes others have in flight follow wherever they still mean the same."""
+    if overwrites:
+        return Overwrite(fragments=added, fields=manifest.fields, schema_metadata=manifest.schema_metadata)
+    if plan.changes_columns:
+        return Merge(
+            fragments=manifest.fragments,
+            fields=manifest.fields,
+            schema_metadata=manifest.schema_metadata,
+            preserves_nullability=plan.tally.keeps_nulls,
+        )
+    if not changed and not plan.removed:
+        return Append(fragments=added)
+    if not added:
+        return Delete(updated_fragments=tuple(changed.values()), deleted_fragment_ids=plan.removed)
+    return Update(
+        removed_fragment_ids=plan.removed, updated_fragments=tuple(changed.values()), new_fragments=tuple(added)
+    )
+
+
+class _Carrier:
+    def __init__(self, parts: Parts, source: State, head: State) -> None:
+        self._parts, self._source, self._head = parts, source, head
+        self._shared = shared_places(source.manifest, head.manifest, parts.uri)
+
+    def all_finished(self, brought: Sequence[Brought]) -> list[Fragment]:
+        """Return fragments as the result names them, in the same order."""
+        if sum(one.deleted is not None or bool(one.files) for one in brought) <= _FEW:
+            return [self.finished(one) for one in brought]
+        # Each may be a request or more: one after the other, a thousand fragments would take a minute.
+        with ThreadPoolExecutor(_WRITERS) as writers:
+            return list(writers.map(self.finished, brought))
+
+    def finished(self, brought: Brought) -> Fragment:
+        """Return a fragment as the result names it, its files placed and its deletion vector stored."""
+        for file in brought.files:
+            self._bring(file)
+        carrier = Fragment(id=0, files=brought.files, physical_rows=0)
+        files: tuple[DataFile, ...] = ()
+        if brought.files:
+            files = placed_under_root([carrier], self._head.manifest, self._parts.uri, self._shared)[0].files
+        fragment = replace(brought.fragment, files=(*brought.fragment.files, *files))
+        if brought.deleted is None:
+            return fragment
+        return with_deleted(self._parts.versions, self._head, fragment, brought.deleted)
+
+    def _bring(self, file: DataFile) -> None:
+        """Copy a data file that another program put into the branch's own folder, with its blobs.
+
+        Files under a base path that the dest has as well stay where they are.
+        """
+        if file.base_id in self._shared:
+            return
+        parts = self._parts
+        base = folder_of(self._source.manifest, file.base_id, parts.versions.line_uri(self._source.branch))
+        if data_folder(base) == f"{parts.uri}/{DATA}":
+            return
+        store, key = parts.versions.located(data_folder(base), file.path, base.id)
+        if not copy_file(store, key, parts.store, f"{DATA}/{file.path}"):
+            raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
+        # Blobs lie in a folder called like the file; most files have none.
+        blobs = file.path.removesuffix(".lance")
+        copy_folder(store, key.removesuffix(".lance"), parts.store, f"{DATA}/{blobs}")
+
+
+MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
+_MODES = (MERGE_COMMIT, FAST_FORWARD, SQUASH)
+_FEW_FILES, _READERS = 4, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """How to merge: who wins conflicts, whether the merge is recorded, what is kept with the transaction."""
+
+    strategy: Strategy = None
+    mode: str = MERGE_COMMIT
+    message: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no text.
+
+        Raises:
+            InvalidInputError: Names it.
+        """
+        check_said(self.message, self.properties)
+
+
+def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
+    """Merge a version into a branch; returns the version that has it, which is not new when it was merged before.
+
+    Raises:
+        MergeConflictError: With every reason; nothing was written.
+    """
+    check_mode(how.mode)
+    ours = lineage_at(parts, source)
+    transaction_id = str(uuid.uuid4())
+
+    def propose(head: State) -> Proposal | State:
+        theirs = lineage_at(parts, head)
+        merged = merged_as(ours, theirs, parts.versions)
+        if merged is not None:
+            return merged
+        base = merge_base(ours, theirs, parts.refs, parts.versions)
+        question = question_of(parts, ours, theirs, base, strategy=how.strategy)
+        with naming_damage(parts, source, head):
+            plan = refusal(how, ours, theirs, base) or plan_merge(question)
+        if not isinstance(plan, MergePlan):
+            raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
+        operation, changed = carried_out(parts, plan, source, head, changes=question.source.changes)
+        transaction = Transaction(
+            read_version=head.number,
+            uuid=transaction_id,
+            operation=operation,
+            properties=_properties(how, ours, head, question.source.changes) | columns_moved(plan),
+        )
+        kept = kept_records(theirs, changed.table_metadata, parts.refs, parts.versions)
+        metadata = kept | _records(how, ours, theirs, base=base, plan=plan)
+        changed = replace(changed, table_metadata=metadata)
+        return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
+
+    return commit(parts.versions, into, propose, parts.head(into))
+
+
+def check_mode(mode: str) -> None:
+    """Refuse what is no way to merge.
+
+    Raises:
+        InvalidInputError: Says which there are.
+    """
+    if mode not in _MODES:
+        raise InvalidInputError(f"{mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
+
+
+@contextmanager
+def naming_damage(parts: Parts, source: State, head: State) -> Iterator[None]:
+    """Say which manifests damage was found in, where that was found by rules that know no files."""
+    try:
+        yield
+    except CorruptFileError as error:
+        if parts.uri in error.path:
+            raise
+        raise CorruptFileError(f"{source} or {head} of {parts.uri}", f"{error.path}: {error.problem}") from error
+
+
+def find_merged(parts: Parts, source: State, into: str) -> State | None:
+    """Return the version of `into` that contains everything `source` has, or None when it has something new."""
+    ours, theirs = lineage_at(parts, source), lineage_at(parts, parts.head(into))
+    return merged_as(ours, theirs, parts.versions)
+
+
+def base_of(parts: Parts, one: State, other: State) -> State:
+    """Return the newest version that two versions contain."""
+    lineages = lineage_at(parts, one), lineage_at(parts, other)
+    return merge_base(*lineages, parts.refs, parts.versions).state
+
+
+def lookups(parts: Parts) -> Lookups:
+    """Return how to look at what manifests do not hold."""
+    known: dict[tuple[int, DeletionFile], BitMap] = {}
+
+    def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
+        if fragment.deletion is None:
+            return BitMap()
+        # Its id is random: the same file, whatever base path a version names it through.
+        file = (fragment.id, replace(fragment.deletion, base_id=None))
+        if file not in known:
+            known[file] = deleted_offsets(parts.versions, _state(manifest), fragment)
+        return known[file].copy()
+
+    def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
+        if len(fragments) > _FEW_FILES:
+            # One request each: one after the other, those of a thousand fragments would take a minute.
+            with ThreadPoolExecutor(_READERS) as readers:
+                list(readers.map(lambda pair: deleted(*pair), fragments))
+
+    def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
+        return matching_offsets(parts.dataset(_state(manifest)), predicate, list(fragment_ids))
+
+    return Lookups(deleted=deleted, matching=matching, ahead=ahead)
+
+
+def lineage_at(parts: Parts, state: State) -> Lineage:
+    """Return what a version contains."""
+    found = lineage_of(state, parts.refs)
+    # Looked at again as the newest one of its line.
+    parts.versions.keep(found.id, state)
+    return found
+
+
+def question_of(parts: Parts, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy) -> Question:
+    """Gather what a merge needs to know."""
+    ours, theirs = side_of(parts, source, dest, base), side_of(parts, dest, source, base)
+    picked = picked_across(ours.changes, dest, base) or picked_across(theirs.changes, source, base)
+    mine, others = ours.changes, theirs.changes
+    ours = replace(ours, changes=claiming(mine, source, others, dest))
+    theirs = replace(theirs, changes=claiming(others, dest, mine, source))
+    return Question(
+        base=base.state.manifest,
+        space=row_space(base, parts.versions),
+        source=ours,
+        dest=theirs,
+        lookups=lookups(parts),
+        strategy=strategy,
+        crosswise=picked or crosswise(source, dest, base),
+    )
+
+
+def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
+    """Gather what a version did that another one does not contain."""
+    anchor, since, same_ids = anchored(of, base, parts.versions)
+    changes = changes_since(of, other, parts.versions)
+    return Side(
+        name=str(of.state),
+        manifest=of.state.manifest,
+        changes=changes,
+        anchor=anchor,
+        since=since,
+        same_ids=same_ids,
+        space=row_space(of, parts.versions, since, anchor),
+        common=last_common(of, base),
+        fields=field_ids(of, base),
+    )
+
+
+def refusal(how: Joining, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
+    """Return why the merge is refused whatever the sides did."""
+    if how.mode == FAST_FORWARD and not source.contains(dest):
+        told = f"{dest.state} has changes that {source.state} does not contain"
+        return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=told),)
+    ours, theirs, known = (_squashed(lineage) for lineage in (source, dest, base))
+    mine, other = _beyond(ours, dest, source), _beyond(theirs, source, dest)
+    both = sorted(ours.keys() & theirs.keys() - known.keys())
+    told = "{} has {} by a squash, so nobody can tell which rows both have; reset or delete the branch it is of"
+    if mine or other or both:
+        did = (
+            told.format(source.state, ours[both[0]] if both else mine) if both or mine else str(source.state),
+            told.format(dest.state, theirs[both[0]] if both else other) if both or other else str(dest.state),
+        )
+        return (Conflict(kind="history", unit="history", source=did[0], dest=did[1]),)
+    return ()
+
+
+def _squashed(lineage: Lineage) -> dict[str, str]:
+    """Return which version of a branch was squashed into one, by the branch's id."""
+    metadata = lineage.state.manifest.table_metadata.items()
+    return {key.removeprefix(SQUASHED_PREFIX): value for key, value in metadata if key.startswith(SQUASHED_PREFIX)}
+
+
+def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str | None:
+    """Return what was squashed of a branch of which the other side has something that was not merged as well."""
+    for branch_id, version in sorted(squashed.items()):
+        if other.contained.get(branch_id, -1) > into.contained.get(branch_id, -1):
+            return version
+    return None
+
+
+def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
+    properties = {
+        MESSAGE: how.message or f"{'squash' if how.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
+        **how.properties,
+        CLAIMS: encode_claims(all_claims(changes)),
+    }
+    if how.mode != SQUASH:
+        properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}
+    return properties
+
+
+def columns_moved(plan: MergePlan) -> dict[str, str]:
+    """Return what a transaction says about columns that came with rows which moved."""
+    return {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
+
+
+def _records(how: Joining, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan) -> dict[str, str]:
+    if how.mode == SQUASH:
+        # Nor can the branches be merged any more that were merged into the source.
+        new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
+        squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}
+        return squashed | alias_records(dest.state.manifest, plan.aliases)
+    return new_records(source, dest, base, aliases=plan.aliases, fields=plan.fields)
+
+
+def all_claims(changes: Iterable[Change]) -> list[Claim]:
+    """Return what changes claim, each claim once."""
+    return list(
+        dict.fromkeys(
+            claim
+            for change in changes
+            if change.transaction is not None
+            for claim in claims_of(change.transaction.properties) or change.claims
+        )
+    )
+
+
+def _state(manifest: Manifest) -> State:
+    return State(manifest.branch or MAIN, manifest, None)

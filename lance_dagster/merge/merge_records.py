@@ -1,0 +1,134 @@
+"""Which versions single changes were taken over from, and what that means for a merge of these versions.
+
+A pick writes down the versions its change is from, as branch ids with numbers: that of the branch, those of branches
+that a picked merge brought, and those the picked version was picked from itself.
+
+Which records of merges a branch can do without: those of branches that are gone, unless they may come in again.
+
+A branch that is gone cannot be merged any more, but another one that has it can. When the merge base of the two has it
+as well, nothing comes twice; else the record is what tells.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from lance_dagster.errors import InvalidInputError, NotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MERGED_PREFIX, OF_MERGES, PICKED_FROM, SQUASHED_PREFIX, Delete
+from lance_dagster.history.lineage import NOTHING, Lineage, lineage_of, merge_base, records_of
+from lance_dagster.history.refs.ref_files import READY
+from lance_dagster.history.refs.ref_store import Refs
+from lance_dagster.history.versions import Versions
+from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.row_id_spaces import Translation
+
+_ORIGIN = re.compile(r"(.+)@([0-9]{1,20})")
+
+
+def origins(of: Lineage, parent: Lineage) -> str:
+    """Return what says which versions the way from a version's parent to it is from."""
+    before = of.state.transaction.properties.get(PICKED_FROM, "") if of.state.transaction else ""
+    new = (f"{own}@{number}" for own, number in of.contained.items() if number > parent.contained.get(own, -1))
+    return " ".join(dict.fromkeys([*new, *before.split()]))
+
+
+def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> bool:
+    """Tell whether rows were put in by taking over a change that the other side contains, and the base does not."""
+    return any(_is_of(change, other, base) and not isinstance(change.operation, Delete) for change in changes)
+
+
+def claiming(changes: Sequence[Change], of: Lineage, others: Sequence[Change], other: Lineage) -> list[Change]:
+    """Return the changes of a side, those that the other side has as well as claiming nothing against it.
+
+    Args:
+        changes: What the side did since the merge base.
+        of: The side.
+        others: What the other side did.
+        other: The other side.
+    """
+    names = {line.id: line.branch for line in of.lines}
+    taken = {f"{names[own]}@{number}" for change in others for own, number in _origins(change) if own in names}
+    return [
+        replace(change, known=True) if change.version in taken or _is_of(change, other) else change
+        for change in changes
+    ]
+
+
+def _is_of(change: Change, other: Lineage, base: Lineage | None = None) -> bool:
+    known = base.contained if base is not None else {}
+    return any(known.get(own, -1) < number <= other.contained.get(own, -1) for own, number in _origins(change))
+
+
+def _origins(change: Change) -> list[tuple[str, int]]:
+    told = change.transaction.properties.get(PICKED_FROM, "") if change.transaction is not None else ""
+    return [(found[1], int(found[2])) for one in told.split() if (found := _ORIGIN.fullmatch(one))]
+
+
+_FEW_RECORDS = 8
+
+
+def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, versions: Versions) -> dict[str, str]:
+    """Return the table metadata without the records that nobody needs.
+
+    A few records are kept in any case: to know which branches there are, and what they contain, takes requests.
+
+    Args:
+        dest: The version that is to be followed by one with this metadata.
+        metadata: Its table metadata.
+        refs: The branches.
+        versions: Where their newest versions are read.
+    """
+    recorded = _recorded(metadata)
+    if len(recorded) <= _FEW_RECORDS:
+        return dict(metadata)
+    branches = refs.branches().values()
+    gone = recorded - {MAIN, *(branch.id for branch in branches)}
+    if len(gone) <= _FEW_RECORDS:
+        return dict(metadata)
+    for name in (MAIN, *(branch.name for branch in branches if branch.state == READY)):
+        if name != dest.state.branch:
+            gone -= _told_apart(gone, dest, name, (refs, versions))
+    dropped = {f"{prefix}{branch_id}" for branch_id in gone for prefix in OF_MERGES}
+    return {key: value for key, value in metadata.items() if key not in dropped}
+
+
+def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
+    """Return the branches of which another one has something that its merge base with the dest has not."""
+    refs, versions = of
+    try:
+        head = versions.head(branch)
+        if not gone & _recorded(head.manifest.table_metadata):
+            return set()
+        other = lineage_of(head, refs)
+        base = merge_base(other, dest, refs, versions)
+    except (NotFoundError, InvalidInputError):
+        # Deleted meanwhile, or what both have in common is gone: nobody knows, and a merge does not fail for that.
+        return gone
+    return {branch_id for branch_id in gone if _brings(branch_id, other, base)}
+
+
+def _brings(branch_id: str, other: Lineage, base: Lineage) -> bool:
+    """Tell whether a version has more of a branch than another one: versions of it, a squash, or single rows."""
+    metadata = [lineage.state.manifest.table_metadata for lineage in (other, base)]
+    if branch_id in _squashed(metadata[1]):
+        return False
+    if branch_id in _squashed(metadata[0]):
+        return True
+    numbers = [lineage.contained.get(branch_id, NOTHING) for lineage in (other, base)]
+    if max(numbers) > NOTHING:
+        return numbers[0] > numbers[1]
+    records = [records_of(lineage.state.manifest).get(branch_id) for lineage in (other, base)]
+    rows = [
+        Translation(tuple(sorted((alias.first, alias.end, alias.here) for alias in (record.aliases if record else ()))))
+        for record in records
+    ]
+    return bool(rows[0].beyond(rows[1]).stretches)
+
+
+def _squashed(metadata: Mapping[str, str]) -> set[str]:
+    return {key.removeprefix(SQUASHED_PREFIX) for key in metadata if key.startswith(SQUASHED_PREFIX)}
+
+
+def _recorded(metadata: Mapping[str, str]) -> set[str]:
+    return _squashed(metadata) | {key.removeprefix(MERGED_PREFIX) for key in metadata if key.startswith(MERGED_PREFIX)}

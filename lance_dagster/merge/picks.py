@@ -1,0 +1,397 @@
+"""The way from one version to another, merged into a branch: what taking a change over, or back, comes down to.
+
+Take over one version's change elsewhere, or take it back, by the rules of a merge.
+
+A change is the way from a version's parent to the version itself; taking it back is the way from there to the parent.
+Merging that way into a branch leaves everything alone that the branch did besides, or says what contradicts it.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.edit.write import submit
+from lance_dagster.errors import Call, InvalidInputError, MergeConflictError, Remedy
+from lance_dagster.format.codec import decode_row_ids
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.names import check_said
+from lance_dagster.format.transaction import (
+    CLAIMS,
+    MESSAGE,
+    PICKED,
+    PICKED_FROM,
+    RESTORED,
+    REVERTED,
+    REVERTED_TO,
+    Append,
+    Clone,
+    CreateIndex,
+    Delete,
+    Operation,
+    Project,
+    ReserveFragments,
+    Restore,
+    Rewrite,
+    Transaction,
+    UpdateConfig,
+)
+from lance_dagster.history.ancestry import Ancestry, Written
+from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
+from lance_dagster.history.context import Parts
+from lance_dagster.history.lineage import (
+    Lineage,
+    alias_records,
+    anchored,
+    changes_since,
+    last_common,
+    lineage_of,
+    merge_base,
+    row_space_since,
+)
+from lance_dagster.history.refs.protection import refuse_direct_commit
+from lance_dagster.history.versions import State
+from lance_dagster.merge.merge_commit import all_claims, carried_out, columns_moved, lookups, side_of
+from lance_dagster.merge.merge_records import origins, picked_across
+from lance_dagster.merge.rules import MergePlan, Question, Strategy, fields_across, plan_merge
+from lance_dagster.merge.rules.merge_side import Side
+from lance_dagster.transactions.apply import as_next
+from lance_dagster.transactions.claims import Change, encode_claims
+from lance_dagster.transactions.row_id_spaces import Alias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picking:
+    """How to take over or take back a change: against which parent, who wins conflicts, what is kept with it."""
+
+    parent: int | None = None
+    strategy: Strategy = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no text, and what is no number of a parent.
+
+        Raises:
+            InvalidInputError: Names it.
+        """
+        check_said(None, self.properties)
+        if self.parent is not None and type(self.parent) is not int:
+            raise InvalidInputError(f"a parent is a number, counted from 1, not {self.parent!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """From one version to another, as a merge sees it: the base, the source, and what happened in between.
+
+    `kind` is the property that says what it is for, `of` the version that was named. `since` is what was done on one
+    line from the base to the source; going back there is no such thing.
+    """
+
+    kind: str
+    of: State
+    base: State
+    source: State
+    changes: list[Change]
+    since: list[Change] = field(default_factory=list)
+
+    @property
+    def puts_in(self) -> bool:
+        """Whether it may put rows in that a branch has already, where that has the version, or a pick of it."""
+        return self.kind == PICKED and not isinstance(self._operation, Delete)
+
+    @property
+    def carries_rows(self) -> bool:
+        """Whether rows may come, with values of all columns."""
+        comes = self.puts_in if self.kind == PICKED else not isinstance(self._operation, Append)
+        return comes and not isinstance(self._operation, Project | UpdateConfig | CreateIndex)
+
+    @property
+    def _operation(self) -> Operation | None:
+        return self.of.transaction.operation if self.of.transaction is not None else None
+
+    @property
+    def older(self) -> State:
+        """The one of both that is before the other."""
+        return self.base if self.kind == PICKED else self.source
+
+    @property
+    def name(self) -> str:
+        """What the source is called in conflicts."""
+        return f"the state before {self.of}" if self.kind == REVERTED else str(self.of)
+
+    def verb(self, head: State) -> str:
+        """Say what is done to a branch."""
+        return {
+            PICKED: f"cherry-pick {self.of} onto {head}",
+            REVERTED: f"take back {self.of} on {head}",
+            RESTORED: f"restore {self.of} on {head}",
+        }[self.kind]
+
+    def marks(self, parts: Parts) -> dict[str, str]:
+        """Return the properties that say what was taken over or back."""
+        marks = {self.kind: identity(self.of)}
+        if self.kind == PICKED:
+            marks[PICKED_FROM] = origins(lineage_of(self.of, parts.refs), lineage_of(self.base, parts.refs))
+            marks[CLAIMS] = encode_claims(all_claims(self.changes))
+        return marks
+
+    def message(self) -> str:
+        """Say what was done."""
+        transaction = self.of.transaction
+        message = transaction.properties.get(MESSAGE) if transaction else None
+        verb = {PICKED: "cherry-pick", REVERTED: "revert", RESTORED: "restore"}[self.kind]
+        return f"{verb} {self.of}" if message is None else f"{verb} {self.of}: {message}"
+
+
+def carried_over(parts: Parts, way_from: Callable[[State], Way], branch: str, how: Picking) -> State:
+    """Merge a way into a branch as its next version; the head where that changes nothing.
+
+    Args:
+        parts: The table.
+        way_from: Tells the way, given the head: asked again where somebody else commits first.
+        branch: The branch.
+        how: Who wins conflicts, and what is kept with the transaction.
+
+    Raises:
+        MergeConflictError: With every reason; nothing was written.
+    """
+    transaction_id = str(uuid.uuid4())
+
+    def propose(head: State) -> Proposal | State:
+        way = way_from(head)
+        question = _question(parts, way, head, how)
+        plan = plan_merge(question)
+        if not isinstance(plan, MergePlan):
+            raise MergeConflictError(f"cannot {way.verb(head)} of {parts.uri}; nothing was written:", plan)
+        operation, changed = carried_out(parts, plan, way.source, head, changes=way.changes)
+        known = alias_records(head.manifest, _aliases_of_brought(plan))
+        changed = replace(changed, table_metadata={**changed.table_metadata, **known})
+        if changed == head.manifest:
+            return head
+        properties = {MESSAGE: way.message(), **how.properties, **way.marks(parts)}
+        transaction = Transaction(
+            read_version=head.number,
+            uuid=transaction_id,
+            operation=operation,
+            properties=properties | columns_moved(plan),
+        )
+        refuse_direct_commit(parts.store, branch, transaction)
+        return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
+
+    return commit(parts.versions, branch, propose, parts.head(branch))
+
+
+def identity(of: State) -> str:
+    """Return what names a version in the properties of others: its commit id where it has one."""
+    return of.id or str(of)
+
+
+def _question(parts: Parts, way: Way, head: State, how: Picking) -> Question:
+    base, source, dest = (lineage_of(state, parts.refs) for state in (way.base, way.source, head))
+    # One may know rows by a record that another one has no more: they had it when they parted.
+    shared = merge_base(lineage_of(way.older, parts.refs), dest, parts.refs, parts.versions)
+    spaces = [row_space_since(one, shared, parts.versions) for one in (base, source, dest)]
+    same_line = _on_one_line(base, source) or _on_one_line(source, base)
+    theirs, unlike = side_of(parts, dest, base, base), tuple[str, ...]()
+    if not theirs.same_ids and shared.state != base.state:
+        across = fields_across(shared.state.manifest, *(side_of(parts, one, shared, shared) for one in (base, dest)))
+        theirs, unlike = replace(theirs, fields=across.ids), across.unlike if way.carries_rows else ()
+    return Question(
+        base=way.base.manifest,
+        space=spaces[0],
+        source=Side(
+            name=way.name,
+            manifest=way.source.manifest,
+            changes=way.changes,
+            anchor=way.base.manifest if same_line else None,
+            since=way.since,
+            same_ids=same_line,
+            space=spaces[1],
+            common=last_common(source, base),
+        ),
+        dest=replace(theirs, space=spaces[2]),
+        lookups=lookups(parts),
+        strategy=how.strategy,
+        unlike=unlike,
+        crosswise=way.puts_in
+        and (
+            dest.contains(source)
+            or picked_across(theirs.changes, source, base)
+            or picked_across(way.changes, dest, base)
+        ),
+    )
+
+
+def _on_one_line(newer: Lineage, older: Lineage) -> bool:
+    """Tell whether a branch went from one version to another, which keeps the ids of fragments and fields."""
+    return any(line.id == older.id and older.state.number <= line.number for line in newer.lines)
+
+
+def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
+    """Return the ids of the rows that came, and of no others: a later merge of the branch has to bring these."""
+    sequences = [np.empty(0, np.uint64)]
+    for brought in plan.added if plan.aliases else ():
+        rows = brought.fragment.physical_rows
+        alive = BitMap(range(rows)) - (brought.deleted or BitMap())
+        ids = decode_row_ids(brought.fragment.row_ids, rows, f"fragment {brought.fragment.id}")
+        sequences.append(ids[np.array(alive, np.int64)])
+    here = np.unique(np.concatenate(sequences)).astype(np.int64)
+    found: dict[str, list[Alias]] = {}
+    for branch_id, aliases in plan.aliases.items():
+        for alias in aliases:
+            came = here[(here >= alias.here) & (here < alias.here + alias.end - alias.first)]
+            for run in np.split(came, np.flatnonzero(np.diff(came) > 1) + 1) if len(came) else ():
+                start, end = int(run[0]), int(run[-1]) + 1
+                first = alias.first + start - alias.here
+                found.setdefault(branch_id, []).append(Alias(first=first, end=first + end - start, here=start))
+    return found
+
+
+def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
+    """Make the change of a version on another branch too; the head as it is when it has that already.
+
+    Raises:
+        MergeConflictError: It contradicts what the branch did; nothing was written.
+        InvalidInputError: It is a merge and no parent was given.
+        VersionNotFoundError: The parent is gone.
+    """
+    parent = _parent(parts, commit_, how.parent)
+    head = parts.head(onto)
+    if str(head) == str(commit_) or _says(head, PICKED, commit_) or _changes_no_row(commit_):
+        return head
+    changes = [_change(parent, commit_)]
+    # The first parent is the version before on the same line, whatever the branch was called there.
+    since = changes if how.parent in (None, 1) else []
+    way = Way(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
+    return carried_over(parts, lambda _: way, onto, how)
+
+
+def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
+    """Take the change of a version back, as the next version of a branch; the head when there is nothing to take back.
+
+    Raises:
+        MergeConflictError: Later changes build on it; nothing was written.
+        InvalidInputError: It is a merge and no parent was given.
+        VersionNotFoundError: The parent is gone.
+    """
+    parent = _parent(parts, commit_, how.parent)
+    head = parts.head(branch)
+    to = parent if len(parts.versions.describe(commit_).parents) > 1 else None
+    standing = _standing(parts, commit_, head, to)
+    if standing is not commit_:
+        commit_, parent, to = standing, _parent(parts, standing, None), None
+    if _takes_back(head, commit_, to) or _changes_no_row(commit_):
+        return head
+    if to is not None:
+        how = replace(how, properties={**how.properties, REVERTED_TO: identity(to)})
+    changes = [replace(_change(parent, commit_), undone=True)]
+    way = Way(kind=REVERTED, of=commit_, base=commit_, source=parent, changes=changes)
+    return carried_over(parts, lambda _: way, branch, how)
+
+
+def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
+    """Make a version a branch had the next one of it; the head as it is when that is the one.
+
+    One from before the branch was forked cannot be named by a restoring transaction: what was done since is taken back.
+
+    Raises:
+        InvalidInputError: The branch never had that version.
+    """
+    head = parts.head(branch)
+    if _says(head, RESTORED, to):
+        return head
+    if to.branch == branch:
+        same = head.number == to.number or _operation(head) == Restore(version=to.number)
+        return head if same else submit(parts, head, Restore(version=to.number), how.properties)
+    target = lineage_of(to, parts.refs)
+
+    def way(head: State) -> Way:
+        of = lineage_of(head, parts.refs)
+        if not any(line.id == target.id and to.number <= line.number for line in of.lines):
+            anew = Remedy("{} makes the branch anew from it", Call("reset", (branch, str(to))))
+            raise InvalidInputError(
+                f"branch {branch!r} of {parts.uri} never was at {to}: it goes back to its own versions, and to those "
+                "before it was forked",
+                remedy=None if branch == MAIN else anew,
+            )
+        done = anchored(of, target, parts.versions)[1]
+        changes = [replace(change, undone=True) for change in reversed(done)]
+        return Way(kind=RESTORED, of=to, base=head, source=to, changes=changes)
+
+    return carried_over(parts, way, branch, how)
+
+
+def _changes_no_row(commit_: State) -> bool:
+    """Tell whether a version only wrote rows elsewhere."""
+    return isinstance(_operation(commit_), Rewrite | ReserveFragments)
+
+
+def _operation(of: State) -> Operation | None:
+    return of.transaction.operation if of.transaction is not None else None
+
+
+def _standing(parts: Parts, commit_: State, head: State, to: State | None) -> State:
+    """Return the version that a change stands by: the last one that took back that it was taken back."""
+    ours, theirs = lineage_of(commit_, parts.refs), lineage_of(head, parts.refs)
+    if not theirs.contains(ours):
+        return commit_
+    reverts = (change for change in changes_since(theirs, ours, parts.versions) if _reverts(change))
+    later = [parts.recalled(Written(change.version)) for change in reverts]
+    while back := next((state for state in later if _takes_back(state, commit_, to)), None):
+        again = next((state for state in later if _says(state, REVERTED, back)), None)
+        if again is None:
+            break
+        commit_, to = again, None
+    return commit_
+
+
+def _reverts(change: Change) -> bool:
+    return change.transaction is not None and REVERTED in change.transaction.properties
+
+
+def _takes_back(state: State, commit_: State, to: State | None) -> bool:
+    """Tell whether a version takes a change back; of a merge, the one that is seen from a certain parent."""
+    return _says(state, REVERTED, commit_) and (to is None or _says(state, REVERTED_TO, to))
+
+
+def _says(state: State, what: str, of: State) -> bool:
+    return state.transaction is not None and state.transaction.properties.get(what) == identity(of)
+
+
+def _change(parent: State, of: State) -> Change:
+    return Change(
+        version=str(of),
+        writer=of.writer,
+        transaction=of.transaction,
+        before=parent.manifest,
+        after=of.manifest,
+    )
+
+
+def _parent(parts: Parts, of: State, number: int | None) -> State:
+    """Return a parent of a version, counted from 1; the only one when none is asked for.
+
+    Raises:
+        InvalidInputError: There is none, there are two and none was chosen, or there is no such one.
+        VersionNotFoundError: It is gone.
+    """
+    version = parts.versions.describe(of)
+    parents = version.parents
+    if not parents or isinstance(_operation(of), Clone):
+        raise InvalidInputError(f"{of} of {parts.uri} changed nothing: it is where a table or branch begins")
+    if number is None and len(parents) > 1:
+        raise InvalidInputError(
+            f"{of} of {parts.uri} is a merge; say which parent its change is seen from: 1 for {parents[0]}, "
+            f"2 for {parents[1]}"
+        )
+    if number is not None and not 1 <= number <= len(parents):
+        raise InvalidInputError(f"{of} of {parts.uri} has {len(parents)} parents, so no parent {number}")
+    if number in (None, 1):
+        return parts.recalled(Written(parents[0]))
+    ancestry = Ancestry(parts.refs, parts.versions)
+    merged = ancestry.merged(version)
+    if merged is None:
+        raise ancestry.no_merged(version)
+    return parts.versions.load(merged.branch, merged.number)

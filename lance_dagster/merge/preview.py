@@ -1,0 +1,222 @@
+"""What a merge would do, said without doing it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from lance_dagster.errors import AlreadyExistsError
+from lance_dagster.format.transaction import MERGE
+from lance_dagster.history.ancestry import Written
+from lance_dagster.history.context import Parts, open_parts
+from lance_dagster.history.lineage import Lineage, merge_base, merged_as
+from lance_dagster.history.refs.branch_operations import create_branch
+from lance_dagster.history.refs.ref_store import Branch, with_metadata
+from lance_dagster.history.versions import State
+from lance_dagster.merge.conflict_rows import ConflictRows
+from lance_dagster.merge.merge_commit import (
+    MERGE_COMMIT,
+    Joining,
+    check_mode,
+    lineage_at,
+    merge,
+    naming_damage,
+    question_of,
+    refusal,
+)
+from lance_dagster.merge.rules import Contradiction, MergePlan, Strategy, Tally, planned
+from lance_dagster.merge.rules.merge_side import Conflict
+from lance_dagster.transactions.index_updates import indices_of, not_covering
+
+PREVIEW_OF = "preview_of"
+"""Branch metadata that names the version whose merge a branch shows."""
+PREVIEWING = "lance_dagster.previewing"
+"""Branch metadata, until the merge is there: the commit id of what is merged."""
+_Three = tuple[Written, Written, Written]
+"""The merge base, the source and the dest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePreview:
+    """What a merge would do, without doing it. With conflicts it would do nothing.
+
+    `base` is the newest version both contain. `fast_forward` says that the dest did nothing since; `already_merged`
+    that there is nothing to do. `needs_backfill` gives, by the path of a column one side added, how many rows only the
+    other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
+    that only the source has.
+
+    A pickled copy holds no storage options and reads rows with the credentials of the environment it is in. It finds
+    branches that were renamed since.
+    """
+
+    source: str
+    dest: str
+    base: str
+    conflicts: tuple[Conflict, ...] = ()
+    rows_added: int = 0
+    rows_updated: int = 0
+    rows_removed: int = 0
+    schema_changed: bool = False
+    fast_forward: bool = False
+    already_merged: bool = False
+    needs_backfill: Mapping[str, int] = field(default_factory=dict)
+    reindex_needed: tuple[str, ...] = ()
+    _rows: "_Rows" = field(repr=False, compare=False)
+
+    def conflicting_rows(
+        self,
+        conflict: Conflict | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """Read the rows that the conflicts are about, as both sides and the merge base have them.
+
+        Each row of each conflict has a line: `_conflict_kind` and `_conflict_unit` name the conflict. `_row_id` is what
+        Lance knows the row by, in the first of the three versions that has it. `_source_change` and `_dest_change` say
+        what became of it: "changed", "removed", "added", "unchanged", null where it never was, or "rewritten": changed
+        or removed, which without stable row ids nobody can tell. Then come the row's images, the structs `base`,
+        `source` and `dest`, null where a version does not have it. They have the columns of their version, under the
+        names that the dest has for them.
+
+        There are lines for conflicts of the kinds "rows" and "column", as far as the rows can be told, and for
+        "partition" where its condition is known: the rows in it that either side put in, changed or removed. Where both
+        wrote a column anew for all rows of a fragment, rows in which its value is still the same have no line.
+
+        Args:
+            conflict: One of the conflicts; None for all, one after the other.
+            columns: The columns to read; None for all.
+            key: The columns that tell rows apart, such as `["id"]`; they stand in a struct `key` before the images.
+                With a key, what a side took out and what it put in under the same key is one row, which it changed.
+            limit: At most how many lines.
+
+        Raises:
+            InvalidInputError: There is no such conflict or column. While rows are read: two have the same key.
+        """
+        return self._rows.find().stream(conflict, columns=columns, key=key, limit=limit)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        """Pickle without the way to the storage, which holds secrets."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "_rows"}
+        return _copied, (values, *self._rows.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How to come to the rows of conflicts, and what to ask again where that way is gone."""
+
+    asked: tuple[str, Strategy, _Three]
+    find: Callable[[], ConflictRows]
+
+
+def shown_on(parts: Parts, name: str, source: State, head: State, *, strategy: Strategy) -> Branch:
+    """Make a branch that holds what merging a version into the head of a branch gives; go on where that was begun.
+
+    Raises:
+        AlreadyExistsError: A tag has the name, or another branch.
+        MergeConflictError: With every reason why not.
+    """
+    begun = {PREVIEWING: source.id}
+    try:
+        made = create_branch(name, head, parts.refs, parts.versions, exist_ok=False, metadata=begun)
+    except AlreadyExistsError:
+        found = parts.refs.branch(name)
+        if found is None or not _is_begun(parts, found, source, head):
+            raise
+        made = found
+    merge(parts, source, name, Joining(strategy=strategy))
+    # Only from here on it says what it shows: until then it holds what the dest has.
+    done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
+    return parts.refs.change_branch(made, lambda current: with_metadata(current, done))
+
+
+def _is_begun(parts: Parts, branch: Branch, source: State, head: State) -> bool:
+    """Tell whether a branch was made to show the same merge, and nobody did anything else on it."""
+    if branch.parent != str(head) or branch.metadata.get(PREVIEWING) != source.id:
+        return False
+    newest = parts.head(branch.name)
+    merged = newest.transaction is not None and newest.transaction.properties.get(MERGE) == str(source)
+    return merged or newest.number == branch.first
+
+
+def preview(
+    parts: Parts, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
+) -> MergePreview:
+    """Say what merging a version into a branch would do now."""
+    check_mode(mode)
+    return _previewed(parts, source, parts.head(into), Joining(strategy=strategy, mode=mode))
+
+
+def _previewed(parts: Parts, source: State, head: State, how: Joining) -> MergePreview:
+    ours, theirs = lineage_at(parts, source), lineage_at(parts, head)
+    base = merge_base(ours, theirs, parts.refs, parts.versions)
+    asked = parts.uri, how.strategy, (_written(base), _written(ours), _written(theirs))
+
+    def rows(found: Contradiction) -> _Rows:
+        states = base.state, source, head
+        return _Rows(asked, lambda: ConflictRows(parts, states, found))
+
+    made = MergePreview(
+        source=str(source),
+        dest=str(head),
+        base=str(base.state),
+        fast_forward=ours.contains(theirs),
+        _rows=rows(Contradiction(conflicts=())),
+    )
+    if merged_as(ours, theirs, parts.versions) is not None:
+        return replace(made, already_merged=True)
+    refused = refusal(how, ours, theirs, base)
+    with naming_damage(parts, source, head):
+        plan = (
+            Contradiction(conflicts=refused)
+            if refused
+            else planned(question_of(parts, ours, theirs, base, strategy=how.strategy))
+        )
+        lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
+    if isinstance(plan, Contradiction):
+        return replace(made, conflicts=plan.conflicts, _rows=rows(plan))
+    tally: Tally = plan.tally
+    return replace(
+        made,
+        rows_added=tally.rows_added,
+        rows_updated=tally.rows_updated,
+        rows_removed=tally.rows_removed,
+        schema_changed=tally.schema_changed,
+        needs_backfill=tally.needs_backfill,
+        reindex_needed=lacking,
+    )
+
+
+def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
+    """Return the names of indices that do not speak for every fragment of the result, or that only the source has."""
+    names = {index.name for index in indices_of(plan.manifest)}
+    missing = {index.name for index in indices_of(source.manifest)} - names
+    changed = plan.manifest.fragments.changed(plan.removed, {}).added([brought.fragment for brought in plan.added])
+    return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
+
+
+def _written(lineage: Lineage) -> Written:
+    return Written(str(lineage.state), lineage.id)
+
+
+def _as_told(found: Contradiction | MergePlan | None, conflicts: tuple[Conflict, ...]) -> Contradiction:
+    """Return what was found out again, by the conflicts as they were told: branches may have had other names then."""
+    if not isinstance(found, Contradiction) or found.disputes is None:
+        return Contradiction(conflicts=conflicts)
+    known = found.disputes.notes
+    pairs = [pair for pair in zip(conflicts, found.conflicts, strict=False) if pair[1] in known]
+    notes = {told: known[again] for told, again in pairs if (told.kind, told.unit) == (again.kind, again.unit)}
+    return Contradiction(conflicts=conflicts, disputes=replace(found.disputes, notes=notes))
+
+
+def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:
+    def again() -> ConflictRows:
+        parts = open_parts(uri, None)
+        base_at, source, dest = map(parts.recalled, versions)
+        base, ours, theirs = (lineage_at(parts, state) for state in (base_at, source, dest))
+        found = planned(question_of(parts, ours, theirs, base, strategy=strategy)) if copy.conflicts else None
+        return ConflictRows(parts, (base_at, source, dest), _as_told(found, copy.conflicts))
+
+    copy = MergePreview(**values, _rows=_Rows((uri, strategy, versions), again))  # type: ignore[arg-type]  # of another one
+    return copy

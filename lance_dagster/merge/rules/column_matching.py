@@ -1,0 +1,233 @@
+"""Which field of a side is which of the merge base, and which fields got values of their own since.
+
+A field keeps its id as long as it is in the schema. An id that went and came back may be another column's, so the
+schemas of all versions in between are looked at, where they still are.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from lance_dagster.format.model import Field, Fragment, Manifest
+from lance_dagster.format.transaction import (
+    COLUMNS_MOVED,
+    DataReplacement,
+    Merge,
+    Overwrite,
+    Restore,
+    Rewrite,
+    Update,
+)
+from lance_dagster.merge.rules.merge_side import Side
+from lance_dagster.merge.rules.row_changes import Matched, present
+from lance_dagster.transactions.claims import Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The fields of a side.
+
+    `anchored` gives by the id of a field of the base the id it has in the side's anchor; `ids` the one it has on the
+    side, where it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their
+    rows since (added columns with values, and columns written anew in place), by the fragment of the base whose rows
+    these were; under None those of rows that may be from any. `nulls` are fields it added that have values nowhere:
+    only a compaction wrote them down.
+    """
+
+    anchored: Mapping[int, int]
+    ids: Mapping[int, int]
+    written: Mapping[int | None, frozenset[int]]
+    nulls: frozenset[int] = frozenset()
+
+    def written_beside(self, base_id: int | None) -> frozenset[int]:
+        """Return the fields that may have got values beside rows that were in a fragment of the base."""
+        nothing: frozenset[int] = frozenset()
+        return self.written.get(base_id, nothing) | self.written.get(None, nothing)
+
+    @property
+    def filled(self) -> frozenset[int]:
+        """All fields that got values beside rows since."""
+        return frozenset().union(*self.written.values())
+
+    @property
+    def base_ids(self) -> dict[int, int]:
+        """By the id of a field of the side, the id it has in the base."""
+        return {own: number for number, own in self.ids.items()}
+
+
+def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
+    """Find out what became of the columns of the merge base on one side."""
+    through = side.anchor if side.anchor is not None else side.manifest
+    if side.anchor is not None and side.same_ids:
+        anchored = {field.id: field.id for field in base.fields}
+    else:
+        anchored = _corresponding(base, through, matched, side.fields)
+    kept = _kept(side, through, matched) if side.anchor is not None else {field.id for field in side.manifest.fields}
+    live = {field.id for field in side.manifest.fields}
+    ids = {number: own for number, own in anchored.items() if own in kept and own in live}
+    origin = {own: number for number, own in matched.anchored.items()}
+    written: dict[int | None, frozenset[int]] = {}
+    for change in side.changes:
+        for own, fields in _written(change).items():
+            number = origin.get(own)
+            written[number] = written.get(number, frozenset()) | (fields & live)
+        written[None] = written.get(None, frozenset()) | (_moved_in(change) & live)
+    if any(change.after is None for change in side.changes):
+        # Nobody can look up any more beside which rows they were written.
+        written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
+    return Columns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side))
+
+
+def backing(fragment: Fragment) -> dict[int, str]:
+    """Return which file of a fragment holds the values of each field."""
+    return {number: file.path for file in fragment.files for number in file.fields if number >= 0}
+
+
+def paths_of(fields: tuple[Field, ...]) -> dict[int, str]:
+    """Return the path of every field by id: the names from the column down, joined by dots."""
+    paths: dict[int, str] = {}
+    for field in fields:
+        above = paths.get(field.parent_id)
+        paths[field.id] = field.name if above is None else f"{above}.{field.name}"
+    return paths
+
+
+def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
+    """Return the path and the logical type of every field by id."""
+    paths = paths_of(manifest.fields)
+    return {field.id: (paths[field.id], field.logical_type) for field in manifest.fields}
+
+
+def _corresponding(
+    base: Manifest, other: Manifest, matched: Matched, known: Mapping[int, int] | None
+) -> dict[int, int]:
+    """Match fields across lines: by the files that hold their values, else by what a merge wrote down or by path.
+
+    A field that neither is known is matched by path and type.
+    """
+    found: dict[int, int] = {}
+    # Files name fields that were dropped since as well.
+    live = [{field.id for field in state.fields} for state in (base, other)]
+    for number, own in matched.anchored.items():
+        one, two = present(base, number), other.fragments.find(own)
+        files = {file.path: file for file in two.files} if two is not None else {}
+        for file in one.files:
+            same = files.get(file.path)
+            if same is not None and len(same.fields) == len(file.fields):
+                pairs = zip(file.fields, same.fields, strict=True)
+                found.update((mine, theirs) for mine, theirs in pairs if mine in live[0] and theirs in live[1])
+    _add_parents(base, other, found)
+    taken = set(found.values())
+    for number, image in _alike(base, other, known):
+        if number not in found and image not in taken:
+            found[number] = image
+            taken.add(image)
+    return found
+
+
+def _alike(base: Manifest, other: Manifest, known: Mapping[int, int] | None) -> Iterator[tuple[int, int]]:
+    """Return which field of the base may be which, by known ids and type, or else by path and type."""
+    if known is None:
+        by_name = {named: number for number, named in named_fields(other).items()}
+        for number, named in named_fields(base).items():
+            if named in by_name:
+                yield number, by_name[named]
+        return
+    there_are = {field.id: field.logical_type for field in other.fields}
+    for field in base.fields:
+        image = known.get(field.id, field.id)
+        if there_are.get(image) == field.logical_type:
+            yield field.id, image
+
+
+def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None:
+    """Match what is around matched fields: files name only what holds values."""
+    mine, theirs = ({field.id: field.parent_id for field in state.fields} for state in (base, other))
+    for one, two in list(found.items()):
+        while (one := mine.get(one, -1)) >= 0 and (two := theirs.get(two, -1)) >= 0:
+            found.setdefault(one, two)
+
+
+def _kept(side: Side, anchor: Manifest, matched: Matched) -> set[int]:
+    """Return the ids of the anchor's fields that were never out of the schema since."""
+    kept = {field.id for field in anchor.fields}
+    known = named_fields(anchor)
+    states = {anchor.version: set(kept)}
+    for change in (*side.since, *(change for change in side.changes if change.undone)):
+        after = change.before if change.undone else change.after
+        if after is None:
+            continue
+        if isinstance(change.operation, Restore) and change.operation.version in states:
+            kept = set(states[change.operation.version])
+        elif isinstance(change.operation, Overwrite | Restore):
+            # Its schema is a new one, in which a column of the same id, name and type is meant to be the same.
+            kept = {
+                number
+                for number, named in named_fields(after).items()
+                if known.get(number) == named or _has_files_of(number, side.manifest, anchor, matched)
+            }
+            kept |= _around(kept, anchor) & _around(kept, after)
+        else:
+            kept &= {field.id for field in after.fields}
+        states[after.version] = set(kept)
+    return kept & {field.id for field in side.manifest.fields}
+
+
+def _around(fields: Iterable[int], manifest: Manifest) -> set[int]:
+    """Return the fields that others lie within: they have no values of their own to be known by."""
+    parents, found = {field.id: field.parent_id for field in manifest.fields}, set[int]()
+    for number in fields:
+        while (number := parents.get(number, -1)) >= 0:
+            found.add(number)
+    return found
+
+
+def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Matched) -> bool:
+    """Tell whether a field has its values in the files in which it had them before: by another name, it is the same."""
+    for base_id, own in matched.anchored.items():
+        place, then = matched.place(base_id), anchor.fragments.find(own)
+        if place is not None and then is not None and place.id in manifest.fragments.ids:
+            path = backing(then).get(number)
+            return path is not None and path == backing(place).get(number)
+    return False
+
+
+def _moved_in(change: Change) -> frozenset[int]:
+    """Return the fields of which a merge brought values for rows it moved."""
+    told = change.transaction.properties.get(COLUMNS_MOVED, "") if change.transaction is not None else ""
+    return frozenset(int(number) for number in told.split(",") if number.isascii() and number.isdigit())
+
+
+def _written(change: Change) -> dict[int, frozenset[int]]:
+    """Return by fragment which fields a version wrote beside rows that stayed where they were."""
+    operation, before, after = change.operation, change.before, change.after
+    # Whatever the mode of an update: pylance leaves it to the caller to say that columns are written anew.
+    in_place = isinstance(operation, Merge | DataReplacement | Restore | Update)
+    if not in_place or before is None or after is None:
+        return {}
+    known = set(before.fragments.ids)
+    return {number: fields for number, fields in _backed_anew(before, after) if number in known}
+
+
+def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, frozenset[int]]]:
+    """Return by fragment of a version which fields have another file there than in the version before."""
+    old = dict(zip(before.fragments.ids, before.fragments.items, strict=True))
+    for number, item in zip(after.fragments.ids, after.fragments.items, strict=True):
+        if old.get(number) != item:
+            had = backing(present(before, number)) if number in old else {}
+            yield (
+                number,
+                frozenset(own for own, path in backing(present(after, number)).items() if had.get(own) != path),
+            )
+
+
+def _nulls(side: Side) -> frozenset[int]:
+    """Return the fields that a side added on its own line and never filled."""
+    added, filled = set[int](), set[int]()
+    for change in side.since:
+        before, after = change.before, change.after
+        if before is None or after is None or change.undone or isinstance(change.operation, Overwrite | Restore):
+            return frozenset()
+        added |= {field.id for field in after.fields} - {field.id for field in before.fields}
+        if added and not isinstance(change.operation, Rewrite):
+            filled |= frozenset().union(*(fields for _, fields in _backed_anew(before, after)))
+    return frozenset(added - filled)

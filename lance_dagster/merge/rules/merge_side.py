@@ -1,0 +1,85 @@
+"""What a merge knows about each side: its state, what it did since the merge base, who did it, how to look at rows."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.row_id_spaces import RowSpace
+
+Deleted = Callable[[Manifest, Fragment], BitMap]
+"""Reads which rows of a fragment of a version are deleted, as offsets."""
+Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
+"""Finds the live rows that match a predicate in some fragments of a version: offsets by fragment id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a merge.
+
+    `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
+    as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
+    it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
+    Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
+    nobody wrote it down. Up to the number `common` its line and that of the merge base are one: beyond, the same number
+    is another version.
+    """
+
+    name: str
+    manifest: Manifest
+    changes: Sequence[Change]
+    anchor: Manifest | None
+    since: Sequence[Change]
+    same_ids: bool
+    space: RowSpace
+    common: int
+    fields: Mapping[int, int] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every version of its line since the anchor can be looked at."""
+        return self.anchor is not None and all(
+            change.transaction is not None and change.after is not None for change in self.since
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """How a merge looks at what manifests do not hold.
+
+    `ahead` is told what `deleted` will be asked, all at once.
+    """
+
+    deleted: Deleted
+    matching: Matching
+    ahead: Callable[[Sequence[tuple[Manifest, Fragment]]], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """One reason why two sides cannot be merged: what it is about, and what both sides did.
+
+    `kind` is one of "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata"
+    and "history". `unit` names it within the table, and is what a strategy for it alone is given under.
+    """
+
+    kind: str
+    unit: str
+    source: str
+    dest: str
+
+    def __str__(self) -> str:
+        """Say what it is about and what both sides did."""
+        return f"{self.unit}: {self.source}; {self.dest}"
+
+
+def makers(side: Side, select: Callable[[Change], bool]) -> str:
+    """Name who made the selected changes of a side; the side itself when none was selected."""
+    named = [
+        f"taking back {change.version}" if change.undone else f"{change.who} ({change.version})"
+        for change in side.changes
+        if change.undone or select(change)
+    ]
+    return ", ".join(dict.fromkeys(named)) or side.name

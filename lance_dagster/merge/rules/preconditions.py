@@ -1,0 +1,95 @@
+"""Refuse sides whose rows cannot be compared, before anything else is looked at."""
+
+from collections.abc import Iterable, Iterator
+
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import OF_PICKS, DataOverlay, Restore, UpdateMemWalState
+from lance_dagster.merge.rules.merge_side import Conflict, Side
+from lance_dagster.merge.rules.row_changes import GONE
+
+_UNKNOWN = (DataOverlay, UpdateMemWalState)
+_WAIVED = "cannot be held against that; a strategy for 'history' says that it was nothing"
+
+
+def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> Iterator[Conflict]:
+    """Find what no strategy settles: other row ids, other files, changes nobody can look up or understand.
+
+    Args:
+        base: The merge base.
+        source: What is merged.
+        dest: What it is merged into.
+        crosswise: Whether the sides share rows that the base does not have.
+    """
+    if crosswise and not base.stable_row_ids:
+        told = f"{source.name} and {dest.name} took in the same versions on other ways"
+        unknown = "which rows both have cannot be told without stable row ids"
+        yield Conflict(kind="history", unit="history", source=told, dest=unknown)
+    if not base.stable_row_ids and all(_brought_back(side) for side in (source, dest)):
+        told = f"{source.name} and {dest.name} took changes over or back"
+        unknown = "which rows that brought to both cannot be told without stable row ids"
+        yield Conflict(kind="history", unit="history", source=told, dest=unknown)
+    one, other = source.manifest, dest.manifest
+    if not base.stable_row_ids == one.stable_row_ids == other.stable_row_ids:
+        has = [f"{side.name} {_verb(side.manifest)} them" for side in (source, dest)]
+        yield Conflict(kind="history", unit="stable row ids", source=has[0], dest=has[1])
+    if _first_generation(one) != _first_generation(other):
+        has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
+        yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
+    if base.fragments.ids and max(base.fragments.ids) >= GONE:
+        told = f"{source.name} and {dest.name} have fragments with ids from {GONE} on"
+        yield Conflict(kind="history", unit="fragment ids", source=told, dest="their rows cannot be told apart")
+    yield from _unknown(source, dest)
+
+
+def _unknown(source: Side, dest: Side) -> Iterator[Conflict]:
+    """Find versions nobody can understand."""
+    for side in (source, dest):
+        for change in side.changes:
+            if isinstance(change.operation, _UNKNOWN):
+                told = f"{change.who} made a {type(change.operation).__name__}"
+                unit, unknown = f"version {change.version}", "nobody knows what that means for a merge"
+                did = (told, unknown) if side is source else (unknown, told)
+                yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
+
+
+def unlike_columns(source: Side, dest: Side, paths: Iterable[str]) -> Iterator[Conflict]:
+    """Find columns of which one side has values that are none of the other's column."""
+    for path in paths:
+        did = f"{source.name} has it in one type", f"{dest.name} has it in another one, changed since both parted"
+        yield Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
+
+
+def gaps(source: Side, dest: Side) -> Iterator[Conflict]:
+    """Find versions that were cleaned up with what they claimed: a strategy for these says that it was nothing."""
+    for side in (source, dest):
+        for change in side.changes:
+            if change.transaction is None:
+                told = f"it was cleaned up on {side.name}, and with it whether it replaced rows"
+                did = (told, _WAIVED) if side is source else (_WAIVED, told)
+                yield Conflict(kind="history", unit=f"version {change.version}", source=did[0], dest=did[1])
+
+
+def can_be_waived(conflict: Conflict) -> bool:
+    """Tell whether a conflict is of those that `gaps` finds: of the history, and settled by a strategy all the same."""
+    return conflict.kind == "history" and _WAIVED in (conflict.source, conflict.dest)
+
+
+def _brought_back(side: Side) -> bool:
+    """Tell whether a side may have put rows in that are there already, or were once, elsewhere."""
+    first = side.anchor.version if side.anchor is not None else 0
+    return any(
+        change.transaction is not None
+        and (
+            not OF_PICKS.isdisjoint(change.transaction.properties)
+            or (isinstance(change.operation, Restore) and change.operation.version < first)
+        )
+        for change in side.changes
+    )
+
+
+def _verb(manifest: Manifest) -> str:
+    return "has" if manifest.stable_row_ids else "does not have"
+
+
+def _first_generation(manifest: Manifest) -> bool:
+    return manifest.file_version.startswith("0.")

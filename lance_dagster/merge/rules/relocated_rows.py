@@ -1,0 +1,426 @@
+"""Find rows of the merge base by their row ids, where the table keeps these stable.
+
+Which rows got new values is read from the versions the side made: an update writes its rows into new fragments under
+the ids they had, stamped as updated by that version; a compaction keeps the stamps. Where a version was cleaned up,
+the stamps of the newest one have to do, which takes a row for updated whose columns only changed before it was moved:
+more is refused then than has to be, and nothing is lost.
+
+Find rows of the merge base by replaying what a side did, on tables whose row ids change when rows move.
+
+A compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing
+tells which of the new ones was which: the old ones count as written anew, so that a change of the other side to the
+same rows is noticed. The same holds for a merge, which may have brought updates, and for what an update put in when
+that is taken back. Rows that are gone when a version takes a change over or back may be there again after it.
+Everything else leaves rows where they are.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, smallest_row_id
+from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.transaction import (
+    OF_PICKS,
+    Append,
+    Delete,
+    Merge,
+    Overwrite,
+    Restore,
+    Rewrite,
+    RewriteGroup,
+    Update,
+)
+from lance_dagster.merge.rules.merge_side import Deleted, Side
+from lance_dagster.merge.rules.row_changes import (
+    GONE,
+    INSERTED,
+    OFFSET_BITS,
+    SHARED,
+    Addresses,
+    Elsewhere,
+    Flags,
+    Matched,
+    addresses_of,
+    live_rows,
+    present,
+    unplaced,
+)
+from lance_dagster.transactions.claims import APPEND, REPLACE, Change, claims_of
+from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """What the row ids of a side mean: ids of the merge base, or addresses of rows that only the sides share.
+
+    `gone` are the addresses of rows that the base knows, for those it has deleted.
+    """
+
+    base: Translation
+    shared: Translation
+    gone: Translation
+
+    @classmethod
+    def of_both(cls, base: RowSpace, source: RowSpace, dest: RowSpace) -> "tuple[Identities, Identities]":
+        """Return what the ids of source and dest mean.
+
+        Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the base.
+        """
+        ours, theirs, both = source.translation(base), dest.translation(base), source.translation(dest)
+        shared = both.beyond(ours)
+        gone = both.beyond(shared)
+        return (
+            cls(ours, shared.shifted(SHARED << OFFSET_BITS), gone.shifted(GONE << OFFSET_BITS)),
+            cls(
+                theirs,
+                _itself(shared.back).shifted(SHARED << OFFSET_BITS),
+                _itself(gone.back).shifted(GONE << OFFSET_BITS),
+            ),
+        )
+
+
+def _itself(translation: Translation) -> Translation:
+    """Return a translation of the same ids to themselves."""
+    return Translation(tuple((first, end, first) for first, end, _ in translation.stretches))
+
+
+def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted: Deleted) -> dict[int, Elsewhere]:
+    """Return the rows of a side that are in the place of no fragment of the merge base.
+
+    Args:
+        identities: What its row ids mean.
+        side: The side.
+        matched: Its fragments beside those of the base.
+        deleted: Reads deletion vectors.
+    """
+    index = _Index(matched.base, matched.changed, deleted)
+    updated = _Updated.of(side, deleted)
+    known_below = max(identities.base.end, identities.shared.end)
+    found: dict[int, Elsewhere] = {}
+    for number, live in unplaced(matched, deleted):
+        fragment = present(side.manifest, number)
+        lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
+        if lowest is not None and lowest >= known_below:
+            # All of its rows came after the merge base; there is no need to know which.
+            addresses = np.full(fragment.physical_rows, INSERTED, np.int64)
+            new = np.zeros(fragment.physical_rows, np.bool_)
+            back = new
+        else:
+            ids = _ids(fragment, side.name)
+            addresses, alive = index.addresses(*identities.base.apply(ids))
+            there, shared = identities.shared.apply(ids)
+            addresses[shared] = there[shared].astype(np.int64)
+            there, known = identities.gone.apply(ids)
+            back = known & ~alive & ~shared
+            addresses[back] = there[back].astype(np.int64)
+            new = updated.among(ids)
+            if updated.by_stamps:
+                new |= index.stamped_otherwise(addresses, _stamps(fragment, side.name), side.common)
+            own = matched.base_of(number)
+            if own is not None:
+                # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
+                addresses = np.where(alive | back, addresses, addresses_of(fragment, own))
+                new, back = alive, ~alive
+        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=new, back=back, live=live)
+    return found
+
+
+class _Index:
+    """Where the rows of some fragments of the merge base are, by row id; made when it is asked for the first time."""
+
+    def __init__(self, base: Manifest, fragments: Iterable[int], deleted: Deleted) -> None:
+        self._base, self._fragments, self._deleted = base, sorted(fragments), deleted
+        self._sorted: tuple[U64Array, Addresses, Flags] | None = None
+
+    def addresses(self, ids: U64Array, known: Flags) -> tuple[Addresses, Flags]:
+        """Return where rows are in the base, and which of them are alive there."""
+        found, alive = np.full(len(ids), INSERTED, np.int64), np.zeros(len(ids), np.bool_)
+        if known.any():
+            have, where, dead = self._lookup()
+            if len(have):
+                places = np.minimum(np.searchsorted(have, ids), len(have) - 1)
+                hit = known & (have[places] == ids)
+                found[hit], alive[hit] = where[places[hit]], ~dead[places[hit]]
+        return found, alive
+
+    def stamped_otherwise(self, addresses: Addresses, stamps: U64Array, common: int) -> Flags:
+        """Tell which rows the base says were last updated by another version, or after the last common one."""
+        differ = np.zeros(len(addresses), np.bool_)
+        known = addresses != INSERTED
+        # What the base does not have may have changed: more is refused then than has to be.
+        differ |= addresses >> OFFSET_BITS >= GONE
+        known &= ~differ
+        for number in np.unique(addresses[known] >> OFFSET_BITS).tolist():
+            here = known & (addresses >> OFFSET_BITS == number)
+            own = _stamps(present(self._base, number), "the merge base")
+            before = own[addresses[here] & (2**OFFSET_BITS - 1)]
+            differ[here] = (before != stamps[here]) | (before > np.uint64(common))
+        return differ
+
+    def _lookup(self) -> tuple[U64Array, Addresses, Flags]:
+        if self._sorted is None:
+            parts = [self._rows_of(number) for number in self._fragments]
+            ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, _, _ in parts)])
+            where = np.concatenate([np.empty(0, np.int64), *(where for _, where, _ in parts)])
+            dead = np.concatenate([np.empty(0, np.bool_), *(dead for _, _, dead in parts)])
+            # Of a row that was moved before, the place where it is alive counts.
+            order = np.lexsort((dead, ids))
+            ids, where, dead = ids[order], where[order], dead[order]
+            first = np.r_[True, ids[1:] != ids[:-1]] if len(ids) else np.empty(0, np.bool_)
+            self._sorted = ids[first], where[first], dead[first]
+        return self._sorted
+
+    def _rows_of(self, number: int) -> tuple[U64Array, Addresses, Flags]:
+        fragment = present(self._base, number)
+        dead = np.zeros(fragment.physical_rows, np.bool_)
+        dead[np.array(self._deleted(self._base, fragment), np.int64)] = True
+        return _ids(fragment, "the merge base"), addresses_of(fragment, number), dead
+
+
+@dataclass(frozen=True, slots=True)
+class _Updated:
+    """The ids of rows that got new values since the merge base, and whether stamps have to be asked too."""
+
+    ids: U64Array
+    by_stamps: bool
+
+    @classmethod
+    def of(cls, side: Side, deleted: Deleted) -> "_Updated":
+        ids = np.empty(0, np.uint64)
+        known: dict[int, U64Array] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
+        by_stamps = side.anchor is None
+        for change in side.changes:
+            if change.transaction is None or change.before is None or change.after is None:
+                by_stamps = True
+                continue
+            if isinstance(change.operation, Restore):
+                before = known.get(change.operation.version)
+                by_stamps |= before is None
+                ids = ids if before is None else before
+            elif isinstance(change.operation, Update | Merge) or change.is_merge:
+                ids = np.union1d(ids, _rewritten(change.before, change.after, deleted))
+            known[change.after.version] = ids
+        return cls(ids, by_stamps)
+
+    def among(self, ids: U64Array) -> Flags:
+        return np.isin(ids, self.ids)
+
+
+def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> U64Array:
+    """Return the ids of rows that a version wrote anew into other fragments."""
+    had = set(before.fragments.ids)
+    found: list[U64Array] = [np.empty(0, np.uint64)]
+    for number in after.fragments.ids:
+        if number in had:
+            continue
+        fragment = present(after, number)
+        lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
+        if lowest is not None and lowest >= before.next_row_id:
+            continue
+        ids = _ids(fragment, f"version {after.version}")
+        stamps = _stamps(fragment, f"version {after.version}")
+        fresh = (ids < np.uint64(before.next_row_id)) & (stamps == np.uint64(after.version))
+        if fragment.deletion is not None and fresh.any():
+            # A merge brings a fragment for some of its rows; the others are alive elsewhere, as they were.
+            fresh[np.array(deleted(after, fragment), np.int64)] = False
+        found.append(ids[fresh])
+    return np.concatenate(found)
+
+
+def _ids(fragment: Fragment, where: str) -> U64Array:
+    return decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+
+
+def _stamps(fragment: Fragment, where: str) -> U64Array:
+    return decode_versions(fragment.updated_at, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+
+
+class UntraceableError(Exception):
+    """Nobody can tell any more where the rows of the merge base are; says why."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Where the rows of fragments made since the merge base were there, and the rows that updates wrote anew."""
+
+    addresses: dict[int, Addresses] = field(default_factory=dict)
+    rewritten: Mapping[int, BitMap] = field(default_factory=dict)
+
+
+def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[dict[int, Elsewhere], dict[int, BitMap]]:
+    """Return the rows of a side that are not where the base has them, and by fragment those that updates wrote anew.
+
+    Raises:
+        UntraceableError: A version that moved rows is gone.
+    """
+    missing = any(matched.place(number) is None for number in matched.base.fragments.ids)
+    if missing and not side.complete:
+        raise UntraceableError("rows were moved by versions that are gone, and the table has no stable row ids")
+    if not side.same_ids and any(number not in matched.anchored for number in matched.base.fragments.ids):
+        raise UntraceableError("rows were moved before an earlier merge, and the table has no stable row ids")
+    rows = _replayed(side, matched, deleted) if side.complete else _Rows()
+    found: dict[int, Elsewhere] = {}
+    for number, live in unplaced(matched, deleted):
+        fragment = present(side.manifest, number)
+        own = matched.base_of(number)
+        if own is not None:
+            addresses = addresses_of(fragment, own)
+        else:
+            addresses = rows.addresses.get(number, np.full(fragment.physical_rows, INSERTED, np.int64))
+        none = np.zeros(fragment.physical_rows, np.bool_)
+        back = none if own is None else ~none
+        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=none, back=back, live=live)
+    before = {} if side.same_ids else _before_anchor(side, matched, deleted)
+    taken_back = any(change.undone and _puts_in(change) for change in side.changes)
+    return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
+
+
+def _before_anchor(side: Side, matched: Matched, deleted: Deleted) -> dict[int, BitMap]:
+    """Return the rows that a side did not have where the merge base has them when that came in.
+
+    It had taken them out, or given them new values, or has them elsewhere among rows that cannot be told apart.
+    """
+    found: dict[int, BitMap] = {}
+    state = side.anchor or side.manifest
+    for number, own in matched.anchored.items():
+        then, there = present(matched.base, number), present(state, own)
+        gone = deleted(state, there) - deleted(matched.base, then)
+        if gone:
+            found[number] = gone
+    return found
+
+
+def _replayed(side: Side, matched: Matched, deleted: Deleted) -> _Rows:
+    anchor = side.anchor
+    if anchor is None:
+        return _Rows()
+    # By the ids of the side's own line, which the anchor has and the base may not.
+    replay = _Replay(matched.base, {own: number for number, own in matched.anchored.items()}, deleted)
+    rows, states = _Rows(), {anchor.version: _Rows()}
+    for change in side.since:
+        rows = replay.after(replay.doubting(rows, change), change, states)
+        if change.after is not None:
+            states[change.after.version] = rows
+    return rows
+
+
+def _updates(change: Change) -> bool:
+    """Tell whether a version may have written rows anew: not one that took rows out and put in others instead."""
+    operation, transaction = change.operation, change.transaction
+    claims = claims_of(transaction.properties) if transaction is not None else ()
+    replaces = bool(claims) and all(claim.mode in (APPEND, REPLACE) for claim in claims)
+    return isinstance(operation, Update) and not operation.writes_columns and not replaces
+
+
+def _puts_in(change: Change) -> bool:
+    """Tell whether rows that a version put in may be others written anew."""
+    return (change.is_merge or _updates(change)) and not isinstance(change.operation, Append)
+
+
+def _brings_back(change: Change) -> bool:
+    """Tell whether a version may have put in rows that were there before."""
+    took = change.transaction is not None and not OF_PICKS.isdisjoint(change.transaction.properties)
+    return took and not isinstance(change.operation, Delete)
+
+
+def _all_rows(base: Manifest) -> dict[int, BitMap]:
+    return {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in base.fragments}
+
+
+def _joined(found: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
+    joined: dict[int, BitMap] = {}
+    for number, offsets in (pair for some in found for pair in some.items()):
+        joined[number] = joined.get(number, BitMap()) | offsets
+    return joined
+
+
+def _by_fragment(addresses: Addresses) -> dict[int, BitMap]:
+    """Group addresses by the fragments of the merge base, without those of rows put in since."""
+    known = addresses[addresses != INSERTED]
+    numbers, offsets = known >> OFFSET_BITS, known & (2**OFFSET_BITS - 1)
+    return {int(number): BitMap(offsets[numbers == number]) for number in np.unique(numbers)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """Follows rows through versions, by the fragments of the merge base that fragments are in the place of."""
+
+    base: Manifest
+    origin: Mapping[int, int]
+    deleted: Deleted
+
+    def after(self, rows: _Rows, change: Change, states: Mapping[int, _Rows]) -> _Rows:
+        """Return where rows are after one more version, given where they were after each before it."""
+        operation, before, after = change.operation, change.before, change.after
+        if before is None or after is None:
+            raise UntraceableError(f"{change.version} is gone, and the table has no stable row ids")
+        match operation:
+            case _ if change.is_merge or _updates(change):
+                gone = [self._gone(rows, number, before, after) for number in before.fragments.ids]
+                return _Rows(rows.addresses, _joined([rows.rewritten, *gone]))
+            case Rewrite():
+                addresses = dict(rows.addresses)
+                for group in operation.groups:
+                    addresses.update(self._compacted(rows, group, before))
+                return _Rows(addresses, rows.rewritten)
+            case Restore() if operation.version in states:
+                return states[operation.version]
+            case Restore():
+                raise UntraceableError(f"{change.version} went back to before the merge base, without stable row ids")
+            case Overwrite():
+                return _Rows({}, rows.rewritten)
+            case _:
+                return rows
+
+    def doubting(self, rows: _Rows, change: Change) -> _Rows:
+        """Take rows that are gone for written anew where a version may bring them back."""
+        if change.before is None or not _brings_back(change):
+            return rows
+        return _Rows(rows.addresses, _joined([rows.rewritten, self._dead(rows, change.before)]))
+
+    def _compacted(self, rows: _Rows, group: RewriteGroup, before: Manifest) -> dict[int, Addresses]:
+        parts: list[Addresses] = []
+        for old in group.old:
+            fragment = before.fragments.find(old.id)
+            if fragment is None:
+                raise UntraceableError(f"a compaction names a fragment {old.id} that is not there")
+            live = np.ones(fragment.physical_rows, np.bool_)
+            live[np.array(self.deleted(before, fragment), np.int64)] = False
+            parts.append(self._addresses(rows, fragment)[live])
+        together = np.concatenate([np.empty(0, np.int64), *parts])
+        if len(together) != sum(fragment.physical_rows for fragment in group.new):
+            raise UntraceableError("a compaction wrote another number of rows than it read")
+        found, start = {}, 0
+        for fragment in group.new:
+            found[fragment.id] = together[start : start + fragment.physical_rows]
+            start += fragment.physical_rows
+        return found
+
+    def _dead(self, rows: _Rows, state: Manifest) -> dict[int, BitMap]:
+        """Return the rows of the merge base that a state does not have."""
+        alive = [
+            _by_fragment(self._addresses(rows, fragment)[np.array(live_rows(state, fragment, self.deleted), np.int64)])
+            for fragment in state.fragments
+        ]
+        there = _joined(alive)
+        return {number: every - there.get(number, BitMap()) for number, every in _all_rows(self.base).items()}
+
+    def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
+        """Return the addresses of rows of a fragment that a version took out."""
+        old, new = present(before, number), after.fragments.find(number)
+        if new is not None and new.deletion == old.deletion:
+            return {}
+        taken = live_rows(before, old, self.deleted)
+        if new is not None:
+            taken -= live_rows(after, new, self.deleted)
+        return _by_fragment(self._addresses(rows, old)[np.array(taken, np.int64)])
+
+    def _addresses(self, rows: _Rows, fragment: Fragment) -> Addresses:
+        if fragment.id in rows.addresses:
+            return rows.addresses[fragment.id]
+        if fragment.id in self.origin:
+            return addresses_of(fragment, self.origin[fragment.id])
+        return np.full(fragment.physical_rows, INSERTED, np.int64)

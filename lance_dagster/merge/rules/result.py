@@ -1,0 +1,370 @@
+"""What a merge does, in numbers and names.
+
+Put together the fragments of the result: the dest's with other rows deleted, and those of the source that are new.
+
+Fragments of the source get ids of the dest's, their fields and row ids those of the result. A row that the merge base
+had keeps the versions the dest says it was created and last updated at; everything else came with this version.
+
+Write down what decisions about rows mean for the fragments of both sides.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
+from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
+from lance_dagster.merge.rules.column_matching import backing
+from lance_dagster.merge.rules.merge_side import Deleted
+from lance_dagster.merge.rules.row_changes import (
+    INSERTED,
+    OFFSET_BITS,
+    Addresses,
+    Elsewhere,
+    Fates,
+    Flags,
+    Matched,
+    live_rows,
+    present,
+)
+from lance_dagster.merge.rules.row_decisions import Decision, Situation
+from lance_dagster.merge.rules.strategy import add
+from lance_dagster.transactions.apply import LAST_FRAGMENT_ID
+from lance_dagster.transactions.row_id_spaces import Translation
+from lance_dagster.transactions.row_lineage import with_new_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Rows added, given new values and removed, as the dest sees it.
+
+    `needs_backfill` gives by the path of a column that one side added how many rows only the other side has, and are
+    null there. `columns_changed` says that rows get other values where they are. Where `keeps_nulls`, no column that
+    could be null before is required to have values.
+    """
+
+    rows_added: int
+    rows_updated: int
+    rows_removed: int
+    schema_changed: bool
+    columns_changed: bool
+    keeps_nulls: bool
+    needs_backfill: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """A fragment of the result that has files of the source, as the source names them, and its deleted rows.
+
+    `deleted` is None when the deletion vector it has is right.
+    """
+
+    fragment: Fragment
+    files: tuple[DataFile, ...]
+    deleted: BitMap | None
+
+
+@dataclass(slots=True)
+class Draft:
+    """What becomes of the rows, collected while fragment after fragment is decided.
+
+    `masked` and `revived` are offsets by fragment of the dest, `taken` by fragment of the source; `columns` are the
+    ids in the result of fields whose values the source has, by fragment of the dest.
+    """
+
+    masked: dict[int, BitMap] = field(default_factory=dict)
+    revived: dict[int, BitMap] = field(default_factory=dict)
+    taken: dict[int, BitMap] = field(default_factory=dict)
+    columns: dict[int, tuple[Fragment, frozenset[int]]] = field(default_factory=dict)
+
+    def mask(self, number: int, offsets: BitMap) -> None:
+        """Delete rows of a fragment of the dest."""
+        add(self.masked, number, offsets)
+
+    def revive(self, number: int, offsets: BitMap) -> None:
+        """Bring deleted rows of a fragment of the dest back."""
+        add(self.revived, number, offsets)
+
+    def take(self, number: int, offsets: BitMap) -> None:
+        """Take rows from a fragment of the source."""
+        add(self.taken, number, offsets)
+
+    def deleted(self, number: int, before: BitMap) -> BitMap:
+        """Return which rows of a fragment of the dest are deleted in the result, given those that are on the dest."""
+        return (before - self.revived.get(number, BitMap())) | self.masked.get(number, BitMap())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What it takes to make fragments of the result out of a draft.
+
+    `from_source` gives by field id of the source the one of the result, `row_ids` the row ids likewise. Versions up to
+    `common` have the same numbers on both sides.
+    """
+
+    draft: Draft
+    source: Matched
+    dest: Matched
+    dest_rows: Callable[[], Fates]
+    source_rows: Mapping[int, Elsewhere]
+    from_source: Mapping[int, int]
+    row_ids: Translation
+    deleted: Deleted
+    common: int
+
+    @property
+    def version(self) -> int:
+        """The number of the version that is made."""
+        return self.dest.side.version + 1
+
+    def changed(self) -> tuple[dict[int, Brought], tuple[int, ...]]:
+        """Return the dest's fragments that change, by id, and the ids of those of which no row is left."""
+        changed: dict[int, Brought] = {}
+        removed: list[int] = []
+        for number in sorted({*self.draft.masked, *self.draft.revived, *self.draft.columns}):
+            fragment = present(self.dest.side, number)
+            before = self.deleted(self.dest.side, fragment)
+            after = self.draft.deleted(number, before)
+            if len(after) == fragment.physical_rows:
+                removed.append(number)
+                continue
+            fragment, files = self._with_columns(fragment)
+            if not after and before:
+                fragment = replace(fragment, deletion=None)
+            if number in self.draft.columns or after != before:
+                same = after == before or not after
+                changed[number] = Brought(fragment=fragment, files=files, deleted=None if same else after)
+        return changed, tuple(removed)
+
+    def added(self, first_id: int) -> list[Brought]:
+        """Return the fragments of the source that are new, numbered from `first_id`.
+
+        Raises:
+            InvalidInputError: There are no more ids.
+        """
+        if first_id + len(self.draft.taken) > LAST_FRAGMENT_ID:
+            version = self.dest.side.version
+            raise InvalidInputError(f"version {version} has a fragment {first_id - 1}; there are no more ids after it")
+        found: list[Brought] = []
+        for number in self.source.side.fragments.ids:
+            alive = self.draft.taken.get(number)
+            if alive is None:
+                continue
+            fragment = present(self.source.side, number)
+            files = tuple(self._renumbered(file) for file in fragment.files)
+            files = tuple(file for file in files if any(own >= 0 for own in file.fields)) or files[:1]
+            stamped = self._stamped(fragment) if self.dest.side.stable_row_ids else fragment
+            deleted = BitMap(range(fragment.physical_rows)) - alive
+            new = replace(stamped, id=first_id + len(found), files=(), deletion=None)
+            found.append(Brought(fragment=new, files=files, deleted=deleted or None))
+        return found
+
+    def doubled(self, added: Sequence[Brought]) -> int:
+        """Return how many rows of the source would be in the result twice: none, unless something was overlooked."""
+        same = self._in_same_files(added)
+        if same or not self.dest.side.stable_row_ids or not added:
+            return same
+        ids = np.concatenate(
+            [_live_ids(brought.fragment, brought.deleted or BitMap(), "the result") for brought in added]
+        )
+        known = ids[ids < np.uint64(self.dest.side.next_row_id)]
+        twice = len(ids) - len(np.unique(ids))
+        if not len(known):
+            return twice
+        places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
+        there = [self._ids_left(number) for number in {*self.dest.others, *places, *self.draft.revived}]
+        return twice + int(np.isin(np.concatenate([known[:0], *there]), known).sum())
+
+    def _ids_left(self, number: int) -> U64Array:
+        fragment = present(self.dest.side, number)
+        return _live_ids(fragment, self.draft.deleted(number, self.deleted(self.dest.side, fragment)), "the dest")
+
+    def _in_same_files(self, added: Sequence[Brought]) -> int:
+        """Count the rows that are alive in the same file on the dest: it has them by a way that nothing tells of."""
+        holders = {brought.files[0].path: brought for brought in added if brought.files}
+        twice = 0
+        for number in self.dest.others if holders else ():
+            fragment = present(self.dest.side, number)
+            for brought in (holders[file.path] for file in fragment.files if file.path in holders):
+                dead = self.draft.deleted(number, self.deleted(self.dest.side, fragment))
+                twice += len(BitMap(range(fragment.physical_rows)) - dead - (brought.deleted or BitMap()))
+        return twice
+
+    def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
+        """Put the source's values of some columns beside the dest's rows, and take the dest's out."""
+        if fragment.id not in self.draft.columns:
+            return fragment, ()
+        of, wanted = self.draft.columns[fragment.id]
+        found = {file.path: self._renumbered(file, only=wanted) for file in of.files}
+        brought = {path: file for path, file in found.items() if any(number >= 0 for number in file.fields)}
+        kept = []
+        for file in fragment.files:
+            fields = tuple(TOMBSTONE_FIELD if number in wanted else number for number in file.fields)
+            same = brought.pop(file.path, None)
+            if same is not None and same.column_indices == file.column_indices:
+                # Its values of a column that was dropped and comes back.
+                fields = tuple(new if new >= 0 else own for own, new in zip(fields, same.fields, strict=True))
+            if any(number >= 0 for number in fields):
+                kept.append(replace(file, fields=fields))
+        changed = replace(fragment, files=tuple(kept))
+        if self.dest.side.stable_row_ids:
+            changed = with_new_values(changed, self.version)
+        return changed, tuple(brought.values())
+
+    def _renumbered(self, file: DataFile, only: frozenset[int] | None = None) -> DataFile:
+        ids = (self.from_source.get(number, TOMBSTONE_FIELD) for number in file.fields)
+        return replace(
+            file, fields=tuple(number if only is None or number in only else TOMBSTONE_FIELD for number in ids)
+        )
+
+    def _stamped(self, fragment: Fragment) -> Fragment:
+        where = f"fragment {fragment.id} of the source"
+        ids, _ = self.row_ids.apply(decode_row_ids(fragment.row_ids, fragment.physical_rows, where))
+        updated = np.full(fragment.physical_rows, self.version, np.uint64)
+        own = decode_versions(fragment.created_at, fragment.physical_rows, where)
+        created = np.where(own <= np.uint64(self.common), own, updated)
+        addresses, written = self._addresses(fragment)
+        # The deleted rows too: pylance looks up there when a row was created that it moves.
+        wanted = addresses != INSERTED
+        if wanted.any():
+            known, when, last = self._stamps(addresses[wanted])
+            places = np.flatnonzero(wanted)[known]
+            created[places] = when[known]
+            kept = ~written[places]
+            updated[places[kept]] = last[known][kept]
+        return replace(
+            fragment,
+            row_ids=encode_row_ids(ids),
+            created_at=encode_versions(created),
+            updated_at=encode_versions(updated),
+        )
+
+    def _addresses(self, fragment: Fragment) -> tuple[Addresses, Flags]:
+        """Return where the rows of a fragment of the source are in the merge base, and which got new values."""
+        rows = self.source_rows.get(fragment.id)
+        own = self.source.base_of(fragment.id)
+        if own is None:
+            if rows is None:
+                raise LookupError(f"fragment {fragment.id} of the source was not looked at")
+            return rows.addresses, rows.updated
+        addresses = np.arange(fragment.physical_rows, dtype=np.int64) + (own << OFFSET_BITS)
+        # In the base's place still: it is taken because of the columns the source wrote.
+        written = np.full(fragment.physical_rows, self._has_other_files(fragment, own), np.bool_)
+        if rows is not None:
+            back = np.array(rows.live, np.int64)
+            addresses[back], written[back] = rows.addresses[back], rows.updated[back]
+        return addresses, written
+
+    def _has_other_files(self, fragment: Fragment, base_id: int) -> bool:
+        return bool(set(backing(fragment).values()) - set(backing(present(self.source.base, base_id)).values()))
+
+    def _stamps(self, addresses: Addresses) -> tuple[Flags, U64Array, U64Array]:
+        """Return for rows of the base whether the dest has them, and when they were created and last updated there."""
+        known = np.zeros(len(addresses), np.bool_)
+        created, updated = np.zeros(len(addresses), np.uint64), np.zeros(len(addresses), np.uint64)
+        fragments = addresses >> OFFSET_BITS
+        for base_id in np.unique(fragments).tolist():
+            place = self.dest.place(base_id)
+            if place is None:
+                continue
+            here = fragments == base_id
+            offsets = addresses[here] & (2**OFFSET_BITS - 1)
+            created[here], updated[here] = (sequence[offsets] for sequence in _versions(place))
+            known |= here
+        for rows in self._elsewhere(addresses[~known]):
+            order = np.argsort(rows.addresses)
+            have = rows.addresses[order]
+            places = np.minimum(np.searchsorted(have, addresses), len(have) - 1)
+            hit = ~known & (have[places] == addresses)
+            when, last = _versions(rows.fragment)
+            created[hit], updated[hit] = when[order[places[hit]]], last[order[places[hit]]]
+            known |= hit
+        return known, created, updated
+
+    def _elsewhere(self, missing: Addresses) -> Iterable[Elsewhere]:
+        return self.dest_rows().elsewhere.values() if len(missing) else ()
+
+
+def _live_ids(fragment: Fragment, deleted: BitMap, where: str) -> U64Array:
+    """Return the row ids of the rows of a fragment that are not deleted."""
+    ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+    return np.delete(ids, np.array(deleted, np.int64))
+
+
+def _versions(fragment: Fragment) -> tuple[U64Array, U64Array]:
+    where = f"fragment {fragment.id} of the dest"
+    return (
+        decode_versions(fragment.created_at, fragment.physical_rows, where),
+        decode_versions(fragment.updated_at, fragment.physical_rows, where),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A draft of the result, and what it is drawn from. The dest's rows are looked up only where they matter."""
+
+    source: Matched
+    dest: Matched
+    source_rows: Fates
+    dest_rows: Callable[[], Fates]
+    deleted: Deleted
+    draft: Draft = field(default_factory=Draft)
+
+    def draw(self, number: int, facts: Situation, decision: Decision) -> None:
+        """Write down what was decided about a fragment of the merge base."""
+        source, dest, draft = facts.source, facts.dest, self.draft
+        taken = decision.from_source
+        if dest.place is not None:
+            back = BitMap()
+            if not facts.dest_columns:
+                # The dest's files still hold them; for columns it wrote since, they would hold what nobody wrote.
+                same = source.stays if facts.source_columns else source.stays | source.moved
+                back = taken & same - dest.alive
+            taken = taken - back
+            draft.mask(dest.place.id, dest.stays - (decision.alive - taken))
+            draft.revive(dest.place.id, back | (BitMap() if facts.dest_columns else taken & source.stays))
+            if source.place is not None and facts.source_columns:
+                draft.columns[dest.place.id] = source.place, facts.source_columns
+        if source.place is not None and (dest.place is None or facts.dest_columns):
+            draft.take(source.place.id, taken & source.stays)
+        gone = (dest.moved | dest.updated) - (decision.alive - taken)
+        for holder, offsets in self.dest_rows().holders(number, gone).items() if gone else ():
+            draft.mask(holder, offsets)
+        for holder, offsets in self.source_rows.holders(number, taken - source.stays).items():
+            self._take(holder, offsets)
+
+    def beside_others(self) -> Iterator[tuple[frozenset[int], int, BitMap]]:
+        """Find columns of the source that come beside rows it does not have there: the files hold what nobody wrote.
+
+        Returns:
+            The columns, and the rows: their fragment of the merge base and their offsets in it.
+        """
+        for number, (of, columns) in self.draft.columns.items():
+            rows = self._alive(number) - live_rows(self.source.side, of, self.deleted)
+            if rows:
+                yield columns, self._in_base(number), rows
+
+    def _take(self, holder: int, offsets: BitMap) -> None:
+        """Take rows from a fragment of the source; or from the dest's in the same place, where it has the files."""
+        own = self.source.base_of(holder)
+        place = None if own is None else self.dest.place(own)
+        mine = present(self.source.side, holder)
+        if place is not None and place.file_names == mine.file_names:
+            self.draft.revive(place.id, offsets)
+        else:
+            self.draft.take(holder, offsets)
+
+    def _in_base(self, number: int) -> int:
+        found = self.dest.base_of(number)
+        if found is None:
+            raise LookupError(f"fragment {number} of the dest is in the place of none of the merge base")
+        return found
+
+    def _alive(self, number: int) -> BitMap:
+        """Return the offsets of the rows of a fragment of the dest that live on in it."""
+        fragment = present(self.dest.side, number)
+        before = self.deleted(self.dest.side, fragment)
+        return BitMap(range(fragment.physical_rows)) - self.draft.deleted(number, before)

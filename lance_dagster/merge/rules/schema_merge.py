@@ -1,0 +1,423 @@
+"""Merge the schemas of both sides, field by field and facet by facet.
+
+A field is known by its id in the merge base. A field one side added gets an id of the dest's, since both sides count
+on from the same number. A cast drops a field and adds another one of the same name with the values converted: rows
+that only the other side has would lose theirs, so such rows are a conflict (`columns_lost`).
+
+Which column of one line of versions is which of another, where neither is the merge base of a question.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from lance_dagster.format.evolution import subtree
+from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.transaction import Append, Delete, Merge, Overwrite, Rewrite
+from lance_dagster.merge.rules.column_matching import Columns, columns_of, named_fields, paths_of
+from lance_dagster.merge.rules.merge_side import Conflict, Side, makers
+from lance_dagster.merge.rules.row_changes import match
+from lance_dagster.merge.rules.settings_merge import merged
+from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
+from lance_dagster.transactions.row_id_spaces import NO_FIELD
+
+_FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedSchema:
+    """The fields of the result, and by the ids they have on the source, the ids of those that the source has too.
+
+    `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
+    `kept` are those of the base that the source dropped and the strategy kept.
+    """
+
+    fields: tuple[Field, ...]
+    from_source: Mapping[int, int]
+    added_by_source: frozenset[int]
+    added_by_dest: frozenset[int]
+    kept: frozenset[int]
+
+    def nullable(self, number: int) -> bool:
+        """Tell whether a field of the result may be null."""
+        return any(field.id == number and field.nullable for field in self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Schemas:
+    """The three schemas, and how their fields correspond.
+
+    `crosswise` says that both sides may have taken in the same versions, which the base does not have.
+    """
+
+    base: Manifest
+    source: Side
+    dest: Side
+    source_columns: Columns
+    dest_columns: Columns
+    crosswise: bool = False
+
+    def merged(self, first_id: Callable[[], int], arbiter: Arbiter) -> MergedSchema:
+        """Merge the schemas.
+
+        Args:
+            first_id: Finds the smallest id that no field of the dest ever had.
+            arbiter: Decides conflicts.
+        """
+        if self._same():
+            ids = {field.id: field.id for field in self.dest.manifest.fields}
+            none: frozenset[int] = frozenset()
+            return MergedSchema(
+                fields=self.dest.manifest.fields, from_source=ids, added_by_source=none, added_by_dest=none, kept=none
+            )
+        return _Merger(self, first_id, arbiter).result()
+
+    def _same(self) -> bool:
+        unchanged = self.source.manifest.fields == self.dest.manifest.fields == self.base.fields
+        everywhere = {field.id: field.id for field in self.base.fields}
+        return unchanged and self.source_columns.ids == everywhere == self.dest_columns.ids
+
+
+class _Merger:
+    def __init__(self, schemas: Schemas, first_id: Callable[[], int], arbiter: Arbiter) -> None:
+        self._all, self._arbiter, self._first_id = schemas, arbiter, first_id
+        self._next: int | None = None
+        self._base = {field.id: field for field in schemas.base.fields}
+        self._source = {field.id: field for field in schemas.source.manifest.fields}
+        self._dest = {field.id: field for field in schemas.dest.manifest.fields}
+        self._paths = paths_of(schemas.base.fields)
+        self._from_source: dict[int, int] = {}
+        self._fields: dict[int, Field] = {}
+        self._kept: set[int] = set()
+        cast = (
+            set(casts(columns, schemas.base, side))
+            for side, columns in ((schemas.source, schemas.source_columns), (schemas.dest, schemas.dest_columns))
+        )
+        self._cast_by_source, self._cast_by_dest = cast
+        added: list[set[str]] = [
+            {path for number, path in paths_of(side.manifest.fields).items() if number not in set(columns.ids.values())}
+            for side, columns in ((schemas.source, schemas.source_columns), (schemas.dest, schemas.dest_columns))
+        ]
+        # Where both cast a column under one name, the two new columns are found to be in each other's way.
+        self._cast_apart = (self._cast_by_source | self._cast_by_dest) - (added[0] & added[1])
+
+    def result(self) -> MergedSchema:
+        source_ids, dest_ids = self._all.source_columns.ids, self._all.dest_columns.ids
+        for field in self._all.base.fields:
+            mine, theirs = source_ids.get(field.id), dest_ids.get(field.id)
+            if theirs is not None:
+                self._keep_or_change(field, mine, theirs)
+            elif mine is not None:
+                self._dropped_by_dest(field)
+            elif self._paths[field.id] in self._cast_apart:
+                self._dropped_and_cast(field)
+        by_dest = self._added(self._dest, dest_ids)
+        by_source = self._added(self._source, source_ids)
+        self._fields |= {number: self._dest[number] for number in by_dest}
+        added = [new for number in by_source if (new := self._bring(self._source[number], by_dest)) is not None]
+        self._check_orphans()
+        ordered = _ordered(self._fields, self._order())
+        self._check_names(ordered)
+        return MergedSchema(
+            fields=ordered,
+            from_source=self._from_source,
+            added_by_source=frozenset(added) & self._fields.keys(),
+            added_by_dest=frozenset(by_dest),
+            kept=frozenset(self._kept),
+        )
+
+    def _keep_or_change(self, base: Field, mine: int | None, theirs: int) -> None:
+        dest = self._dest[theirs]
+        if mine is not None:
+            self._fields[theirs] = self._facets(base, self._source[mine], dest)
+            self._from_source[mine] = theirs
+        elif dest.parent_id in self._kept:
+            self._fields[theirs] = dest
+            self._kept.add(theirs)
+        elif not _around_is_gone(base, self._all.source_columns):
+            self._dropped_by_source(base, theirs)
+
+    def _dropped_by_source(self, base: Field, theirs: int) -> None:
+        if not self._changed_within(base, self._dest, self._all.dest_columns):
+            return
+        did = f"{self._who(self._all.source)} dropped it", f"{self._who(self._all.dest)} changed it"
+        unit = f"column {self._paths[base.id]}"
+        if self._arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1])) == DEST_WINS:
+            self._fields[theirs] = self._dest[theirs]
+            self._kept.add(theirs)
+
+    def _dropped_by_dest(self, base: Field) -> None:
+        if _around_is_gone(base, self._all.dest_columns):
+            return
+        if self._changed_within(base, self._source, self._all.source_columns):
+            did = f"{self._who(self._all.source)} changed it", f"{self._who(self._all.dest)} dropped it"
+            unit = f"column {self._paths[base.id]}"
+            # Its values are gone from the dest's files, or may be at the next compaction.
+            self._arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), (DEST_WINS,))
+
+    def _changed_within(self, base: Field, fields: Mapping[int, Field], columns: Columns) -> bool:
+        """Tell whether a side changed a field, or one inside of it."""
+        inner = subtree(self._all.base.fields, base)
+        own = {columns.ids[field.id] for field in inner if field.id in columns.ids}
+        added = any(field.parent_id in own and field.id not in own for field in fields.values())
+        return added or any(
+            (now := columns.ids.get(field.id)) is None or self._changed(field, fields[now], now in columns.filled)
+            for field in inner
+        )
+
+    def _dropped_and_cast(self, base: Field) -> None:
+        path = self._paths[base.id]
+        did = [
+            f"{self._who(side)} {'changed its type' if path in cast else 'dropped it'}"
+            for side, cast in ((self._all.source, self._cast_by_source), (self._all.dest, self._cast_by_dest))
+        ]
+        self._arbiter.refuse(Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1]))
+
+    def _changed(self, base: Field, own: Field, written: bool) -> bool:  # noqa: FBT001  # three facts of one field
+        return (
+            written
+            or any(getattr(base, facet) != getattr(own, facet) for facet in _FACETS)
+            or (base.metadata != own.metadata)
+        )
+
+    def _facets(self, base: Field, source: Field, dest: Field) -> Field:
+        result = dest
+        for facet in _FACETS:
+            was, mine, theirs = (getattr(field, facet) for field in (base, source, dest))
+            if mine in (was, theirs):
+                continue
+            unit = f"column {self._paths[base.id]}"
+            did = f"{self._who(self._all.source)} made its {_word(facet)} {mine!r}", f"{self._all.dest.name} {theirs!r}"
+            conflict = Conflict(kind="column", unit=unit, source=did[0], dest=did[1])
+            if theirs == was or self._arbiter.settle(conflict) == SOURCE_WINS:
+                result = replace(result, **{facet: mine})
+        names = (self._all.source.name, self._all.dest.name)
+        kind = f"metadata of column {self._paths[base.id]}"
+        states = (base.metadata, source.metadata, dest.metadata)
+        metadata = merged(states, kind, names, self._arbiter) if base.metadata != source.metadata else dest.metadata
+        return replace(result, metadata=metadata)
+
+    @staticmethod
+    def _added(fields: Mapping[int, Field], known: Mapping[int, int]) -> list[int]:
+        images = set(known.values())
+        return [number for number in fields if number not in images]
+
+    def _bring(self, field: Field, by_dest: Iterable[int]) -> int | None:
+        """Take over a field the source added, under an id of the dest's."""
+        parent = -1 if field.parent_id < 0 else self._from_source.get(field.parent_id)
+        if parent is None:
+            # Inside a column that is gone; whether that is a conflict was decided there.
+            return None
+        twin = next(
+            (self._dest[n] for n in by_dest if (self._dest[n].name, self._dest[n].parent_id) == (field.name, parent)),
+            None,
+        )
+        if twin is not None and self._is_same(field, twin):
+            # A third branch was merged into both, or both added it for rows to come.
+            self._from_source[field.id] = twin.id
+            return None
+        if twin is None and (renamed := self._renamed(field, by_dest)) is not None:
+            self._from_source[field.id] = renamed
+            return None
+        if twin is not None:
+            path = paths_of(self._all.source.manifest.fields)[field.id]
+            conflict = Conflict(
+                kind="column",
+                unit=f"column {path}",
+                source=f"{self._who(self._all.source)} added it",
+                dest=f"{self._who(self._all.dest)} added it too",
+            )
+            options = BOTH if self._is_leaf_of_both(field, twin) else ()
+            if self._arbiter.settle(conflict, options) != SOURCE_WINS:
+                return None
+            self._fields.pop(twin.id, None)
+        number = self._first_id() if self._next is None else self._next
+        self._next = number + 1
+        self._from_source[field.id] = number
+        self._fields[number] = replace(field, id=number, parent_id=parent)
+        return number
+
+    def _is_same(self, field: Field, twin: Field) -> bool:
+        """Tell whether two new columns are one: called and typed alike, with the same values for rows of the base.
+
+        Rows that were put in since bring their own.
+        """
+        if field.name in self._cast_by_source & self._cast_by_dest:
+            return False
+        if any(getattr(field, facet) != getattr(twin, facet) for facet in _FACETS):
+            return False
+        filled = field.id in self._all.source_columns.filled, twin.id in self._all.dest_columns.filled
+        if not any(filled):
+            return True
+        mine, theirs = (_files_of(side.manifest, number) for side, number in self._sides(field, twin))
+        return (all(filled) or self._all.crosswise) and (
+            mine.items() <= theirs.items() or theirs.items() <= mine.items()
+        )
+
+    def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
+        """Return the field the dest added that has its values in the same files: it took it over, and renamed it."""
+        alike = [number for number in by_dest if self._dest[number].logical_type == field.logical_type]
+        mine = _files_of(self._all.source.manifest, field.id) if alike else {}
+        found = (
+            number for number in alike if mine and _files_of(self._all.dest.manifest, number).items() >= mine.items()
+        )
+        return next(found, None)
+
+    def _sides(self, field: Field, twin: Field) -> tuple[tuple[Side, int], tuple[Side, int]]:
+        return (self._all.source, field.id), (self._all.dest, twin.id)
+
+    def _is_leaf_of_both(self, field: Field, twin: Field) -> bool:
+        inner = [other.parent_id for other in self._source.values()], [other.parent_id for other in self._dest.values()]
+        return field.id not in inner[0] and twin.id not in inner[1]
+
+    def _check_orphans(self) -> None:
+        """Refuse a field that one side added or changed inside a column that the other side dropped."""
+        for field in list(self._fields.values()):
+            if field.parent_id >= 0 and field.parent_id not in self._fields:
+                path = paths_of(self._all.dest.manifest.fields).get(field.id, field.name)
+                self._arbiter.refuse(
+                    Conflict(
+                        kind="column",
+                        unit=f"column {path}",
+                        source=f"{self._all.source.name} dropped the column around it",
+                        dest=f"{self._all.dest.name} added or changed it",
+                    )
+                )
+                del self._fields[field.id]
+
+    def _check_names(self, fields: tuple[Field, ...]) -> None:
+        seen: dict[tuple[int, str], Field] = {}
+        for field in fields:
+            other = seen.setdefault((field.parent_id, field.name), field)
+            if other is not field:
+                self._arbiter.refuse(
+                    Conflict(
+                        kind="schema",
+                        unit=f"column {field.name}",
+                        source=f"{self._who(self._all.source)} gave a column this name",
+                        dest=f"{self._who(self._all.dest)} gave another column the same",
+                    )
+                )
+
+    def _order(self) -> list[int]:
+        """Return the ids of the result's fields in the order of one side: of the source where only it changed that.
+
+        A field that the source brings stands before the one that follows it there; so a column that was cast, or comes
+        back, has its place again.
+        """
+        source_ids, dest_ids = self._all.source_columns.ids, self._all.dest_columns.ids
+        shared = [field.id for field in self._all.base.fields if field.id in source_ids and field.id in dest_ids]
+        base_of_source = self._all.source_columns.base_ids
+        base_of_dest = self._all.dest_columns.base_ids
+        by_source = [base_of_source[n] for n in self._source if base_of_source.get(n) in shared]
+        by_dest = [base_of_dest[n] for n in self._dest if base_of_dest.get(n) in shared]
+        dest_order = list(self._dest)
+        if by_dest == shared and by_source != shared:
+            moved = iter([dest_ids[number] for number in by_source])
+            places = {dest_ids[number] for number in shared}
+            dest_order = [next(moved) if number in places else number for number in dest_order]
+        follower, following = {}, dict[int, int]()
+        for number, field in reversed(self._source.items()):
+            new = self._from_source.get(number)
+            if new in self._dest:
+                following[field.parent_id] = new
+            elif new is not None:
+                follower[new] = following.get(field.parent_id)
+        for new, before in reversed(follower.items()):
+            dest_order.insert(len(dest_order) if before is None else dest_order.index(before), new)
+        return dest_order
+
+    @staticmethod
+    def _who(side: Side) -> str:
+        return makers(side, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
+
+
+def _around_is_gone(base: Field, columns: Columns) -> bool:
+    """Tell whether a side dropped the column around a field."""
+    return base.parent_id >= 0 and base.parent_id not in columns.ids
+
+
+def _files_of(manifest: Manifest, number: int) -> dict[str, int]:
+    """Return the files that hold values of a field, and in which of their columns."""
+    return {
+        file.path: file.column_indices[file.fields.index(number)] if file.column_indices else file.fields.index(number)
+        for fragment in manifest.fragments
+        for file in fragment.files
+        if number in file.fields
+    }
+
+
+def _ordered(fields: Mapping[int, Field], order: Iterable[int]) -> tuple[Field, ...]:
+    """Return fields depth first, those of the same parent in the order given."""
+    children: dict[int, list[Field]] = {}
+    for number in dict.fromkeys(order):
+        if number in fields:
+            children.setdefault(fields[number].parent_id, []).append(fields[number])
+    found: list[Field] = []
+    pending = list(reversed(children.get(-1, [])))
+    while pending:
+        field = pending.pop()
+        found.append(field)
+        pending.extend(reversed(children.get(field.id, [])))
+    return tuple(found)
+
+
+def _word(facet: str) -> str:
+    return facet.replace("_", " ")
+
+
+def casts(columns: Columns, base: Manifest, side: Side) -> list[str]:
+    """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
+    images, paths = set(columns.ids.values()), paths_of(base.fields)
+    added = {path for number, path in paths_of(side.manifest.fields).items() if number not in images}
+    found = {path for number, path in paths.items() if number not in columns.ids and path in added}
+    origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
+    origin |= {own: number for number, own in columns.anchored.items()}
+    cast: dict[int, int] = {}
+    for change in (*side.changes, *side.since):
+        if change.before is None or change.after is None or not isinstance(change.operation, Merge | Overwrite):
+            continue
+        before, after = paths_of(change.before.fields), paths_of(change.after.fields)
+        new = {path: number for number, path in after.items() if number not in before}
+        for number, path in before.items():
+            was = cast.get(number, origin.get(number))
+            if number not in after and path in new and was is not None:
+                # Cast again, it is still the same column.
+                cast[new[path]] = was
+    live = {field.id for field in side.manifest.fields} - images
+    found |= {paths[number] for own, number in cast.items() if own in live and number in paths}
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsAcross:
+    """By the id of every field of one version, its id in another one, or `NO_FIELD`; and paths of unlike columns.
+
+    Unlike is a column that both have, of which only one changed the type: values of the one are none of the other.
+    """
+
+    ids: Mapping[int, int]
+    unlike: tuple[str, ...]
+
+
+def fields_across(shared: Manifest, one: Side, other: Side) -> FieldsAcross:
+    """Match the columns of two versions by what each has of a version from which both come.
+
+    Fields that came since are matched by path and type.
+
+    Args:
+        shared: The version from which both come.
+        one: What the first version did since.
+        other: What the second one did.
+    """
+    mine, theirs = (columns_of(shared, side, match(shared, side)) for side in (one, other))
+    found = {own: theirs.ids.get(number, NO_FIELD) for number, own in mine.ids.items()}
+    taken = set(theirs.ids.values())
+    free = {named: number for number, named in named_fields(other.manifest).items() if number not in taken}
+    by_name = {number: free.get(named, NO_FIELD) for number, named in named_fields(one.manifest).items()}
+    cast = [set(casts(columns, shared, side)) for columns, side in ((mine, one), (theirs, other))]
+    unlike = [
+        path
+        for number, path in paths_of(shared.fields).items()
+        if (path in cast[0] and number in theirs.ids) or (path in cast[1] and number in mine.ids)
+    ]
+    return FieldsAcross(by_name | found, tuple(unlike))

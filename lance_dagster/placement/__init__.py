@@ -1,0 +1,1 @@
+"""Where a table's files lie: base paths, clones, and tables that were moved."""

@@ -1,0 +1,213 @@
+"""Base paths of a table: other places its files may lie in.
+
+New fragments can be written to a base path by name: older data to cheaper storage, each region's data beside its
+readers. Readers need to know nothing of it. Deletion files, indices and versions always stay with the table.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError
+from lance_dagster.format import layout
+from lance_dagster.format.model import BasePath, Fragment
+from lance_dagster.format.names import check_said
+from lance_dagster.format.transaction import MESSAGE, Transaction, UpdateBases
+from lance_dagster.history.commit import Proposal, commit, next_manifest
+from lance_dagster.history.context import Parts
+from lance_dagster.history.refs.protection import refuse_to
+from lance_dagster.history.refs.ref_store import DELETING
+from lance_dagster.history.versions import State
+from lance_dagster.store import Store, base_options, canonical_uri, open_store
+from lance_dagster.transactions.base_paths import (
+    ROOT_BASE,
+    Named,
+    base_named,
+    named_files,
+    placed_under,
+    placed_under_root,
+)
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBase:
+    """A base path to be added, and what the commit says about itself."""
+
+    name: str
+    uri: str
+    is_dataset_root: bool = False
+    message: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no text.
+
+        Raises:
+            InvalidInputError: Names it.
+        """
+        check_said(self.message, self.properties)
+
+
+def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
+    """Add a base path to a branch, under an id that means the same place on every branch that has it.
+
+    Raises:
+        AlreadyExistsError: The branch has another one of that name or path.
+        InvalidInputError: The name or the place cannot be one.
+    """
+    base = _checked(parts, wanted)
+    refuse_to("add a base path to", branch, parts.store)
+    number = _free_id(parts, branch, base)
+    transaction_id = str(uuid.uuid4())
+    properties = dict(wanted.properties) | ({} if wanted.message is None else {MESSAGE: wanted.message})
+
+    def propose(head: State) -> Proposal | State:
+        if _is_there(head, base):
+            return head
+        taken = {other.id for other in head.manifest.base_paths}
+        new = replace(base, id=max(taken) + 1 if number in taken else number)
+        transaction = Transaction(
+            read_version=head.number,
+            uuid=transaction_id,
+            operation=UpdateBases(new_bases=(new,)),
+            properties=properties,
+        )
+        return Proposal(transaction, next_manifest(parts.versions, head, transaction))
+
+    parts.head(branch)
+    state = commit(parts.versions, branch, propose)
+    return base_named(state.manifest, base.name or "", parts.uri)
+
+
+def _checked(parts: Parts, wanted: NewBase) -> BasePath:
+    uri = canonical_uri(wanted.uri)
+    if not wanted.name or wanted.name == ROOT_BASE:
+        raise InvalidInputError(f"a base path cannot be called {wanted.name!r}; {ROOT_BASE!r} is the table itself")
+    inside = uri.startswith(f"{parts.uri}/")
+    below = uri.removeprefix(f"{parts.uri}/").partition("/")[0] if inside else ""
+    if uri == parts.uri or below.startswith("_") or below in {layout.DATA, "tree"}:
+        raise InvalidInputError(f"{uri} is a folder of the table itself; a base path is another place")
+    # Refuses a place that cannot be reached with the options that are known.
+    open_store(uri, base_options(parts.storage_options, 0, uri))
+    return BasePath(id=0, name=wanted.name, path=uri, is_dataset_root=wanted.is_dataset_root)
+
+
+def _is_there(head: State, base: BasePath) -> bool:
+    for other in head.manifest.base_paths:
+        if replace(other, id=0) == base:
+            return True
+        if other.name == base.name or other.path == base.path:
+            kind = "a dataset root" if other.is_dataset_root else "a folder of data files"
+            raise AlreadyExistsError(
+                f"{head} has the base path {other.name!r} at {other.path} ({kind}); "
+                "another one needs another name and another place"
+            )
+    return False
+
+
+def _free_id(parts: Parts, branch: str, base: BasePath) -> int:
+    """Choose an id: the one another branch has for the place, else one that no branch has for anything."""
+    known = [other for head in heads(parts) if head.branch != branch for other in head.manifest.base_paths]
+    own = parts.head(branch).manifest.base_paths
+    same = next((other.id for other in known if other.path == base.path and other.id), None)
+    if same is not None and same not in {other.id for other in own}:
+        return same
+    # Options are given as `base_<id>.region`: one id had better be one place.
+    return max((other.id for other in (*known, *own)), default=0) + 1
+
+
+def heads(parts: Parts) -> list[State]:
+    """Read the newest version of main and of every branch, those a crash left half made included."""
+    found = [branch.name for branch in parts.refs.branches().values() if branch.state != DELETING]
+    lines = [layout.MAIN, *sorted(found)]
+    return [parts.versions.head(line) for line in lines if parts.versions.newest(line) is not None]
+
+
+def base_store(parts: Parts, base: BasePath) -> Store:
+    """Open the store of a base path; for folders of the table itself with the table's own options."""
+    if base.path == parts.uri:
+        return parts.store
+    if base.path.startswith(f"{parts.uri}/"):
+        return open_store(base.path, parts.storage_options)
+    return open_store(base.path, options_of(parts, base))
+
+
+def destination(head: State, name: str | None) -> BasePath | None:
+    """Return the base path new data files go to; None is the table itself.
+
+    Raises:
+        InvalidInputError: The branch has no base path of that name.
+    """
+    if name is None or name == ROOT_BASE:
+        return None
+    base = base_named(head.manifest, name, str(head))
+    return replace(base, path=spelled(base.path))
+
+
+def spelled(path: str) -> str:
+    """Return the canonical spelling of a base path that another program may have stored in another one."""
+    try:
+        return canonical_uri(path)
+    except InvalidInputError:
+        # A place only others can reach; it can still be told from another one.
+        return path.rstrip("/")
+
+
+def options_of(parts: Parts, base: BasePath) -> Mapping[str, str]:
+    """Return the storage options for a base path."""
+    return base_options(parts.storage_options, base.id, base.path)
+
+
+def placed(parts: Parts, fragments: tuple[Fragment, ...], head: State, path: str | None) -> tuple[Fragment, ...]:
+    """Name new data files as a branch has to name them, whatever base path they were written to.
+
+    Raises:
+        InvalidInputError: The branch has no such base path, or calls the table something else.
+    """
+    if path is None:
+        return placed_under_root(fragments, head.manifest, parts.uri)
+    base = next((base for base in head.manifest.base_paths if spelled(base.path) == path), None)
+    if base is None:
+        raise InvalidInputError(f"{head} has no base path at {path}, where files were staged; add_base adds it")
+    # A commit makes the names in the table's own folder last, and knows nothing of this one.
+    base_store(parts, base).sync_folder(layout.DATA if base.is_dataset_root else "")
+    return placed_under(fragments, base)
+
+
+def check_files(parts: Parts, state: State, base_ids: Iterable[int]) -> int:
+    """Look whether every file a version names through some base paths is there, whole; returns how many there are.
+
+    Raises:
+        CorruptFileError: Some are missing or of another size.
+    """
+    wanted = frozenset(base_ids)
+    line_uri = parts.versions.line_uri(state.branch)
+    count = 0
+    for place in named_files(state.manifest, line_uri):
+        if place.base.id in wanted and place.base in state.manifest.base_paths:
+            store = base_store(parts, place.base)
+            missing = _missing(store, place)
+            if missing:
+                shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+                raise CorruptFileError(
+                    place.base.path, f"{len(missing)} files that {state} names are not there, or not whole: {shown}"
+                )
+            count += len(place.data) + len(place.deletions) + len(place.indices)
+    return count
+
+
+def _missing(store: Store, place: Named) -> list[str]:
+    def folder(name: str) -> str:
+        return name if place.base.is_dataset_root else ""
+
+    found = store.sizes(folder(layout.DATA)) if place.data else {}
+    missing = [name for name, size in place.data.items() if name not in found or size not in (0, found[name])]
+    deletions = store.sizes(folder(layout.DELETIONS)) if place.deletions else {}
+    missing += [name for name in sorted(place.deletions) if name not in deletions]
+    for index, files in place.indices.items():
+        there = store.sizes(layout.join(folder(layout.INDICES), index)) if files else {}
+        # Files in folders below are not listed here.
+        missing += [f"{index}/{name}" for name in files if "/" not in name and name not in there]
+    return missing

@@ -1,0 +1,400 @@
+"""Apply one transaction to a manifest.
+
+What a commit may not get wrong is decided here, and only here: fragment ids are never used twice, not even after an
+overwrite or a restore; row ids of a table with stable row ids are handed out once; indices speak only for fragments
+whose values they hold; feature flags say what the manifest really contains.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
+from lance_dagster.format import transaction as ops
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.model import (
+    TOMBSTONE_FIELD,
+    DataFile,
+    Field,
+    Flag,
+    Fragment,
+    Fragments,
+    Manifest,
+    WriterVersion,
+)
+from lance_dagster.format.schema import with_field_metadata
+from lance_dagster.format.transaction import Transaction
+from lance_dagster.transactions.base_paths import found_at, with_bases
+from lance_dagster.transactions.index_updates import created, indices_of, rewritten, with_relevant, without_values
+from lance_dagster.transactions.row_lineage import restamped, stamped, with_creation, with_new_values
+
+LAST_FRAGMENT_ID, LAST_ROW_ID = 2**32 - 1, 2**64 - 1
+_RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
+
+
+def empty_manifest(fields: Sequence[Field], file_version: str) -> Manifest:
+    """Return what a table with stable row ids is before its first version: no rows."""
+    flags = int(Flag.STABLE_ROW_IDS)
+    return Manifest(version=0, fields=tuple(fields), file_version=file_version, reader_flags=flags, writer_flags=flags)
+
+
+def apply(
+    head: Manifest,
+    transaction: Transaction,
+    *,
+    timestamp: int,
+    writer: WriterVersion,
+    restored: Manifest | None = None,
+) -> Manifest:
+    """Return the manifest that follows `head` when `transaction` is committed on it.
+
+    Args:
+        head: The newest version of the branch.
+        transaction: The change. Its new fragments are numbered and given row ids here.
+        timestamp: Nanoseconds since 1970 UTC.
+        writer: Who writes the manifest.
+        restored: The manifest a `Restore` goes back to.
+
+    Raises:
+        InvalidInputError: The operation cannot be committed by this package, or names what is not there.
+        UnsupportedFeatureError: Very old programs left something out that only pylance finds out.
+    """
+    operation = transaction.operation
+    if isinstance(operation, ops.Restore):
+        changed = _restored(head, restored, operation.version)
+    else:
+        rule = _RULES.get(type(operation))
+        if rule is None:
+            raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}")
+        changed = rule(head, operation)
+    return as_next(head, changed, transaction, timestamp=timestamp, writer=writer)
+
+
+def as_next(
+    head: Manifest, changed: Manifest, transaction: Transaction, *, timestamp: int, writer: WriterVersion
+) -> Manifest:
+    """Return a changed state as the version that follows `head`, made by a transaction.
+
+    Raises:
+        UnsupportedFeatureError: Very old programs left something out that only pylance finds out.
+    """
+    _refuse_unknown_numbers(changed)
+    return with_flags(
+        replace(
+            changed,
+            version=head.version + 1,
+            timestamp=max(timestamp, head.timestamp),
+            transaction_file=transaction.file_name,
+            writer=writer,
+            version_aux_data=0,
+            tag="",
+        )
+    )
+
+
+def _refuse_unknown_numbers(changed: Manifest) -> None:
+    """Refuse what pylance would look at data files for before it commits, knowing which of its releases were wrong.
+
+    The next commit by pylance would not look any more, seeing who wrote this one.
+
+    Raises:
+        UnsupportedFeatureError: Fragments do not say how many rows they have, or indices may be wrong about fragments.
+    """
+    _ = changed.rows
+    if changed.index_section is not None and _before_bitmaps_were_right(changed.writer):
+        coding = changed.fragments.coding
+        where = coding.path if coding is not None else f"{changed.branch or MAIN}@{changed.version}"
+        what = (
+            "indices of pylance before 0.8.15, which may be wrong about what they cover (one commit by pylance helps)"
+        )
+        raise UnsupportedFeatureError(where, [what])
+
+
+def _before_bitmaps_were_right(writer: WriterVersion | None) -> bool:
+    if writer is None:
+        return True
+    found = re.fullmatch(r"0\.(\d{1,9})\.(\d{1,9})", writer.version)
+    return writer.library == "lance" and found is not None and (int(found[1]), int(found[2])) < (8, 15)
+
+
+def with_flags(manifest: Manifest) -> Manifest:
+    """Recompute the feature flags that follow from what a manifest contains; keep the others."""
+    shared = Flag(0)
+    if manifest.fragments.deletions:
+        shared |= Flag.DELETION_FILES
+    if manifest.base_paths:
+        shared |= Flag.BASE_PATHS
+    if manifest.index_section is not None and any(index.covering_fields for index in indices_of(manifest)):
+        shared |= Flag.COVERED_INDEX
+    own = Flag.TABLE_CONFIG if manifest.config else Flag(0)
+    return replace(
+        manifest,
+        reader_flags=int(manifest.reader_flags & ~_RECOMPUTED | shared),
+        writer_flags=int(manifest.writer_flags & ~_RECOMPUTED | shared | own),
+    )
+
+
+def _append(head: Manifest, operation: ops.Append) -> Manifest:
+    return _with_added(head, head.fragments, [_without_rows_ids(fragment) for fragment in operation.fragments])
+
+
+def _delete(head: Manifest, operation: ops.Delete) -> Manifest:
+    updated = _with_vectors(head, operation.updated_fragments)
+    return replace(head, fragments=_without(head, operation.deleted_fragment_ids, updated))
+
+
+def _with_vectors(head: Manifest, updated: Sequence[Fragment]) -> list[Fragment]:
+    """Return fragments as they are, with the deletion vectors they are to have.
+
+    The change may have been made from an older version, which named files that are gone from the schema by now.
+    """
+    found = []
+    for fragment in updated:
+        own = head.fragments.find(fragment.id)
+        found.append(fragment if own is None else replace(own, deletion=fragment.deletion))
+    return found
+
+
+def _update(head: Manifest, operation: ops.Update) -> Manifest:
+    updated: Sequence[Fragment] = operation.updated_fragments
+    if not operation.writes_columns:
+        updated = _with_vectors(head, updated)
+    elif head.stable_row_ids:
+        updated = list(restamped(operation, head.version + 1))
+    added = operation.new_fragments
+    if head.stable_row_ids:
+        added = _with_creation(head, operation)
+    kept = _without(head, operation.removed_fragment_ids, updated)
+    changed = _with_added(head, kept, added)
+    if operation.writes_columns:
+        touched = [fragment.id for fragment in operation.updated_fragments]
+        changed = without_values(changed, operation.fields_modified, touched)
+        changed = _without_dead_files(changed, touched)
+    return changed
+
+
+def _with_creation(head: Manifest, operation: ops.Update) -> list[Fragment]:
+    """Return the new fragments of an update, each with the versions its moved rows were created at.
+
+    pylance leaves them out of the transaction; they are those the rows had where they were.
+    """
+    ids = [*operation.removed_fragment_ids, *(fragment.id for fragment in operation.updated_fragments)]
+    missing = [fragment.row_ids is not None and fragment.created_at is None for fragment in operation.new_fragments]
+    if not any(missing):
+        return list(operation.new_fragments)
+    sources = [own for number in ids if (own := head.fragments.find(number)) is not None]
+    return [
+        with_creation(fragment, sources) if wanted else fragment
+        for fragment, wanted in zip(operation.new_fragments, missing, strict=True)
+    ]
+
+
+def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
+    emptied = replace(
+        head,
+        fields=operation.fields,
+        schema_metadata=operation.schema_metadata,
+        config={**head.config, **operation.config_upserts},
+        base_paths=with_bases(head.base_paths, operation.initial_bases),
+        # The indexed rows are gone, and with them what the indices know.
+        index_section=None,
+    )
+    return _with_added(emptied, Fragments(), [_without_rows_ids(fragment) for fragment in operation.fragments])
+
+
+def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifest:
+    if restored is None:
+        raise InvalidInputError(f"version {number} has to be given to be restored")
+    ids = [known for known in (head.max_fragment_id, restored.max_fragment_id) if known is not None]
+    return replace(
+        restored,
+        branch=head.branch,
+        # Rows go back to what they were, not to where files were before the table was moved.
+        base_paths=found_at(restored.base_paths, head.base_paths),
+        max_fragment_id=max(ids, default=None),
+        next_row_id=max(head.next_row_id, restored.next_row_id),
+        max_allocated_field_id=max(
+            (known for known in (head.max_allocated_field_id, restored.max_allocated_field_id) if known is not None),
+            default=None,
+        ),
+    )
+
+
+def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
+    fragments = head.fragments
+    last = -1 if head.max_fragment_id is None else head.max_fragment_id
+    for group in operation.groups:
+        new = [fragment.id for fragment in group.new]
+        fragments = _exchanged(fragments, [fragment.id for fragment in group.old], group.new)
+        last = max(last, *new) if new else last
+    moved = replace(head, fragments=fragments, max_fragment_id=last if last >= 0 else None)
+    return rewritten(moved, operation)
+
+
+def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]) -> Fragments:
+    """Put fragments in the place of others, all in the order of their ids, which is what pylance calls valid."""
+    kept = fragments.changed(old, {})
+    taken = set(kept.ids).intersection(fragment.id for fragment in new)
+    if taken:
+        raise InvalidInputError(f"there is a fragment {min(taken)} already; a rewrite needs ids that were reserved")
+    together = [*zip(kept.ids, kept.items, strict=True), *((fragment.id, fragment) for fragment in new)]
+    return Fragments([item for _, item in sorted(together, key=lambda pair: pair[0])], kept.coding)
+
+
+def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
+    given = operation.fragments if isinstance(operation.fragments, Fragments) else Fragments(operation.fragments)
+    known, named = set(head.fragments.ids), set(given.ids)
+    unknown, lost = sorted(named - known), sorted(known - named)
+    if unknown:
+        raise InvalidInputError(f"version {head.version} has no fragment {unknown[0]}")
+    if lost:
+        raise InvalidInputError(f"a merge without fragment {lost[0]} of version {head.version} would lose its rows")
+    before = dict(zip(head.fragments.ids, head.fragments.items, strict=True))
+    changed: dict[int, Fragment] = {}
+    for number, item in zip(given.ids, given.items, strict=True):
+        if item != before[number]:
+            own, fragment = head.fragments.find(number), given.find(number)
+            if own is not None and fragment is not None and own.files != fragment.files:
+                changed[number] = with_new_values(fragment, head.version + 1) if head.stable_row_ids else fragment
+    merged = replace(
+        head,
+        fields=operation.fields,
+        schema_metadata=operation.schema_metadata,
+        fragments=given.changed((), changed),
+    )
+    return with_relevant(without_dropped(merged, head.fields))
+
+
+def _project(head: Manifest, operation: ops.Project) -> Manifest:
+    return with_relevant(without_dropped(replace(head, fields=operation.fields), head.fields))
+
+
+def without_dropped(manifest: Manifest, before: Sequence[Field]) -> Manifest:
+    """Leave out the data files that a schema with fewer fields than before has no use for."""
+    live = {field.id for field in manifest.fields}
+    gone = not live.issuperset(field.id for field in before)
+    return _without_dead_files(manifest, manifest.fragments.ids) if gone else manifest
+
+
+def _without_dead_files(manifest: Manifest, fragments: Iterable[int]) -> Manifest:
+    """Leave out data files, of some fragments, that hold nothing but fields the schema does not have."""
+    live = {field.id for field in manifest.fields}
+    changed: dict[int, Fragment] = {}
+    for number in fragments:
+        fragment = manifest.fragments.find(number)
+        if fragment is None:
+            continue
+        files = tuple(file for file in fragment.files if not live.isdisjoint(file.fields))
+        if fragment.files and not files:
+            raise InvalidInputError(
+                f"fragment {fragment.id} would be left without a file: the columns left are null in all its rows, and "
+                "no file says how many these are; write one of these columns first, or keep another"
+            )
+        if files != fragment.files:
+            changed[fragment.id] = replace(fragment, files=files)
+    return replace(manifest, fragments=manifest.fragments.changed((), changed))
+
+
+def _reserve(head: Manifest, operation: ops.ReserveFragments) -> Manifest:
+    last = -1 if head.max_fragment_id is None else head.max_fragment_id
+    return replace(head, max_fragment_id=last + operation.count)
+
+
+def _config(head: Manifest, operation: ops.UpdateConfig) -> Manifest:
+    config, table, schema = operation.config, operation.table_metadata, operation.schema_metadata
+    described = head.schema_metadata
+    if schema is not None:
+        current = {key: value.decode("utf-8", "surrogateescape") for key, value in described.items()}
+        changed = schema.applied(current)
+        described = {key: value.encode("utf-8", "surrogateescape") for key, value in changed.items()}
+    return replace(
+        head,
+        config=head.config if config is None else config.applied(head.config),
+        table_metadata=head.table_metadata if table is None else table.applied(head.table_metadata),
+        schema_metadata=described,
+        fields=with_field_metadata(head.fields, operation.field_metadata),
+    )
+
+
+def _replace_data(head: Manifest, operation: ops.DataReplacement) -> Manifest:
+    updated: dict[int, Fragment] = {}
+    for number, file in operation.replacements:
+        fragment = updated.get(number) or head.fragments.find(number)
+        if fragment is None:
+            raise InvalidInputError(f"version {head.version} has no fragment {number}")
+        fragment = replace(fragment, files=_with_file(fragment, file))
+        updated[number] = with_new_values(fragment, head.version + 1) if head.stable_row_ids else fragment
+    changed = replace(head, fragments=head.fragments.changed((), updated))
+    for number, file in operation.replacements:
+        changed = without_values(changed, file.fields, [number])
+    return changed
+
+
+def _with_file(fragment: Fragment, file: DataFile) -> tuple[DataFile, ...]:
+    wanted = set(file.fields)
+    for place, own in enumerate(fragment.files):
+        if set(own.fields) - {TOMBSTONE_FIELD} == wanted:
+            return (*fragment.files[:place], file, *fragment.files[place + 1 :])
+    if any(wanted.intersection(own.fields) for own in fragment.files):
+        raise InvalidInputError(
+            f"a file of fields {list(file.fields)} cannot replace one of fragment {fragment.id}: no file there holds "
+            "exactly these"
+        )
+    return (*fragment.files, file)
+
+
+def _update_bases(head: Manifest, operation: ops.UpdateBases) -> Manifest:
+    return replace(head, base_paths=with_bases(head.base_paths, operation.new_bases))
+
+
+def _without_rows_ids(fragment: Fragment) -> Fragment:
+    return replace(fragment, row_ids=None, created_at=None, updated_at=None)
+
+
+def _without(head: Manifest, removed: Sequence[int], updated: Sequence[Fragment]) -> Fragments:
+    try:
+        return head.fragments.changed(removed, {fragment.id: fragment for fragment in updated})
+    except InvalidInputError as error:
+        raise InvalidInputError(f"in version {head.version} {error}") from error
+
+
+def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> Manifest:
+    """Give the added fragments numbers and, on a table with stable row ids, their rows ids."""
+    # What the manifest says, or what it has where that is more: an id given twice would cost rows.
+    last = -1 if head.max_fragment_id is None else head.max_fragment_id
+    fragment_id = max(last, max(head.fragments.ids, default=-1))
+    if fragment_id + len(added) > LAST_FRAGMENT_ID:
+        raise InvalidInputError(f"version {head.version} has a fragment {fragment_id}; there are no more ids after it")
+    row_id = head.next_row_id
+    if row_id + sum(fragment.physical_rows for fragment in added) > LAST_ROW_ID:
+        raise InvalidInputError(f"version {head.version} gave row ids up to {row_id}; there are no more ids after it")
+    numbered: list[Fragment] = []
+    for fragment in added:
+        fragment_id += 1
+        new = replace(fragment, id=fragment_id)
+        if head.stable_row_ids:
+            new, row_id = stamped(new, row_id, head.version + 1)
+        numbered.append(new)
+    return replace(
+        head,
+        fragments=kept.added(numbered),
+        max_fragment_id=fragment_id if fragment_id >= 0 else None,
+        next_row_id=row_id,
+    )
+
+
+_RULES: Mapping[type[ops.Operation], Callable[[Manifest, Any], Manifest]] = {
+    ops.Append: _append,
+    ops.Delete: _delete,
+    ops.Update: _update,
+    ops.Overwrite: _overwrite,
+    ops.CreateIndex: created,
+    ops.Rewrite: _rewrite,
+    ops.Merge: _merge,
+    ops.Project: _project,
+    ops.ReserveFragments: _reserve,
+    ops.UpdateConfig: _config,
+    ops.DataReplacement: _replace_data,
+    ops.UpdateBases: _update_bases,
+}

@@ -1,0 +1,239 @@
+"""The files a version names, held against what is there: each folder is listed once, not each file asked for."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from lance_dagster.datafiles import FileSummary, Inspector
+from lance_dagster.errors import CorruptFileError, FormatError, InvalidInputError, StoreError
+from lance_dagster.format import layout
+from lance_dagster.format.codec import decode_transaction
+from lance_dagster.format.deletions import decode_offsets
+from lance_dagster.format.model import BasePath, DataFile, Fragment, IndexMetadata
+from lance_dagster.format.schema import BLOB
+from lance_dagster.format.storable import FIRST, version_of_file
+from lance_dagster.history.context import Parts
+from lance_dagster.history.versions import State
+from lance_dagster.store import Store, base_options
+from lance_dagster.transactions.base_paths import folder_of
+from lance_dagster.verify.manifest_rules import WARNING, Problem
+
+_NEEDED = "a file that a version names stays until the version is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What is in a folder, by name with sizes; None where that cannot be told, and `problem` says why."""
+
+    store: Store | None
+    key: str
+    uri: str
+    sizes: Mapping[str, int] | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFile:
+    """A data file as a fragment describes it, and how it is reached."""
+
+    uri: str
+    path: str
+    rows: int
+    file: DataFile
+    fragment: int
+    base: BasePath
+    has_blobs: bool
+
+
+class Places:
+    """The folders of one table, its base paths included."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Look at the files of a table; nothing is listed yet."""
+        self._parts = parts
+        self._listings: dict[tuple[str, int, str], Listing] = {}
+        self.data_files: set[str] = set()
+        self.deletion_files: set[str] = set()
+        self.index_files: set[str] = set()
+
+    def check_fragment(self, state: State, fragment: Fragment) -> Iterator[Problem]:
+        """Check that a fragment's files are there, whole, and that its deletion vector fits."""
+        for file in fragment.files:
+            base = self._base(state, file.base_id)
+            if base is None:
+                continue
+            listing = self._listed(base, layout.DATA)
+            self.data_files.add(self._shown(listing, file.path))
+            # Sizes of files of the first format were written down wrong, and nobody goes by them.
+            size = file.size if version_of_file(file) != FIRST else 0
+            yield from self._compared(listing, file.path, size, fragment.id)
+        yield from self._check_deletion(state, fragment)
+
+    def named(self, state: State, fragment: Fragment) -> Iterator[NamedFile]:
+        """Yield the data files of a fragment that are there and can be opened by themselves."""
+        blobs = {field.id for field in state.manifest.fields if field.extension_name == BLOB}
+        for file in fragment.files:
+            base = self._base(state, file.base_id)
+            listing = None if base is None else self._listed(base, layout.DATA)
+            there = listing is not None and file.path in (listing.sizes or ())
+            if base is not None and listing is not None and there and version_of_file(file) != FIRST:
+                yield NamedFile(
+                    uri=f"{listing.uri}/{file.path}",
+                    path=self._shown(listing, file.path),
+                    rows=fragment.physical_rows,
+                    file=file,
+                    fragment=fragment.id,
+                    base=base,
+                    has_blobs=not blobs.isdisjoint(file.fields),
+                )
+
+    def opened(self, named: NamedFile, inspector: Inspector) -> FileSummary:
+        """Open a data file and read all of it.
+
+        Raises:
+            CorruptFileError: It cannot be opened or decoded.
+        """
+        uri = self._parts.uri
+        own = named.base.path == uri or named.base.path.startswith(f"{uri}/")
+        options = self._parts.storage_options
+        # Blobs are described in the data file, in a shape only a table can read; the values lie elsewhere.
+        return inspector.inspect(
+            named.uri,
+            options if own else base_options(options, named.base.id, named.base.path),
+            size=named.file.size,
+            read=not named.has_blobs,
+        )
+
+    def check_transaction_file(self, state: State) -> Iterator[Problem]:
+        """Check that the file of a version's transaction, where it still is, says the same as the version."""
+        name = state.manifest.transaction_file
+        path = layout.join(layout.line_root(state.branch), layout.TRANSACTIONS, name)
+        data = self._parts.store.get(path) if name else None
+        if data is None or state.transaction is None:
+            return
+        right = "it says the same as its version; programs that read it take the version for something else"
+        try:
+            found = decode_transaction(data, path)
+        except FormatError as error:
+            what = error.problem if isinstance(error, CorruptFileError) else str(error)
+            yield Problem(what=what, right=right, severity=WARNING, path=path)
+            return
+        if found != state.transaction:
+            yield Problem(what="it holds another transaction", right=right, severity=WARNING, path=path)
+
+    def offsets(self, state: State, fragment: Fragment) -> BitMap | Problem:
+        """Return the deleted offsets of a fragment, or what is wrong with its deletion file."""
+        deletion = fragment.deletion
+        if deletion is None:
+            return BitMap()
+        base = self._base(state, deletion.base_id)
+        name = layout.deletion_path(fragment.id, deletion).removeprefix(f"{layout.DELETIONS}/")
+        listing = None if base is None else self._listed(base, layout.DELETIONS)
+        if listing is None or listing.sizes is None or listing.store is None:
+            return self._unreachable(listing)
+        path = self._shown(listing, name)
+        if name not in listing.sizes:
+            return Problem(what="the deletion file is missing", right=_NEEDED, path=path, fragment=fragment.id)
+        try:
+            data = listing.store.get(layout.join(listing.key, name))
+            found = decode_offsets(deletion.kind, data or b"", path)
+        except (CorruptFileError, StoreError) as error:
+            reason = error.problem if isinstance(error, CorruptFileError) else str(error)
+            return Problem(what=reason, right="a deletion file", path=path, fragment=fragment.id)
+        return found
+
+    def check_index(self, state: State, index: IndexMetadata) -> Iterator[Problem]:
+        """Check that the files of an index are there, whole where their sizes are recorded."""
+        base = self._base(state, index.base_id)
+        # A system index may have all it knows in its description, and no file.
+        if base is None or not (index.files or index.fields):
+            return
+        folder = layout.join(layout.INDICES, index.uuid)
+        listing = self._listed(base, folder)
+        if not index.files and listing.sizes == {}:
+            yield Problem(
+                what=f"index {index.name!r} has no files",
+                right="its folder holds what it knows; queries that use it fail",
+                path=self._shown(listing, ""),
+            )
+        for file in index.files:
+            below, _, name = file.path.rpartition("/")
+            inner = self._listed(base, layout.join(folder, below))
+            self.index_files.add(self._shown(inner, name))
+            yield from self._compared(inner, name, file.size, None)
+
+    def _check_deletion(self, state: State, fragment: Fragment) -> Iterator[Problem]:
+        deletion = fragment.deletion
+        base = None if deletion is None else self._base(state, deletion.base_id)
+        if deletion is None or base is None:
+            return
+        self.deletion_files.add(layout.join(base.path, layout.deletion_path(fragment.id, deletion)))
+        found = self.offsets(state, fragment)
+        if isinstance(found, Problem):
+            yield found
+            return
+        if not fragment.counted:
+            return
+        if len(found) != deletion.deleted_rows:
+            yield Problem(
+                what=f"the deletion file takes out {len(found)} rows",
+                right=f"the version counts {deletion.deleted_rows}, and so does everybody who counts rows",
+                fragment=fragment.id,
+            )
+        if found and found.max() >= fragment.physical_rows:
+            yield Problem(
+                what=f"the deletion file takes out row {found.max()}",
+                right=f"the fragment has {fragment.physical_rows} rows, counted from 0",
+                fragment=fragment.id,
+            )
+
+    def _base(self, state: State, base_id: int | None) -> BasePath | None:
+        """Return where a file lies; None for a base path that is not there, which other rules report."""
+        try:
+            return folder_of(state.manifest, base_id, self._parts.versions.line_uri(state.branch))
+        except CorruptFileError:
+            return None
+
+    def _listed(self, base: BasePath, folder: str) -> Listing:
+        # A base path that is no dataset root has no folders of its own.
+        below = folder if base.is_dataset_root else folder.partition("/")[2]
+        place = (base.path, base.id, below)
+        if place not in self._listings:
+            self._listings[place] = self._list(base, below)
+        return self._listings[place]
+
+    def _list(self, base: BasePath, folder: str) -> Listing:
+        uri = layout.join(base.path.rstrip("/"), folder)
+        try:
+            store, key = self._parts.versions.located(base.path, folder, base.id)
+            # A key of a folder of the table itself carries the way to it.
+            key = key.rstrip("/")
+            return Listing(store, key, f"{store.uri}/{key}".rstrip("/"), store.sizes(key))
+        except (StoreError, InvalidInputError) as error:
+            return Listing(None, folder, uri, None, f"it cannot be listed: {error}")
+
+    def _compared(self, listing: Listing, name: str, size: int, fragment: int | None) -> Iterator[Problem]:
+        if listing.sizes is None:
+            yield self._unreachable(listing)
+            return
+        path = self._shown(listing, name)
+        if name not in listing.sizes:
+            yield Problem(what="the file is missing", right=_NEEDED, path=path, fragment=fragment)
+        elif size not in (0, listing.sizes[name]):
+            yield Problem(
+                what=f"the file has {listing.sizes[name]} bytes",
+                right=f"the version says {size}; a file is never changed once it is written",
+                path=path,
+                fragment=fragment,
+            )
+
+    def _unreachable(self, listing: Listing | None) -> Problem:
+        return Problem(
+            what=listing.problem if listing else "a base path is not there",
+            right="every place that a version names can be reached with the options of the table",
+            path=listing.uri if listing else None,
+        )
+
+    def _shown(self, listing: Listing, name: str) -> str:
+        return layout.join(listing.uri, name).removeprefix(f"{self._parts.uri}/")

@@ -1,0 +1,487 @@
+"""What can be wrong with a table, as values.
+
+What a fragment has to be true to: the schema, its row count, its sequences, the base paths that are there.
+
+What a manifest has to be true to in itself: numbers, schema, base paths, flags, indices.
+
+What cannot be read at all was refused when it was decoded. Here each rule says every way in which it is broken, so
+that a damaged version is described whole.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lance_dagster.errors import CorruptFileError, FormatError
+from lance_dagster.format.codec import U64Array, count_row_ids, decode_row_ids, decode_versions
+from lance_dagster.format.codec.row_sequences import count_versions
+from lance_dagster.format.model import (
+    TOMBSTONE_FIELD,
+    BasePath,
+    DataFile,
+    Field,
+    Flag,
+    Fragment,
+    Fragments,
+    IndexMetadata,
+    Manifest,
+)
+from lance_dagster.format.schema import arrow_from_fields, stored_field_ids
+from lance_dagster.format.storable import version_of_file
+from lance_dagster.format.transaction import Clone, Transaction
+from lance_dagster.transactions.index_updates import covered, indices_of
+
+ERROR: Literal["error"] = "error"
+WARNING: Literal["warning"] = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong: where, what, and what would be right.
+
+    An error makes rows wrong, missing or unreadable, for this program or another one, or lets a later clean-up or
+    commit do so. A warning does none of that as things are.
+
+    Attributes:
+        what: What is wrong.
+        right: What would be right, or what to do about it.
+        severity: "error" or "warning".
+        path: The file it is about, below the table or as a URI.
+        fragment: The id of the fragment it is about.
+        field: The id of the field it is about.
+        versions: The versions it is in, such as `main@3`, as they were looked at; empty when it is about none.
+    """
+
+    what: str
+    right: str
+    severity: Literal["error", "warning"] = ERROR
+    path: str | None = None
+    fragment: int | None = None
+    field: int | None = None
+    versions: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The place for people: versions, fragment, field and file, as far as it has them."""
+        parts = [
+            _span(self.versions),
+            "" if self.fragment is None else f"fragment {self.fragment}",
+            "" if self.field is None else f"field {self.field}",
+            self.path or "",
+        ]
+        return ", ".join(part for part in parts if part) or "the table"
+
+    def __str__(self) -> str:
+        """Return one line that says all of it."""
+        return f"{self.severity}: {self.where}: {self.what}; {self.right}"
+
+
+def _span(versions: tuple[str, ...]) -> str:
+    if len(versions) > 1:
+        return f"{versions[0]} to {versions[-1]} ({len(versions)} versions)"
+    return "".join(versions)
+
+
+_MOST_ROWS = 2**27
+"""A few damaged bytes can claim any number of rows; more than this are counted, and not looked at one by one."""
+_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """The row ids of a fragment, from the lowest to the highest, and the newest version one of its rows is of."""
+
+    low: int
+    high: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a version says about all of its fragments. A fragment that is sound in one is so in every equal one.
+
+    `base_ids` and `required` follow from the rest: the ids of the base paths, and the fields a fragment cannot lack.
+    """
+
+    fields: Sequence[Field]
+    base_paths: Sequence[BasePath]
+    file_version: str
+    flags: int
+    base_ids: frozenset[int]
+    required: tuple[Field, ...]
+
+    def fits(self, manifest: Manifest) -> bool:
+        """Tell whether another version says the same."""
+        return (self.fields, self.base_paths, self.file_version, self.flags) == (
+            manifest.fields,
+            manifest.base_paths,
+            manifest.file_version,
+            manifest.reader_flags | manifest.writer_flags,
+        )
+
+
+def context_of(manifest: Manifest) -> Context:
+    """Return what a version says about all of its fragments."""
+    return Context(
+        fields=manifest.fields,
+        base_paths=manifest.base_paths,
+        file_version=manifest.file_version,
+        flags=manifest.reader_flags | manifest.writer_flags,
+        base_ids=frozenset(base.id for base in manifest.base_paths),
+        required=tuple(_required(manifest)),
+    )
+
+
+def _required(manifest: Manifest) -> Iterator[Field]:
+    """Yield the stored fields that cannot be null, nor anything around them."""
+    version = _VERSION.fullmatch(manifest.file_version)
+    stored = stored_field_ids(manifest.fields, (int(version[1]), int(version[2])) if version else (2, 2))
+    by_id = {field.id: field for field in manifest.fields}
+    for number in stored:
+        place = number
+        passed: set[int] = set()
+        while place in by_id and not by_id[place].nullable and place not in passed:
+            passed.add(place)
+            place = by_id[place].parent_id
+        if place not in by_id:
+            yield by_id[number]
+
+
+def check_fragment(fragment: Fragment, context: Context) -> Iterator[Problem]:
+    """Check what a fragment says about itself; no file of it is looked at."""
+    if fragment.physical_rows == 0:
+        yield Problem(
+            what="it has no rows, or does not say how many",
+            right="a fragment has at least one row",
+            severity=WARNING,
+            fragment=fragment.id,
+        )
+    for file in fragment.files:
+        yield from _check_file(file, fragment.id, context)
+    yield from _check_columns(fragment, context)
+    yield from _check_deletion(fragment, context)
+
+
+def _check_file(file: DataFile, fragment: int, context: Context) -> Iterator[Problem]:
+    if file.base_id is not None and file.base_id not in context.base_ids:
+        yield _no_base(file.base_id, file.path, fragment)
+    columns = Counter(column for column in file.column_indices if column >= 0)
+    for column in sorted(column for column, count in columns.items() if count > 1):
+        yield Problem(
+            what=f"two fields are said to be in column {column} of the file",
+            right="each field has a column of its own",
+            path=file.path,
+            fragment=fragment,
+        )
+    version = version_of_file(file)
+    # Old tables do not say what their files are.
+    if version != context.file_version != "" and not context.flags & Flag.MIXED_FILE_VERSIONS:
+        yield Problem(
+            what=f"the data file is of version {version}",
+            right=f"all are of {context.file_version}, unless feature flag {int(Flag.MIXED_FILE_VERSIONS)} is set",
+            path=file.path,
+            fragment=fragment,
+        )
+
+
+def _no_base(base_id: int, path: str, fragment: int) -> Problem:
+    return Problem(
+        what=f"the file lies under base path {base_id}, which the version does not have",
+        right="every base id is one of the version's base paths",
+        path=path,
+        fragment=fragment,
+    )
+
+
+def _check_columns(fragment: Fragment, context: Context) -> Iterator[Problem]:
+    """Check which field of the schema is in which file: each in one at most, and in one if it cannot be null."""
+    homes: dict[int, str] = {}
+    known = {field.id for field in context.fields}
+    for file in fragment.files:
+        for number in file.fields:
+            if number == TOMBSTONE_FIELD:
+                continue
+            if number < 0:
+                yield Problem(
+                    what=f"the file is said to hold field {number}",
+                    right=f"ids count from 0, and {TOMBSTONE_FIELD} stands for a column that is gone",
+                    path=file.path,
+                    fragment=fragment.id,
+                    field=number,
+                )
+            elif number in homes and number in known:
+                yield Problem(
+                    what=f"the field is in {homes[number]} and in {file.path}",
+                    right="one file of a fragment holds it",
+                    fragment=fragment.id,
+                    field=number,
+                )
+            homes[number] = file.path
+    for required in context.required:
+        if required.id not in homes:
+            yield Problem(
+                what=f"no file holds {required.name!r}",
+                right="a column that cannot be null is in one of the files",
+                fragment=fragment.id,
+                field=required.id,
+            )
+
+
+def _check_deletion(fragment: Fragment, context: Context) -> Iterator[Problem]:
+    deletion = fragment.deletion
+    if deletion is None:
+        return
+    if deletion.base_id is not None and deletion.base_id not in context.base_ids:
+        yield _no_base(deletion.base_id, "its deletion file", fragment.id)
+    if fragment.counted and deletion.deleted_rows > fragment.physical_rows:
+        yield Problem(
+            what=f"{deletion.deleted_rows} rows of {fragment.physical_rows} are said to be deleted",
+            right="at most as many as there are",
+            fragment=fragment.id,
+        )
+
+
+def check_rows(fragment: Fragment, context: Context) -> tuple[RowSpan | None, list[Problem]]:
+    """Check the sequences of row ids and row versions; returns their span, None where there are no ids."""
+    problems: list[Problem] = []
+    stable = bool(context.flags & Flag.STABLE_ROW_IDS)
+    if stable != (fragment.row_ids is not None) and fragment.physical_rows:
+        problems.append(
+            Problem(
+                what="its rows have no ids" if stable else "its rows have ids",
+                right=f"feature flag {int(Flag.STABLE_ROW_IDS)} says that they {'have' if stable else 'have none'}",
+                fragment=fragment.id,
+            )
+        )
+    newest = 0
+    for name, sequence in (("created", fragment.created_at), ("last updated", fragment.updated_at)):
+        try:
+            if sequence is not None and count_versions(sequence, name) > _MOST_ROWS:
+                continue
+            versions = decode_versions(sequence, fragment.physical_rows, name)
+            newest = max(newest, int(versions.max(initial=0)))
+        except CorruptFileError as error:
+            problems.append(_sequence(f"the versions its rows were {name} at", error, fragment))
+    ids = row_ids(fragment)
+    if isinstance(ids, Problem):
+        return None, [*problems, ids]
+    if ids is None or not len(ids):
+        return None, problems
+    return RowSpan(int(ids.min()), int(ids.max()), newest), problems
+
+
+def row_ids(fragment: Fragment) -> U64Array | Problem | None:
+    """Return the id of each row of a fragment, what is wrong with them, or None where there are none, or too many."""
+    if fragment.row_ids is None:
+        return None
+    try:
+        if count_row_ids(fragment.row_ids, "the fragment") > _MOST_ROWS:
+            return None
+        return decode_row_ids(fragment.row_ids, fragment.physical_rows, "the fragment")
+    except CorruptFileError as error:
+        return _sequence("the ids of its rows", error, fragment)
+
+
+def _sequence(what: str, error: CorruptFileError, fragment: Fragment) -> Problem:
+    return Problem(
+        what=f"{what} cannot be right: {error.problem}",
+        right=f"one for each of its {fragment.physical_rows} rows",
+        fragment=fragment.id,
+    )
+
+
+_PAIRED = (
+    Flag.DELETION_FILES,
+    Flag.STABLE_ROW_IDS,
+    Flag.BASE_PATHS,
+    Flag.COVERED_INDEX,
+    Flag.MIXED_FILE_VERSIONS,
+)
+
+
+def check_manifest(manifest: Manifest, path: str) -> Iterator[Problem]:
+    """Check what a manifest says about itself; its fragments are looked at one by one elsewhere.
+
+    Args:
+        manifest: Of the version.
+        path: Its file, for messages.
+    """
+    yield from _check_fragment_ids(manifest, path)
+    yield from _check_fields(manifest.fields, path)
+    yield from _check_bases(manifest.base_paths, path)
+    yield from _check_flags(manifest, path)
+
+
+def check_transaction(transaction: Transaction | None, manifest: Manifest, path: str) -> Iterator[Problem]:
+    """Check that a version says which change made it, and that this can be.
+
+    Args:
+        transaction: What the manifest holds or names, None when neither is there.
+        manifest: Of the version.
+        path: Its file, for messages.
+    """
+    if transaction is None:
+        named = f"names {manifest.transaction_file}, which is not there" if manifest.transaction_file else "names none"
+        yield Problem(
+            what=f"the manifest holds no transaction and {named}",
+            right="commits that were begun before this version cannot be told whether they contradict it",
+            severity=WARNING,
+            path=path,
+        )
+        return
+    if not transaction.uuid:
+        yield Problem(what="the transaction has no uuid", right="a uuid is how a commit is recognised", path=path)
+    # A fork repeats the number of the version it is forked from.
+    newest = manifest.version if isinstance(transaction.operation, Clone) else manifest.version - 1
+    if transaction.read_version > newest:
+        yield Problem(
+            what=f"the transaction was made from version {transaction.read_version}",
+            right=f"version {manifest.version} can have been made from {newest} or an older one",
+            path=path,
+        )
+    if manifest.transaction_file and transaction.uuid not in manifest.transaction_file:
+        yield Problem(
+            what=f"the transaction is {transaction.uuid}",
+            right=f"the manifest names the file {manifest.transaction_file}, of another one",
+            path=path,
+        )
+
+
+def _check_fragment_ids(manifest: Manifest, path: str) -> Iterator[Problem]:
+    ids = _ids(manifest.fragments)
+    if ids is None:
+        # Looked at one by one, the fragments say what is wrong with which.
+        return
+    doubled = sorted({number for number in ids if ids.count(number) > 1}) if len(set(ids)) < len(ids) else []
+    for number in doubled:
+        yield Problem(
+            what="two fragments have this id", right="ids are unique in a version", path=path, fragment=number
+        )
+    highest = max(ids, default=-1)
+    if manifest.max_fragment_id is not None and manifest.max_fragment_id < highest:
+        yield Problem(
+            what=f"max_fragment_id is {manifest.max_fragment_id}",
+            right=f"there is a fragment {highest}, so the next commit would give its id again",
+            path=path,
+        )
+
+
+def _ids(fragments: Fragments) -> Sequence[int] | None:
+    try:
+        return fragments.ids
+    except CorruptFileError:
+        pass
+    try:
+        return [fragment.id for fragment in fragments]
+    except FormatError:
+        return None
+
+
+def _check_fields(fields: Sequence[Field], path: str) -> Iterator[Problem]:
+    try:
+        arrow_from_fields(fields, None, path)
+    except FormatError as error:
+        yield Problem(what=_of(error), right="the schema has to be one that can be read", path=path)
+
+
+def _check_bases(bases: Sequence[BasePath], path: str) -> Iterator[Problem]:
+    names = [base.name for base in bases if base.name]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem(
+            what=f"two base paths are called {name!r}",
+            right="names are unique, or files cannot be written to one by name",
+            severity=WARNING,
+            path=path,
+        )
+    for base in bases:
+        if "://" not in base.path and not base.path.startswith("/"):
+            yield Problem(
+                what=f"base path {base.id} is {base.path!r}, which is found only from one working directory",
+                right="base paths are absolute",
+                path=path,
+            )
+
+
+def _check_flags(manifest: Manifest, path: str) -> Iterator[Problem]:
+    for flag in _PAIRED:
+        reader, writer = bool(manifest.reader_flags & flag), bool(manifest.writer_flags & flag)
+        if reader != writer:
+            yield Problem(
+                what=f"feature flag {int(flag)} is set for {'readers' if reader else 'writers'} alone",
+                right="it is set for readers and writers, or for neither",
+                path=path,
+            )
+    flags = manifest.reader_flags | manifest.writer_flags
+    contents = (
+        (Flag.DELETION_FILES, _has_deletions(manifest.fragments), "deletion files"),
+        (Flag.BASE_PATHS, bool(manifest.base_paths), "base paths"),
+        (Flag.TABLE_CONFIG, bool(manifest.config), "table settings"),
+    )
+    for flag, holds, what in contents:
+        if holds is not None and holds != bool(flags & flag):
+            yield Problem(
+                what=f"feature flag {int(flag)} ({what}) is {'not set' if holds else 'set'}",
+                right=f"the version has {what}" if holds else f"the version has no {what}",
+                severity=WARNING,
+                path=path,
+            )
+
+
+def _has_deletions(fragments: Fragments) -> bool | None:
+    try:
+        return fragments.deletions
+    except CorruptFileError:
+        return None
+
+
+def check_indices(manifest: Manifest, path: str) -> tuple[tuple[IndexMetadata, ...], list[Problem]]:
+    """Read the index section; returns what is in it, and what is wrong with it."""
+    try:
+        indices = indices_of(manifest)
+    except FormatError as error:
+        return (), [Problem(what=_of(error), right="without its section every index is lost", path=path)]
+    return indices, list(_check_each_index(indices, manifest, path))
+
+
+def _check_each_index(indices: Sequence[IndexMetadata], manifest: Manifest, path: str) -> Iterator[Problem]:
+    known = {field.id for field in manifest.fields}
+    uuids = [index.uuid for index in indices]
+    for uuid in sorted({uuid for uuid in uuids if uuids.count(uuid) > 1}):
+        yield Problem(what=f"two indices have the uuid {uuid}", right="uuids are unique", path=path)
+    for index in indices:
+        for number in (*index.fields, *index.covering_fields):
+            if number not in known:
+                yield Problem(
+                    what=f"index {index.name!r} is on a field that the schema does not have",
+                    right="an index goes with its field",
+                    path=path,
+                    field=number,
+                )
+        yield from _check_bitmap(index, manifest, path)
+
+
+def _check_bitmap(index: IndexMetadata, manifest: Manifest, path: str) -> Iterator[Problem]:
+    try:
+        bitmap: Iterable[int] = covered(index) or ()
+    except CorruptFileError as error:
+        yield Problem(
+            what=f"the bitmap of index {index.name!r} cannot be read: {error.problem}",
+            right="a Roaring bitmap of fragment ids",
+            path=path,
+        )
+        return
+    # Fragments that are gone stay in a bitmap and do no harm; those that are still to come do.
+    highest = manifest.max_fragment_id
+    never = [number for number in bitmap if highest is not None and number > highest]
+    if never:
+        yield Problem(
+            what=f"index {index.name!r} claims to know {len(never)} fragments that never were, such as {never[0]}",
+            right=f"ids go up to {highest}; rows of fragments that get these ids would not be found",
+            path=path,
+        )
+
+
+def _of(error: FormatError) -> str:
+    return error.problem if isinstance(error, CorruptFileError) else str(error)

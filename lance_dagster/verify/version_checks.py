@@ -1,0 +1,298 @@
+"""The versions of a table, each held against its files and against the version before it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from lance_dagster.datafiles import FileSummary, Inspector
+from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
+from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.storable import version_named, version_of_file
+from lance_dagster.format.transaction import Clone, Transaction
+from lance_dagster.history.context import Parts
+from lance_dagster.history.versions import State
+from lance_dagster.verify.file_checks import NamedFile, Places
+from lance_dagster.verify.manifest_rules import (
+    Context,
+    Problem,
+    RowSpan,
+    check_fragment,
+    check_indices,
+    check_manifest,
+    check_rows,
+    check_transaction,
+    context_of,
+    row_ids,
+)
+
+Progress = Callable[[int, int], None]
+"""Called with how many steps are done, and how many there are as far as is known."""
+_Key = tuple[str, int, Fragment | bytes]
+"""What makes a fragment the very same: the branch it is on, what the version says of all, and itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What came out for a fragment, for every version that has the very same."""
+
+    fragment: Fragment | None
+    span: RowSpan | None
+    problems: tuple[Problem, ...]
+
+
+@dataclass(slots=True)
+class Verification:
+    """A look at versions under way: what was found, and what need not be looked at twice."""
+
+    parts: Parts
+    deep: bool
+    progress: Progress | None
+    places: Places = field(init=False)
+    _found: dict[Problem, list[str]] = field(default_factory=dict)
+    _contexts: list[Context] = field(default_factory=list)
+    _checked: dict[_Key, _Checked] = field(default_factory=dict)
+    _overlaps: dict[tuple[_Key, ...], tuple[Problem, ...]] = field(default_factory=dict)
+    _files: dict[str, dict[NamedFile, str]] = field(default_factory=dict)
+    _fields: set[int] = field(default_factory=set)
+    _origin: Transaction | None = None
+    _stored: dict[int, tuple[Problem, str]] = field(default_factory=dict)
+    versions: int = 0
+    files_read: int = 0
+    _done: int = 0
+    _total: int = 0
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.parts)
+
+    def expect(self, versions: int) -> None:
+        """Say how many versions there are, for whoever watches."""
+        self._total = versions
+
+    def problems(self, problems: Iterable[Problem], version: str) -> None:
+        """Add what is wrong with a version."""
+        for problem in problems:
+            names = self._found.setdefault(problem, [])
+            if version not in names[-1:]:
+                names.append(version)
+
+    def branch(self, branch: str, numbers: Sequence[int]) -> None:
+        """Look at versions of a branch, oldest first."""
+        before: State | None = None
+        for number in numbers:
+            state = self._version(branch, number)
+            if state is not None and before is not None:
+                self.problems(_check_step(before, state), f"{branch}@{number}")
+            before = state or before
+            self._step()
+
+    def fields(self) -> None:
+        """Look for files of fields that no version has, where the whole history of the table is there to tell."""
+        first = self._origin
+        if first is not None and not isinstance(first.operation, Clone):
+            known = self._fields
+            for number, (problem, version) in self._stored.items():
+                self.problems([problem] if number >= 0 and number not in known else [], version)
+
+    def read_files(self) -> None:
+        """Read every data file that was named, each once."""
+        self._total = self._done + len(self._files)
+        with Inspector() as inspector:
+            for described in self._files.values():
+                self._read_file(described, inspector)
+                self.files_read += 1
+                self._step()
+
+    @property
+    def fragments(self) -> int:
+        """How many fragments were looked at."""
+        return len(self._checked)
+
+    @property
+    def found(self) -> tuple[Problem, ...]:
+        """What is wrong, each with the versions it is in."""
+        return tuple(replace(problem, versions=tuple(names)) for problem, names in self._found.items())
+
+    def _step(self) -> None:
+        self._done += 1
+        if self.progress is not None:
+            self.progress(self._done, max(self._total, self._done))
+
+    def _version(self, branch: str, number: int) -> State | None:
+        name = f"{branch}@{number}"
+        path = self.parts.versions.manifest_path(branch, number)
+        try:
+            state = self.parts.versions.load(branch, number)
+        except VersionNotFoundError:
+            # A clean-up was faster; a listing that is right no longer is no problem of the table's.
+            return None
+        except (FormatError, StoreError) as error:
+            what = error.problem if isinstance(error, CorruptFileError) else str(error)
+            self.problems([Problem(what=what, right="a manifest that can be read", path=path)], name)
+            self.versions += 1
+            return None
+        self.versions += 1
+        manifest = state.manifest
+        if self._origin is None:
+            self._origin = state.transaction
+        self.problems(check_manifest(manifest, path), name)
+        self.problems(check_transaction(state.transaction, manifest, path), name)
+        indices, problems = check_indices(manifest, path)
+        self.problems(problems, name)
+        for index in indices:
+            self.problems(self.places.check_index(state, index), name)
+        if self.deep:
+            self.problems(self.places.check_transaction_file(state), name)
+        self._fields.update(own.id for own in manifest.fields)
+        self._fragments(state, name, path)
+        return state
+
+    def _fragments(self, state: State, name: str, path: str) -> None:
+        context = self._context(state.manifest)
+        keys = [(state.branch, context, item) for item in state.manifest.fragments.items]
+        spans: list[tuple[RowSpan, _Key]] = []
+        for position, key in enumerate(keys):
+            checked = self._checked.get(key)
+            if checked is None:
+                checked = self._checked[key] = self._fragment(state, position, self._contexts[context])
+            self.problems(checked.problems, name)
+            if checked.span is not None:
+                spans.append((checked.span, key))
+        if state.manifest.stable_row_ids:
+            self.problems(_check_spans([span for span, _ in spans], state.manifest, path), name)
+            for group in _overlapping(spans):
+                if group not in self._overlaps:
+                    self._overlaps[group] = tuple(self._check_unique(state, group))
+                self.problems(self._overlaps[group], name)
+
+    def _context(self, manifest: Manifest) -> int:
+        for place in range(len(self._contexts) - 1, -1, -1):
+            if self._contexts[place].fits(manifest):
+                return place
+        self._contexts.append(context_of(manifest))
+        return len(self._contexts) - 1
+
+    def _fragment(self, state: State, position: int, context: Context) -> _Checked:
+        try:
+            fragment = state.manifest.fragments[position]
+        except FormatError as error:
+            what = error.problem if isinstance(error, CorruptFileError) else str(error)
+            problem = Problem(what=what, right=f"fragment number {position + 1} of the version can be read")
+            return _Checked(None, None, (problem,))
+        problems = [*check_fragment(fragment, context), *self.places.check_fragment(state, fragment)]
+        span, wrong = check_rows(fragment, context)
+        for named in self.places.named(state, fragment):
+            self._files.setdefault(named.uri, {}).setdefault(named, str(state))
+            for number in named.file.fields:
+                self._stored.setdefault(number, (_never_a_field(number, named), str(state)))
+        return _Checked(fragment, span, (*problems, *wrong))
+
+    def _check_unique(self, state: State, group: Sequence[_Key]) -> Iterable[Problem]:
+        """Compare the ids of the live rows of fragments whose ids lie among each other: rows that were moved do."""
+        ids = []
+        for key in group:
+            fragment = self._checked[key].fragment
+            found = None if fragment is None else row_ids(fragment)
+            offsets = None if fragment is None else self.places.offsets(state, fragment)
+            if isinstance(found, Problem) or found is None or isinstance(offsets, Problem) or offsets is None:
+                # Reported as what it is; the ids that are left cannot be told from those that are not.
+                return
+            inside = [offset for offset in offsets if offset < len(found)]
+            ids.append(np.delete(found, np.array(inside, np.int64)))
+        everything = np.sort(np.concatenate(ids))
+        twice = np.unique(everything[1:][everything[1:] == everything[:-1]])
+        if len(twice):
+            numbers = sorted(fragment.id for key in group if (fragment := self._checked[key].fragment) is not None)
+            shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")  # noqa: PLR2004
+            yield Problem(
+                what=f"{len(twice)} row ids belong to two rows each, such as {twice[0]}, in fragments {shown}",
+                right="a row id belongs to one row",
+            )
+
+    def _read_file(self, described: dict[NamedFile, str], inspector: Inspector) -> None:
+        try:
+            found = self.places.opened(next(iter(described)), inspector)
+        except CorruptFileError as error:
+            for named, version in described.items():
+                self.problems([_about(named, error.problem, "a whole data file")], version)
+        else:
+            for named, version in described.items():
+                self.problems(_check_summary(named, found), version)
+
+
+def _check_summary(named: NamedFile, found: FileSummary) -> Iterable[Problem]:
+    """Hold what a data file says about itself against what a fragment says."""
+    file = named.file
+    columns = max(file.column_indices, default=-1) + 1
+    own, said = version_named(found.major, found.minor), version_of_file(file)
+    if found.rows != named.rows:
+        yield _about(named, f"the file has {found.rows} rows", f"the fragment says {named.rows}")
+    if found.columns < columns:
+        yield _about(named, f"the file has {found.columns} columns", f"the fragment names {columns}")
+    if own != said:
+        yield _about(named, f"the file is of version {own}", f"the fragment says {said}")
+
+
+def _about(named: NamedFile, what: str, right: str) -> Problem:
+    return Problem(what=what, right=right, path=named.path, fragment=named.fragment)
+
+
+def _check_spans(spans: Sequence[RowSpan], manifest: Manifest, path: str) -> Iterable[Problem]:
+    highest = max((span.high for span in spans), default=-1)
+    if highest >= manifest.next_row_id:
+        yield Problem(
+            what=f"next_row_id is {manifest.next_row_id}",
+            right=f"there is a row {highest}, so the next commit would give its id again",
+            path=path,
+        )
+    newest = max((span.newest for span in spans), default=0)
+    if newest > manifest.version:
+        yield Problem(
+            what=f"a row is said to be changed at version {newest}",
+            right=f"this is version {manifest.version}",
+            path=path,
+        )
+
+
+def _never_a_field(number: int, named: NamedFile) -> Problem:
+    return Problem(
+        what="the file is said to hold a field that no version of the table has had",
+        right="files hold fields of the schema, or such as were dropped",
+        path=named.path,
+        fragment=named.fragment,
+        field=number,
+    )
+
+
+def _overlapping(
+    spans: list[tuple[RowSpan, _Key]],
+) -> Iterable[tuple[_Key, ...]]:
+    """Yield groups of fragments whose ids lie among each other."""
+    group: list[_Key] = []
+    high = -1
+    for span, key in sorted(spans, key=lambda pair: pair[0].low):
+        if span.low > high:
+            if len(group) > 1:
+                yield tuple(group)
+            group = []
+        group.append(key)
+        high = max(high, span.high)
+    if len(group) > 1:
+        yield tuple(group)
+
+
+def _check_step(before: State, state: State) -> Iterable[Problem]:
+    """Check what never goes down from one version of a branch to the next."""
+    counters = (
+        ("max_fragment_id", before.manifest.max_fragment_id or 0, state.manifest.max_fragment_id or 0),
+        ("next_row_id", before.manifest.next_row_id, state.manifest.next_row_id),
+    )
+    for name, earlier, later in counters:
+        if later < earlier:
+            yield Problem(
+                what=f"{name} went down from {earlier} to {later}",
+                right="ids that were given are not given again",
+            )
+    theirs, own = before.transaction, state.transaction
+    if theirs is not None and own is not None and theirs.uuid == own.uuid and not isinstance(own.operation, Clone):
+        yield Problem(what=f"the transaction {own.uuid} made two versions", right="a change is committed once")

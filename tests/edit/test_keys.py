@@ -1,0 +1,152 @@
+"""Which rows are meant by rows of the same key."""
+
+import datetime as dt
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, strategies as st
+
+from lance_dagster import LanceTable
+from lance_dagster.edit.upsert import Keys, exact_predicate_of, predicate_of
+from lance_dagster.errors import InvalidInputError
+
+NAN = float("nan")
+VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "numbers": (pa.int64(), [5, -3, 2**62]),
+    "small numbers": (pa.uint8(), [5, 0, 255]),
+    "fractions": (pa.float64(), [0.5, NAN, float("inf"), 0.0]),
+    "text": (pa.string(), ["b", "", "ä"]),
+    "long text": (pa.large_string(), ["b", "", "ä"]),
+    "bytes": (pa.binary(), [b"b", b"", b"\x00"]),
+    "few bytes": (pa.binary(2), [b"bb", b"\x00\x01"]),
+    "truth": (pa.bool_(), [True, False]),
+    "days": (pa.date32(), [dt.date(2026, 1, 31), dt.date(1969, 1, 1)]),
+    "moments": (pa.timestamp("us", "UTC"), [dt.datetime(2026, 1, 31, tzinfo=dt.UTC)]),
+    "decimals": (pa.decimal128(10, 2), [decimal.Decimal("1.50"), decimal.Decimal("-7.25")]),
+    "words": (pa.dictionary(pa.int8(), pa.string()), ["b", "a", "c"]),
+    "durations": (pa.duration("s"), [dt.timedelta(seconds=5)]),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_keys_of_every_kind_are_found(kind: str) -> None:
+    """In any order, more than once, with others and nulls in between."""
+    arrow, values = VALUES[kind]
+    keys = Keys(pa.table({"k": pa.array([*values, None], arrow)}), ["k"])
+    asked = pa.table({"k": pa.array([None, *reversed(values), *values], arrow)})
+    places = list(range(len(values)))
+    assert [-1, *reversed(places), *places] == keys.places(asked).tolist()
+
+
+def test_a_null_is_equal_to_nothing() -> None:
+    """In any column of a key, however often; and no key at all finds nothing."""
+    rows = pa.table({"a": pa.array([None, None, 1, None], pa.int64()), "b": ["x", "x", "y", None]})
+    assert [-1, -1, 2, -1] == Keys(rows, ["a", "b"]).places(rows).tolist()
+    assert [-1, -1] == Keys(rows.slice(0, 2), ["a"]).places(rows.slice(2, 2)).tolist()
+    assert [] == Keys(rows.slice(0, 0), ["a", "b"]).places(rows.slice(0, 0)).tolist()
+
+
+def test_nought_is_not_minus_nought() -> None:
+    """As in pylance: values are compared as they are stored."""
+    assert [-1] == Keys(pa.table({"k": [0.0]}), ["k"]).places(pa.table({"k": [-0.0]})).tolist()
+
+
+COLUMNS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.none() | st.booleans()), max_size=40)
+
+
+@given(COLUMNS, COLUMNS)
+def test_keys_of_several_columns_are_found(given: list[Any], asked: list[Any]) -> None:
+    """As by a look at each pair."""
+    given = list(dict.fromkeys(given))
+    rows, others = (
+        pa.table(
+            {
+                "a": pa.array([row[0] for row in some], pa.int32()),
+                "b": pa.array([row[1] for row in some], pa.string()),
+                "c": pa.array([row[2] for row in some], pa.bool_()),
+            }
+        )
+        for some in (given, asked)
+    )
+    wanted = [given.index(row) if row in given and row[2] is not None else -1 for row in asked]
+    assert wanted == Keys(rows, ["a", "b", "c"]).places(others).tolist()
+
+
+def test_rows_in_many_chunks_are_one() -> None:
+    """Whatever they were read as."""
+    parts = [pa.table({"k": [number, number + 100]}) for number in range(5)]
+    rows = pa.concat_tables(parts)
+    assert list(range(10)) == Keys(rows, ["k"]).places(rows).tolist()
+
+
+def test_a_key_that_comes_twice_is_named() -> None:
+    """With its values."""
+    rows = pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "y"]})
+    with pytest.raises(InvalidInputError, match="two of the rows have the key a = 1, b = 'y'; each key may come once"):
+        Keys(rows, ["a", "b"])
+
+
+def test_millions_of_keys_are_numbered() -> None:
+    """Without a number that is too large."""
+    size = 300_000
+    order = np.random.default_rng(5).permutation(size)
+    there, back = pa.array(order.tolist()), pa.array(order[::-1].tolist())
+    rows = pa.table({"a": there, "b": back, "c": there})
+    asked = pa.table({"a": back, "b": there, "c": back})
+    assert np.array_equal(np.arange(size)[::-1], Keys(rows, ["a", "b", "c"]).places(asked))
+
+
+@pytest.mark.parametrize(
+    "rows,predicate",
+    [
+        ({"k": [1, 5, 1]}, "`k` IN (1, 5)"),
+        ({"k": ["it's", "a"]}, "`k` IN ('it''s', 'a')"),
+        ({"k": [True]}, "`k` IN (true)"),
+        ({"k": list(range(200))}, "`k` >= 0 AND `k` <= 199"),
+        ({"k": [f"{number:03}" for number in range(200)]}, "`k` >= '000' AND `k` <= '199'"),
+        ({"k": [1, 2], "l": ["x", "x"]}, "`k` IN (1, 2) AND `l` IN ('x')"),
+        ({"k": [1.5], "l": ["x"]}, "`l` IN ('x')"),
+        ({"k": [dt.date(2026, 1, 31)]}, None),
+        ({"k": [dt.date.fromordinal(number) for number in range(1, 300)]}, None),
+    ],
+)
+def test_a_condition_holds_for_all_keys(rows: dict[str, list[Any]], predicate: str | None) -> None:
+    """And for few others; values that have no plain literal are left out, which makes it wider."""
+    assert predicate == predicate_of(pa.table(rows), list(rows))
+
+
+@pytest.mark.parametrize(
+    "rows,predicate",
+    [
+        ({"k": list(range(1000))}, f"`k` IN ({', '.join(map(str, range(1000)))})"),
+        ({"k": list(range(1001))}, None),
+        ({"k": list(range(1001)), "l": ["x"] * 1001}, "`l` IN ('x')"),
+        ({"k": [1.5, 2.5], "l": [3, None]}, "`l` IN (3)"),
+        ({"k": ["a\nb"]}, None),
+        ({"k": [None, None]}, None),
+    ],
+)
+def test_few_keys_are_looked_up_one_by_one(rows: dict[str, list[Any]], predicate: str | None) -> None:
+    """By one column that has few of them; a null is not looked up, since it is equal to nothing."""
+    assert predicate == exact_predicate_of(pa.table(rows), list(rows))
+
+
+def test_numbers_beyond_a_literal_are_not_written_down() -> None:
+    """They would be read as another type."""
+    assert exact_predicate_of(pa.table({"k": pa.array([2**63], pa.uint64())}), ["k"]) is None
+    assert predicate_of(pa.table({"k": pa.array([2**64 - 1], pa.uint64())}), ["k"]) is None
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_rows_of_every_kind_of_key_are_found_in_a_table(tmp_path: Path, kind: str) -> None:
+    """Once they are there, an upsert changes them, whether they are looked up by a condition or by reading all."""
+    arrow, values = VALUES[kind]
+    table = LanceTable.create(tmp_path / "keyed", pa.schema({"k": arrow, "n": pa.int64()}))
+    for number, when in enumerate(("keep", "keep", "delete")):
+        rows = pa.table({"k": pa.array(values, arrow), "n": [number] * len(values)})
+        table.upsert(rows, on=["k"], when_missing=when)
+        assert [number] * len(values) == table.read()["n"].to_pylist()

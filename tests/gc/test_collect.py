@@ -1,0 +1,894 @@
+"""Garbage collection: what it lets go, what it keeps and why, and what it never touches."""
+
+import os
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pendulum
+import pyarrow as pa
+import pytest
+
+from lance_dagster import GarbageReport, InvalidInputError, LanceTable, MergeConflictError, VersionNotFoundError
+from lance_dagster.gc.retention import SETTING
+from lance_dagster.history.inventory import waiting_key
+from lance_dagster.store import open_store
+from lance_dagster.transactions.identity import commit_id
+from tests.aging import DAY, age, files, manifest, say, stored
+from tests.conftest import S3Storage
+from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
+from tests.store.scripted import Request, ScriptedStore
+
+WEEK = 7 * DAY
+NONE = timedelta(0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Five versions of main, each with rows of its own only; all of them a month old."""
+    made = new_table(tmp_path, entries("a", 2))
+    for number in range(3, 6):
+        made.overwrite(entries("a", number))
+    age(made, 30 * DAY)
+    return made
+
+
+def collected(table: LanceTable, older_than: timedelta = WEEK, **options: object) -> GarbageReport:
+    """Delete, and hold that nothing that is left was harmed."""
+    before = readable(table)
+    report = table.collect_garbage(older_than, dry_run=False, **options)  # type: ignore[arg-type]
+    assert report.ok
+    left = readable(table)
+    assert left == {ref: rows for ref, rows in before.items() if ref in left}
+    check = table.verify(deep=True)
+    assert [] == [problem for problem in check.problems if problem.severity == "error"]
+    return report
+
+
+def readable(table: LanceTable) -> Mapping[str, Rows]:
+    """The rows of every version, through pylance."""
+    found = {}
+    for branch in ("main", *table.branches()):
+        for version in as_pylance(table, branch).versions():
+            ref = f"{branch}@{version['version']}"
+            found[ref] = contents(table, ref)
+    return found | {name: contents(table, name) for name in table.tags()}
+
+
+def numbers(table: LanceTable, branch: str = "main") -> list[int]:
+    """The versions of a branch."""
+    return table.versions_after(0, branch)
+
+
+def test_a_dry_run_says_everything_and_does_nothing(table: LanceTable) -> None:
+    """It is the default; the report is what the real run would do."""
+    before = {path: (Path(table.uri) / path).stat().st_mtime for path in files(table)}
+    report = table.collect_garbage(WEEK)
+    assert before == {path: (Path(table.uri) / path).stat().st_mtime for path in files(table)}
+    assert (True, False, True) == (report.dry_run, report.done, report.ok)
+    assert {"main": (1, 2, 3, 4)} == report.expired
+    assert {"main@5": ("the newest",)} == report.kept
+    assert {"data files": 3, "transaction files": 4} == {kind: found.files for kind, found in report.waiting.items()}
+    assert (4, 0) == (report.versions, report.files)
+
+
+def test_versions_expire_first_and_their_files_go_a_day_later(table: LanceTable) -> None:
+    """In between the files wait, and the versions cannot be read any more."""
+    report = collected(table)
+    assert ({"main": (1, 2, 3, 4)}, {}, True) == (report.expired, report.garbage, report.done)
+    assert [5] == numbers(table)
+    assert 4 == len(files(table, "data"))
+    with pytest.raises(VersionNotFoundError):
+        table.read("main@4")
+    again = collected(table)
+    assert ({}, {}, 3) == (again.expired, again.garbage, again.waiting["data files"].files)
+    age(table, 2 * DAY)
+    last = collected(table)
+    assert {"data files": 3, "transaction files": 4, "versions": 4} == {
+        kind: found.files for kind, found in last.garbage.items()
+    }
+    assert last.bytes > 0
+    assert 1 == len(files(table, "data"))
+    assert set() == files(table, "_expired")
+    assert [] == list(Path(table.uri).glob("_expired/*"))
+    final = collected(table)
+    assert (0, 0, {}) == (final.versions, final.files, final.waiting)
+
+
+def test_everything_goes_at_once_when_nobody_else_is_at_work(table: LanceTable) -> None:
+    """With a grace period of zero."""
+    report = collected(table, grace=NONE)
+    assert (4, 7) == (report.versions, report.files)
+    assert len(report.paths) == report.files
+    assert 1 == len(files(table, "data"))
+    assert set() == files(table, "_expired")
+    assert 0 == collected(table, grace=NONE).files
+
+
+def test_the_version_in_use_when_the_window_began_stays(table: LanceTable) -> None:
+    """And everything since."""
+    table.append(entries("a", 6))
+    table.append(entries("a", 7))
+    assert {"main": (1, 2, 3, 4)} == collected(table).expired
+    assert [5, 6, 7] == numbers(table)
+
+
+def test_some_of_the_newest_stay_however_old_they_are(table: LanceTable) -> None:
+    """For each branch."""
+    table.create_branch("dev")
+    for number in range(3):
+        table.append(entries("d", number), branch="dev")
+    table.merge("dev")
+    age(table, 30 * DAY)
+    collected(table, keep_last=2)
+    assert [5, 7, 8] == numbers(table, "dev")
+    assert [5, 6] == numbers(table)
+
+
+def test_what_a_branch_alone_keeps_is_counted(table: LanceTable) -> None:
+    """And goes as soon as it is merged in or deleted; what is young, tagged or kept for two branches is not counted."""
+    table.create_branch("idle", at="main@2")
+    table.append(entries("i", 1), branch="idle")
+    table.append(entries("i", 2), branch="idle")
+    age(table, 30 * DAY)
+    report = table.collect_garbage(WEEK)
+    # What main did since the fork, where it was forked, and what it did itself; not its newest version.
+    held = {"main@2", "main@3", "main@4", "main@5"} | {"idle@2", "idle@3"}
+    assert held <= set(report.kept)
+    assert {"idle": 5} == report.held
+    table.create_tag("v1", "main@3")
+    assert {"idle": 4} == table.collect_garbage(WEEK).held
+    table.create_branch("other", at="main@2")
+    assert {"idle": 2} == table.collect_garbage(WEEK).held
+    table.delete_branch("other")
+    table.delete_branch("idle")
+    assert {} == table.collect_garbage(WEEK).held
+    assert {"main": (1, 2, 4)} == collected(table).expired
+
+
+def test_branches_have_ages_of_their_own(table: LanceTable) -> None:
+    """By pattern; the others have that of the rest."""
+    for name in ("run/1", "dev"):
+        table.create_branch(name)
+        for number in range(3):
+            table.append(entries(name, number), branch=name)
+        table.merge(name)
+    age(table, 10 * DAY)
+    report = collected(table, 50 * DAY, branches={"run/*": DAY})
+    assert {"run/1": (6, 7)} == report.expired
+
+
+def test_rules_kept_with_the_table_apply_whatever_is_asked(table: LanceTable) -> None:
+    """A version goes when both let it go; without an argument the table's rules are the rules."""
+    table.set_config({SETTING: '{"older_than": "40d", "branches": {"run/*": {"older_than": "1d"}}}'})
+    assert {} == table.collect_garbage(NONE).expired
+    assert {} == table.collect_garbage().expired
+    table.set_config({SETTING: '{"older_than": "20d", "keep_last": 3}'})
+    assert {"main": (1, 2, 3, 4)} == table.collect_garbage().expired
+    assert {"main": (1, 2, 3, 4)} == table.collect_garbage(DAY).expired
+    assert {} == table.collect_garbage(50 * DAY).expired
+    assert {"main": (1, 2)} == table.collect_garbage(keep_last=5).expired
+    table.set_config({SETTING: "soon"})
+    with pytest.raises(InvalidInputError, match="retention is no JSON"):
+        table.collect_garbage(DAY)
+
+
+def test_rules_of_the_table_for_some_branches_hold_without_arguments(table: LanceTable) -> None:
+    """The age of the rest is not put on top of them."""
+    table.create_branch("run/1")
+    for number in range(3):
+        table.append(entries("d", number), branch="run/1")
+    table.merge("run/1")
+    age(table, 10 * DAY)
+    table.set_config({SETTING: '{"older_than": "90d", "branches": {"run/*": {"older_than": "1d"}}}'})
+    assert {"run/1": (6, 7)} == table.collect_garbage().expired
+
+
+@pytest.mark.parametrize("wrong", [{"older_than": -DAY}, {"older_than": 7}, {"grace": -DAY}, {"keep_last": 0}])
+def test_a_wish_that_makes_no_sense_is_refused(table: LanceTable, wrong: dict[str, object]) -> None:
+    """Nothing is looked at."""
+    with pytest.raises(InvalidInputError):
+        table.collect_garbage(**wrong)  # type: ignore[arg-type]
+
+
+def test_durations_of_pendulum_are_durations(table: LanceTable) -> None:
+    """As everywhere."""
+    assert {"main": (1, 2, 3, 4)} == table.collect_garbage(pendulum.duration(weeks=1)).expired
+
+
+def test_what_is_named_stays_and_the_report_says_by_whom(table: LanceTable) -> None:
+    """Tags, where they were before, forks, first versions, merges."""
+    table.create_tag("release", "main@2")
+    table.create_tag("production", "main@1")
+    table.move_tag("production", "main@3")
+    table.create_branch("dev", "main@4")
+    table.append(entries("d", 1), branch="dev")
+    table.append(entries("d", 2), branch="dev")
+    age(table, 30 * DAY)
+    report = collected(table, grace=NONE)
+    assert {
+        "main@1": ("named earlier by tag 'production'",),
+        "main@2": ("tag 'release'",),
+        "main@3": ("tag 'production'",),
+        "main@4": ("where branch 'dev' was forked", "where 'dev' and 'main' can be merged from"),
+        "main@5": ("the newest", "not merged into 'dev' yet"),
+        "dev@4": ("the first of branch 'dev'",),
+        "dev@5": ("not merged into 'main' yet",),
+        "dev@6": ("the newest", "not merged into 'main' yet"),
+    } == report.kept
+    assert {} == report.expired
+
+
+def test_a_branch_goes_on_being_merged_after_a_collection(table: LanceTable) -> None:
+    """Each merge starts from the one before, also when everything between was collected."""
+    table.create_branch("dev")
+    expected = [("a", 5)]
+    for round_ in range(4):
+        for number in range(3):
+            table.append(entries("d", 10 * round_ + number), branch="dev")
+            table.append(entries("m", 10 * round_ + number))
+        table.merge("dev")
+        expected += [(key, 10 * round_ + number) for key in "dm" for number in range(3)]
+        age(table, 30 * DAY)
+        collected(table, NONE, grace=NONE)
+        assert sorted(expected) == contents(table)
+    table.merge("main", into="dev")
+    age(table, 30 * DAY)
+    collected(table, NONE, grace=NONE)
+    assert (5, 4) >= (len(numbers(table)), len(numbers(table, "dev")))
+    table.append(entries("d", 99), branch="dev")
+    table.merge("dev")
+    assert sorted([*expected, ("d", 99)]) == contents(table)
+
+
+def test_what_a_branch_did_stays_until_it_is_merged(table: LanceTable) -> None:
+    """A merge goes by what each version claimed."""
+    table.create_branch("dev")
+    for number in range(3):
+        table.append(entries("d", number), branch="dev")
+    table.append(entries("m", 1))
+    age(table, 90 * DAY)
+    collected(table, NONE, grace=NONE)
+    assert ([5, 6], [5, 6, 7, 8]) == (numbers(table), numbers(table, "dev"))
+    table.merge("dev")
+    assert [("a", 5), ("d", 0), ("d", 1), ("d", 2), ("m", 1)] == contents(table)
+    age(table, 90 * DAY)
+    assert {"dev": (6, 7)} == {name: own for name, own in collected(table, NONE).expired.items() if name == "dev"}
+
+
+def test_what_a_branch_does_not_contain_stays_until_it_takes_it_in(table: LanceTable) -> None:
+    """Main may have claimed something that the branch must not contradict."""
+    table.create_branch("dev")
+    for number in range(3):
+        table.append(entries("m", number))
+    table.append(entries("d", 1), branch="dev")
+    age(table, 20 * DAY)
+    report = collected(table)
+    assert {"main": (1, 2, 3, 4)} == report.expired
+    assert ("not merged into 'dev' yet",) == report.kept["main@7"]
+    table.merge("main", into="dev")
+    assert [("a", 5), ("d", 1), ("m", 0), ("m", 1), ("m", 2)] == contents(table, "dev")
+    age(table, 20 * DAY)
+    assert (6, 7) == collected(table).expired["main"]
+
+
+def test_a_claim_is_not_forgotten(table: LanceTable) -> None:
+    """A merge that is in conflict stays in conflict."""
+    table.create_branch("dev")
+    table.append(entries("d", 1), branch="dev")
+    table.overwrite(entries("o", 1))
+    table.append(entries("o", 2))
+    age(table, 90 * DAY)
+    collected(table, NONE, grace=NONE)
+    with pytest.raises(MergeConflictError, match="replaced all rows in main@6"):
+        table.merge("dev")
+
+
+def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
+    """It is their merge base, though it lies on the line of neither."""
+    table.create_branch("x")
+    table.create_branch("b")
+    table.append(entries("x", 1), branch="x")
+    table.merge("x", into="b")
+    table.append(entries("b", 1), branch="b")
+    for number in range(2, 5):
+        table.append(entries("x", number), branch="x")
+    table.merge("x")
+    base = table.merge_base("b", "main")
+    report = collected(table, NONE, grace=NONE)
+    assert ("x", 6) == (base.branch, base.number)
+    assert ("where 'b' and 'x' can be merged from", "a merge that later ones go on from") == (
+        report.kept["x@6"][0],
+        report.kept["b@6"][-1],
+    )
+    # What x did since is what b lacks of it, and only b.
+    assert ("not merged into 'b' yet",) == report.kept["x@7"]
+    assert base == table.merge_base("b", "main")
+    table.sync("b")
+    table.merge("b")
+    rows = [("a", 5), ("b", 1), *(("x", number) for number in range(1, 5))]
+    assert [rows, rows] == [contents(table), contents(table, "b")]
+    table.merge("x", into="b")
+    assert {"x": (6, 7, 8)} == {
+        name: gone for name, gone in collected(table, NONE, grace=NONE).expired.items() if name == "x"
+    }
+
+
+def test_a_branch_forked_from_an_old_version_may_not_be_merged(table: LanceTable) -> None:
+    """What followed that version has expired, and nobody knows what it claimed."""
+    table.create_tag("v1", "main@2")
+    collected(table, NONE, grace=NONE)
+    assert [2, 5] == numbers(table)
+    table.create_branch("late", "v1")
+    table.append(entries("l", 1), branch="late")
+    with pytest.raises(MergeConflictError, match="it was cleaned up on main@5"):
+        table.merge("late")
+
+
+def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missing(table: LanceTable) -> None:
+    """It knows nothing of merges: the merge base may be gone, or what either side did since."""
+    table.create_branch("x")
+    table.create_branch("b")
+    table.append(entries("x", 1), branch="x")
+    table.merge("x", into="b")
+    table.append(entries("x", 2), branch="x")
+    table.merge("x")
+    for number in range(2):
+        table.append(entries("b", number), branch="b")
+    now = timedelta(microseconds=1)
+    as_pylance(table, "x").cleanup_old_versions(older_than=now, delete_unverified=True)
+    with pytest.raises(VersionNotFoundError, match="x@6, which b@8 and main@6 have in common, was cleaned up"):
+        LanceTable.open(table.uri).merge("b")
+    table.create_branch("c")
+    for number in range(2):
+        table.append(entries("c", number), branch="c")
+    as_pylance(table, "c").cleanup_old_versions(older_than=now, delete_unverified=True)
+    again = LanceTable.open(table.uri)
+    with pytest.raises(MergeConflictError, match="version c@7: it was cleaned up"):
+        again.merge("c")
+    again.merge("c", strategy={"history": "source-wins"})
+    assert [("a", 5), ("c", 0), ("c", 1), ("x", 1), ("x", 2)] == contents(again)
+
+
+def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table: LanceTable) -> None:
+    """What each did that any other does not contain stays, with every version two of them have in common."""
+    twin = LanceTable.open(table.clone(f"{table.uri}-twin", shallow=False).uri)
+    for each in (table, twin):
+        for name in ("a", "b", "x"):
+            each.create_branch(name)
+        each.append(entries("x", 1), branch="x")
+        each.update({"value": "50"}, where="key = 'a'", branch="x")
+        each.merge("x", into="a")
+        each.append(entries("x", 2), branch="x")
+        each.merge("x", into="b")
+        each.update({"value": "10"}, where="key = 'x'", branch="a")
+        each.append(entries("b", 1), branch="b")
+        each.append(entries("x", 3), branch="x")
+        each.append(entries("x", 4), branch="x")
+        each.merge("x")
+    collected(table, NONE, grace=NONE)
+    for source, dest in (("a", "b"), ("b", "main"), ("a", "main"), ("main", "a"), ("x", "a")):
+        for each in (table, twin):
+            each.merge(source, into=dest)
+        assert contents(twin, dest) == contents(table, dest)
+        collected(table, NONE, grace=NONE)
+    for each in (table, twin):
+        each.delete_branch("x")
+        each.append(entries("a", 9), branch="a")
+    collected(table, NONE, grace=NONE)
+    for each in (table, twin):
+        each.merge("a")
+    assert contents(twin) == contents(table)
+
+
+def test_branches_forked_from_the_same_version_keep_no_more_for_each_other(table: LanceTable) -> None:
+    """What they did and nobody took over stays for main; where they were forked stays anyway."""
+    for name in ("run/1", "run/2", "run/3"):
+        table.create_branch(name)
+        table.append(entries(name, 1), branch=name)
+    alone = table.collect_garbage(NONE).kept
+    assert {"main@5", *(f"run/{run}@{number}" for run in (1, 2, 3) for number in (5, 6))} == set(alone)
+    assert ("the newest", "not merged into 'main', 'run/2' and 'run/3' yet") == alone["run/1@6"]
+
+
+def test_a_long_list_of_branches_is_cut_short(table: LanceTable) -> None:
+    """The report says how many more there are."""
+    for number in range(6):
+        table.create_branch(f"b{number}")
+    table.append(entries("m", 1))
+    table.append(entries("m", 2))
+    assert ("not merged into 'b0', 'b1' and 4 more yet",) == table.collect_garbage(NONE).kept["main@6"]
+
+
+def test_a_branch_of_a_branch_keeps_both(table: LanceTable) -> None:
+    """Up to main."""
+    table.create_branch("outer", "main@3")
+    table.append(entries("o", 1), branch="outer")
+    table.append(entries("o", 2), branch="outer")
+    table.create_branch("inner", "outer@4")
+    table.append(entries("i", 1), branch="inner")
+    table.overwrite(entries("o", 3), branch="outer")
+    age(table, 30 * DAY)
+    collected(table, NONE, grace=NONE)
+    assert ([3, 4, 5], [3, 4, 5, 6], [4, 5]) == (numbers(table), numbers(table, "outer"), numbers(table, "inner"))
+    assert [("a", 3), ("i", 1), ("o", 1)] == contents(table, "inner")
+
+
+def test_files_of_a_deleted_branch_go_and_those_that_were_merged_stay(table: LanceTable) -> None:
+    """Main names them by then."""
+    for name in ("merged", "given-up"):
+        table.create_branch(name)
+        table.append(entries(name, 1), branch=name)
+    table.merge("merged")
+    table.delete_branch("merged")
+    table.delete_branch("given-up")
+    age(table, 30 * DAY)
+    data = files(table, "data")
+    collected(table, NONE, grace=NONE)
+    assert 4 == len(data - files(table, "data"))
+    assert [("a", 5), ("merged", 1)] == contents(table)
+
+
+def test_files_of_branches_that_pylance_made_are_told_apart(table: LanceTable) -> None:
+    """It puts them below the branch's own folder."""
+    dataset = as_pylance(table).create_branch("theirs")
+    dataset.insert(entries("t", 1))
+    dataset.delete("value = 5")
+    dataset.insert(entries("t", 2))
+    dataset.optimize.compact_files()
+    age(table, 30 * DAY)
+    below = files(table, "tree/theirs/data")
+    assert 3 == len(below)
+    # What is not merged stays.
+    collected(table, NONE, grace=NONE)
+    assert below == files(table, "tree/theirs/data")
+    table.merge("theirs")
+    age(table, 30 * DAY)
+    collected(table, NONE, grace=NONE)
+    assert 1 == len(files(table, "tree/theirs/data"))
+    assert [("t", 1), ("t", 2)] == contents(table, "theirs") == contents(table)
+
+
+def test_index_folders_and_deletion_files_go_with_their_versions(table: LanceTable) -> None:
+    """An index that was built anew leaves its folder, a deletion vector that grew its file."""
+    table.append(entries("b", *range(20)))
+    dataset = as_pylance(table)
+    dataset.create_scalar_index("value", "BTREE")
+    dataset.delete("value = 3")
+    dataset.delete("value = 4")
+    dataset.create_scalar_index("value", "BTREE", replace=True)
+    age(table, 30 * DAY)
+    report = collected(table, NONE, grace=NONE)
+    assert (1, 1) == (len(list(Path(table.uri, "_indices").iterdir())), len(files(table, "_deletions")))
+    assert report.garbage["index files"].files >= 2
+    assert 1 == as_pylance(table).count_rows("value = 7")
+    assert "ScalarIndexQuery" in as_pylance(table).scanner(filter="value = 7").explain_plan()
+
+
+def test_blobs_stay_and_go_with_their_data_file(tmp_path: Path) -> None:
+    """They lie in a folder beside it."""
+    schema = pa.schema([lance.blob_field("blob")])
+    rows = [pa.table([lance.blob_array([bytes([number]) * 200_000])], schema=schema) for number in range(2)]
+    lance.write_dataset(rows[0], tmp_path / "table", data_storage_version="2.2")
+    lance.write_dataset(rows[1], tmp_path / "table", mode="overwrite")
+    table = LanceTable.open(tmp_path / "table")
+    age(table, 30 * DAY)
+    before = files(table, "data")
+    assert 4 == len(before)
+    report = table.collect_garbage(NONE, grace=NONE, dry_run=False)
+    assert {"data files": 1, "blob files": 1} == {
+        kind: found.files for kind, found in report.garbage.items() if kind in ("data files", "blob files")
+    }
+    assert 2 == len(files(table, "data"))
+    assert 1 == len([path for path in Path(table.uri, "data").iterdir() if path.is_dir()])
+    (blob,) = as_pylance(table).take_blobs("blob", indices=[0])
+    assert blob is not None
+    assert bytes([1]) * 200_000 == blob.readall()
+
+
+def test_what_was_staged_stays_for_the_grace_period(table: LanceTable) -> None:
+    """Its writer may be about to commit it."""
+    staged = table.stage(entries("s", 1))
+    report = collected(table)
+    assert 1 == report.young["data files"].files
+    age(table, 3 * DAY, "data")
+    assert 1 == collected(table).young["data files"].files
+    assert {} == table.collect_garbage(WEEK, grace=2 * DAY).young
+    table.append(staged)
+    assert [("a", 5), ("s", 1)] == contents(table)
+    table.stage(entries("s", 2))
+    age(table, 8 * DAY)
+    assert 1 == collected(table).garbage["data files"].files - 3
+    assert [("a", 5), ("s", 1)] == contents(table)
+
+
+def test_the_shortest_grace_is_a_day_unless_it_is_given(table: LanceTable) -> None:
+    """Whatever age versions expire at."""
+    table.stage(entries("s", 1))
+    age(table, timedelta(hours=23), "data")
+    assert 1 == table.collect_garbage(NONE).young["data files"].files
+    age(table, timedelta(hours=2), "data")
+    assert {} == table.collect_garbage(NONE).young
+
+
+def test_temporary_files_that_were_left_go_when_they_are_old(table: LanceTable) -> None:
+    """Of this package, of pylance, in whatever folder of the table."""
+    left = ["_versions/.tmp1", "_transactions/.tmp2", "data/.tmp3", "data/.tmp4/x.lance", ".tmp5", "_refs/tags/.tmp6"]
+    left += ["_versions/.tmp_5.manifest_0123", "_refs/.probe-7"]
+    for name in left:
+        path = Path(table.uri, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    assert len(left) == table.collect_garbage(WEEK).young["temporary files"].files
+    age(table, 8 * DAY)
+    assert len(left) == collected(table).garbage["temporary files"].files
+    assert not any(".tmp" in name or ".probe" in name for name in files(table))
+    assert not Path(table.uri, "data/.tmp4").exists()
+
+
+def test_what_is_no_file_of_a_table_is_left_alone(table: LanceTable) -> None:
+    """Other folders, other names, other tables, base paths below the table's folder."""
+    table.add_base("cold", f"{table.uri}/cold")
+    table.append(table.stage(entries("k", 1), base="cold"))
+    table.overwrite(entries("k", 2))
+    LanceTable.create(Path(table.uri, "other.lance"), SCHEMA)
+    for name in ("readme.txt", "data/notes.csv", "_versions/list", "tree/list", "tree/x/list", "_mem_wal/1/a.lance"):
+        path = Path(table.uri, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    age(table, 60 * DAY)
+    foreign = {name for name in files(table) if name.split("/")[0] in ("cold", "other.lance", "_mem_wal")}
+    foreign |= {"readme.txt", "data/notes.csv", "_versions/list", "tree/list", "tree/x/list"}
+    report = collected(table, NONE, grace=NONE)
+    assert len(foreign) == report.others
+    assert foreign <= files(table)
+
+
+def test_base_paths_elsewhere_are_not_touched(table: LanceTable, tmp_path: Path) -> None:
+    """They may belong to others."""
+    table.add_base("cold", tmp_path / "cold")
+    table.append(table.stage(entries("k", 1), base="cold"))
+    table.overwrite(entries("k", 2))
+    before = list((tmp_path / "cold").iterdir())
+    age(table, 60 * DAY)
+    assert 7 == collected(table, NONE, grace=NONE).versions
+    assert before == list((tmp_path / "cold").iterdir())
+
+
+def test_a_table_that_was_moved_loses_nothing_before_it_is_relocated(table: LanceTable) -> None:
+    """Its branches name its files by the old place; those names keep the files."""
+    table.create_branch("dev")
+    table.append(entries("d", 1), branch="dev")
+    table.overwrite(entries("m", 1))
+    age(table, 60 * DAY)
+    moved = Path(table.uri).rename(f"{table.uri}-moved")
+    there = LanceTable.open(moved)
+    report = there.collect_garbage(NONE, grace=NONE, dry_run=False)
+    assert report.done
+    there.relocate()
+    assert [("a", 5), ("d", 1)] == contents(there, "dev")
+    assert [("m", 1)] == contents(there)
+
+
+def test_a_table_reached_through_a_link_loses_nothing(table: LanceTable, tmp_path: Path) -> None:
+    """It has another name there than in its branches' base paths."""
+    table.create_branch("dev")
+    table.append(entries("d", 1), branch="dev")
+    table.overwrite(entries("m", 1))
+    age(table, 60 * DAY)
+    (tmp_path / "link").symlink_to(table.uri)
+    assert LanceTable.open(tmp_path / "link").collect_garbage(NONE, grace=NONE, dry_run=False).done
+    assert [("a", 5), ("d", 1)] == contents(table, "dev")
+
+
+def test_versions_with_names_of_the_first_scheme_are_collected(tmp_path: Path) -> None:
+    """And put back under such a name."""
+    for number in range(4):
+        rows = entries("a", number)
+        lance.write_dataset(rows, tmp_path / "table", mode="overwrite", enable_v2_manifest_paths=False)
+    table = LanceTable.open(tmp_path / "table")
+    for path in Path(table.uri, "_versions").glob("*.manifest"):
+        assert len(path.name) < 20
+    age(table, 60 * DAY)
+    assert {"main": (1, 2, 3)} == table.collect_garbage(NONE, dry_run=False).expired
+    assert {"4.manifest"} == {path.name for path in Path(table.uri, "_versions").glob("*.manifest")}
+    (Path(table.uri) / "_refs/tags").mkdir(parents=True)
+    (Path(table.uri) / "_refs/tags/old.json").write_text('{"branch": null, "version": 2, "manifestSize": 1}')
+    assert ("main@2",) == table.collect_garbage(NONE, dry_run=False).put_back
+    assert [("a", 1)] == contents(table, "old")
+
+
+def test_a_tag_on_a_version_that_expired_gets_it_back(table: LanceTable) -> None:
+    """It was made at the moment the version went; the manifest is the same, byte by byte."""
+    before = manifest(table, 3).read_bytes()
+    collected(table)
+    tag = Path(table.uri, "_refs/tags/late.json")
+    tag.parent.mkdir(parents=True, exist_ok=True)
+    tag.write_text('{"branch": null, "version": 3, "manifestSize": 1}')
+    assert ("main@3",) == table.collect_garbage(WEEK).put_back
+    assert not manifest(table, 3).exists()
+    assert ("main@3",) == table.collect_garbage(WEEK, dry_run=False).put_back
+    assert before == manifest(table, 3).read_bytes()
+    age(table, 60 * DAY)
+    collected(table)
+    assert [("a", 3)] == contents(table, "late")
+
+
+def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
+    """While its copy waits, for merges as well as for names."""
+    table.create_branch("x")
+    table.append(entries("x", 1), branch="x")
+    table.append(entries("x", 2), branch="x")
+    table.merge("x")
+    table.append(entries("x", 3), branch="x")
+    path = manifest(table, 7, "x")
+    data = path.read_bytes()
+    key = waiting_key("x", 7, table.branches()["x"].id, commit_id(data))
+    waiting = Path(table.uri, key)
+    waiting.parent.mkdir(parents=True)
+    path.rename(waiting)
+    again = LanceTable.open(table.uri)
+    assert ("x@7",) == again.collect_garbage(WEEK).put_back
+    report = again.collect_garbage(WEEK, dry_run=False)
+    assert (("x@7",), "where 'x' and 'main' can be merged from") == (report.put_back, report.kept["x@7"][0])
+    assert (data, False) == (path.read_bytes(), waiting.exists())
+    again.merge("x")
+    assert [("a", 5), ("x", 1), ("x", 2), ("x", 3)] == contents(again)
+
+
+def test_a_version_of_a_branch_of_the_same_name_is_not_put_back(table: LanceTable) -> None:
+    """The branch was deleted and made again: what waits is of the first one."""
+    table.create_branch("dev")
+    for number in range(3):
+        table.append(entries("d", number), branch="dev")
+    age(table, 30 * DAY)
+    collected(table)
+    assert {"5", "6", "7"} >= {name.split("/")[-1].split("-")[0] for name in files(table, "_expired/dev")}
+    table.delete_branch("dev")
+    table.create_branch("dev", "main@5")
+    tag = Path(table.uri, "_refs/tags/late.json")
+    tag.parent.mkdir(parents=True, exist_ok=True)
+    tag.write_text('{"branch": "dev", "version": 6, "manifestSize": 1}')
+    report = table.collect_garbage(WEEK, dry_run=False)
+    assert () == report.put_back
+    assert ["tag 'late' names dev@6, which does not exist"] == [problem.what for problem in report.problems]
+
+
+def test_detached_versions_go_when_they_are_old(tmp_path: Path) -> None:
+    """A tag on one keeps it, and its files."""
+    dataset = lance.write_dataset(entries("a", 1), tmp_path / "table")
+    found = []
+    for number in range(2):
+        fragments = lance.fragment.write_fragments(entries("d", number), dataset)
+        operation = lance.LanceOperation.Append(fragments)
+        found.append(lance.LanceDataset.commit(dataset, operation, read_version=1, detached=True).version)
+    table = LanceTable.open(tmp_path / "table")
+    assert ["detached, and made during the last 7d"] * 2 == [
+        why[0] for version, why in table.collect_garbage(WEEK).kept.items() if version != "main@1"
+    ]
+    dataset.tags.create("kept", found[0])
+    age(table, 30 * DAY)
+    report = table.collect_garbage(WEEK, grace=NONE, dry_run=False)
+    assert {"main": (found[1],)} == report.expired
+    assert 1 == report.garbage["data files"].files
+    assert 2 == lance.dataset(table.uri, version=found[0]).count_rows()
+
+
+@pytest.mark.parametrize("damaged", ["manifest", "older manifest", "branch", "tag", "manifest of a branch", "waiting"])
+def test_what_cannot_be_read_keeps_everything(table: LanceTable, damaged: str) -> None:
+    """It may name any file; the report says where it is."""
+    table.create_branch("dev")
+    table.create_tag("here", "main")
+    table.append(entries("d", 1), branch="dev")
+    age(table, 30 * DAY)
+    collected(table)
+    table.overwrite(entries("a", 6))
+    paths = {
+        "manifest": manifest(table, 6),
+        "older manifest": manifest(table, 5),
+        "branch": Path(table.uri, "_refs/branches/dev.json"),
+        "tag": Path(table.uri, "_refs/tags/here.json"),
+        "manifest of a branch": manifest(table, 5, "dev"),
+        "waiting": next(Path(table.uri, "_expired").rglob("*.manifest")),
+    }
+    data = paths[damaged].read_bytes()
+    paths[damaged].write_bytes(data[:-30])
+    before = files(table)
+    again = LanceTable.open(table.uri)
+    report = again.collect_garbage(NONE, grace=timedelta(hours=1), dry_run=False)
+    assert (False, False) == (report.ok, report.done)
+    assert any(paths[damaged].name in str(problem) for problem in report.problems if problem.severity == "error")
+    assert before == files(table)
+
+
+def test_branches_without_metadata_are_swept_away(table: LanceTable) -> None:
+    """When they are old: another program that makes a branch writes its versions first."""
+    table.create_branch("left/behind")
+    table.append(entries("d", 1), branch="left/behind")
+    Path(table.uri, "_refs/branches/left%2Fbehind.json").unlink()
+    before = files(table)
+    report = table.collect_garbage(WEEK, dry_run=False)
+    assert "of a branch without metadata that may be being made" in report.kept["left/behind@6"][0]
+    age(table, 30 * DAY)
+    report = collected(table)
+    assert ("left/behind",) == report.branches
+    assert (5, 6) == report.expired["left/behind"]
+    age(table, 2 * DAY)
+    assert ("left/behind",) == collected(table).branches
+    assert not Path(table.uri, "tree/left/behind").exists() or not files(table, "tree")
+    assert len(files(table, "data")) < len({name for name in before if name.startswith("data")})
+    table.create_branch("left/behind")
+
+
+def test_a_branch_without_metadata_that_a_tag_names_keeps_that_version(table: LanceTable) -> None:
+    """Somebody still reads it."""
+    table.create_branch("dev")
+    table.append(entries("d", 1), branch="dev")
+    table.append(entries("d", 2), branch="dev")
+    table.create_tag("named", "dev@6")
+    Path(table.uri, "_refs/branches/dev.json").unlink()
+    age(table, 30 * DAY)
+    report = table.collect_garbage(NONE, grace=NONE, dry_run=False)
+    assert {"dev": (5, 7)} == {name: found for name, found in report.expired.items() if name == "dev"}
+    assert {"dev@6": ("tag 'named'",)} == {name: why for name, why in report.kept.items() if name[:3] == "dev"}
+    dataset = lance.dataset(table.uri)
+    assert 2 == dataset.checkout_version("named").count_rows()
+
+
+@pytest.mark.parametrize("state", ["deleting", "creating"])
+def test_a_branch_that_was_left_halfway_is_finished(table: LanceTable, state: str) -> None:
+    """Its name is free again, once nobody can be at it any more."""
+
+    class Plug(Exception):  # noqa: N818
+        pass
+
+    def script(request: Request) -> object:
+        stop = request.verb == "delete_folder" if state == "deleting" else "tree/dev/_versions/18" in request.key
+        if stop and request.writes:
+            raise Plug
+        return request.send()
+
+    if state == "deleting":
+        table.create_branch("dev")
+        table.append(entries("d", 1), branch="dev")
+    dying = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    with pytest.raises(Plug):
+        dying.delete_branch("dev") if state == "deleting" else dying.create_branch("dev")
+    assert () == table.collect_garbage(WEEK, dry_run=False).branches
+    age(table, 30 * DAY)
+    assert ("dev",) == collected(table).branches
+    assert not Path(table.uri, "_refs/branches/dev.json").exists()
+    assert not files(table, "tree")
+    table.create_branch("dev")
+    assert [("a", 5)] == contents(table, "dev")
+
+
+def test_a_tag_on_nothing_is_reported(table: LanceTable) -> None:
+    """It does not keep the rest from being collected."""
+    tag = Path(table.uri, "_refs/tags/gone.json")
+    tag.parent.mkdir(parents=True, exist_ok=True)
+    tag.write_text('{"branch": null, "version": 77, "manifestSize": 1}')
+    report = table.collect_garbage(WEEK, dry_run=False)
+    assert report.done
+    assert ["tag 'gone' names main@77, which does not exist"] == [problem.what for problem in report.problems]
+
+
+def test_a_manifest_that_says_it_is_old_is_as_old_as_it_was_stored(table: LanceTable) -> None:
+    """The clock of its writer was behind."""
+    table.overwrite(entries("a", 6))
+    say(manifest(table, 6), 60 * DAY)
+    table.overwrite(entries("a", 7))
+    say(manifest(table, 7), 60 * DAY)
+    assert [5, 6, 7] == sorted(int(name.partition("@")[2]) for name in table.collect_garbage(WEEK).kept)
+
+
+def test_a_manifest_that_was_copied_with_an_older_time_is_as_old_as_it_says(table: LanceTable) -> None:
+    """Copies may keep times, or make them up."""
+    table.overwrite(entries("a", 6))
+    table.overwrite(entries("a", 7))
+    for number in (6, 7):
+        stored(manifest(table, number), 60 * DAY)
+    assert ["main@5", "main@6", "main@7"] == list(table.collect_garbage(WEEK).kept)
+
+
+def test_a_copy_with_newer_times_keeps_everything(table: LanceTable) -> None:
+    """Nobody knows how old it is."""
+    for path in Path(table.uri).rglob("*"):
+        if path.is_file():
+            os.utime(path)
+    report = table.collect_garbage(WEEK, dry_run=False)
+    assert (0, 0) == (report.versions, report.files)
+
+
+@pytest.mark.parametrize("which", ["says", "stored"])
+def test_a_version_from_the_future_keeps_those_after_it_and_is_reported(table: LanceTable, which: str) -> None:
+    """It counts as new until its time has come."""
+    if which == "says":
+        say(manifest(table, 3), -60 * DAY)
+    else:
+        stored(manifest(table, 3), -60 * DAY)
+    report = table.collect_garbage(WEEK)
+    assert {"main": (1,)} == report.expired
+    assert [("main@3",)] == [problem.versions for problem in report.problems]
+    assert "seconds from now" in report.problems[0].what
+    assert report.ok
+
+
+@pytest.mark.parametrize("wrong,expected", [(-90 * DAY, 0), (90 * DAY, 4), (timedelta(0), 4)])
+def test_the_earlier_clock_counts(table: LanceTable, wrong: timedelta, expected: int) -> None:
+    """A storage whose clock is behind, or whose clock is ahead of this computer's: nothing looks older than it is."""
+    table.append(entries("a", 6))
+
+    def script(request: Request) -> object:
+        answer = request.send()
+        return answer + wrong.total_seconds() if request.verb == "now" else answer
+
+    skewed = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    report = skewed.collect_garbage(WEEK)
+    assert expected == report.versions
+    assert abs(report.now.timestamp() - time.time() - min(wrong.total_seconds(), 0)) < 60
+    assert bool(wrong) == any("clock" in problem.what for problem in report.problems)
+
+
+def test_progress_is_told(table: LanceTable) -> None:
+    """Steps never go back, and end with all of them."""
+    seen: list[tuple[int, int]] = []
+    table.collect_garbage(WEEK, grace=NONE, dry_run=False, progress=lambda done, total: seen.append((done, total)))
+    assert sorted(seen) == seen
+    assert seen[-1][0] == seen[-1][1] > 10
+
+
+def test_a_handle_does_not_read_what_it_let_expire(table: LanceTable) -> None:
+    """It forgets what it read before."""
+    assert 1 == table.count_rows("main@2")
+    collected(table)
+    with pytest.raises(VersionNotFoundError):
+        table.at("main@2")
+
+
+def test_pylance_goes_on_with_a_table_that_was_collected(table: LanceTable) -> None:
+    """It writes, cleans up and reads."""
+    table.create_branch("dev")
+    table.append(entries("d", 1), branch="dev")
+    age(table, 30 * DAY)
+    collected(table)
+    dataset = as_pylance(table)
+    dataset.insert(entries("p", 1))
+    dataset.cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
+    as_pylance(table, "dev").insert(entries("p", 2))
+    assert [("a", 5), ("p", 1)] == contents(table)
+    assert [("a", 5), ("d", 1), ("p", 2)] == contents(table, "dev")
+    as_pylance(table).validate()
+
+
+def test_a_table_on_s3_is_collected(s3_storage: S3Storage) -> None:
+    """Its server's clock, its listing, its deletion of many."""
+    table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=s3_storage.storage_options)
+    for number in range(3):
+        table.overwrite(entries("a", number))
+    table.create_branch("run/1")
+    table.append(entries("r", 1), branch="run/1")
+    table.create_tag("old", "main@2")
+    time.sleep(1.1)
+    report = table.collect_garbage(NONE, grace=NONE, dry_run=False)
+    assert ({"main": (1, 3)}, True) == (report.expired, report.done)
+    assert 1 == report.garbage["data files"].files
+    assert [[("a", 2)], [("a", 2), ("r", 1)], [("a", 0)]] == [contents(table, ref) for ref in ("main", "run/1", "old")]
+    assert table.verify(deep=True).ok
+    assert 0 == table.collect_garbage(NONE, grace=NONE).files
+
+
+def test_a_collection_asks_little_of_the_storage(table: LanceTable) -> None:
+    """One listing for everything, one request for each manifest, one for a thousand deletions."""
+    verbs: list[str] = []
+
+    def script(request: Request) -> object:
+        verbs.append(request.verb)
+        return request.send()
+
+    counting = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    counting.collect_garbage(WEEK)
+    assert 2 == verbs.count("walk")
+    assert len(verbs) <= 20

@@ -1,0 +1,233 @@
+"""Many merges: one after another into a moving main, and many at once."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitConflictError
+from lance_dagster.store import open_store
+from tests.conftest import HOST, S3Storage, bucket_on, free_port, wait_for
+from tests.ledger import parts_on
+from tests.merge.concurrent_runs import SCHEMA, Mill, Rows, as_arrow, as_rows
+from tests.racing import race
+from tests.store.scripted import Request, ScriptedStore
+
+BRANCHES = int(os.environ.get("LANCE_DAGSTER_MERGES", "60"))
+"""How many are merged one after another; 300 for the long run."""
+RACERS = int(os.environ.get("LANCE_DAGSTER_RACERS", "8"))
+"""How many merge at once; 20 for the long run."""
+OPEN_AT_ONCE = 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: int) -> None:
+    """Appends, updates, deletions, replacements and compactions, some by pylance: main is what a plain model says.
+
+    Of the runs that have a rival, the second is refused where it contradicts the first. No other run is.
+    """
+    mill, rivals = Mill(tmp_path, seed), 0
+    for number in range(BRANCHES):
+        if number % 4 == 3:
+            mill.fork_rivals(f"run/{number}")
+        else:
+            mill.fork(f"run/{number}")
+        rivals += f"run/{number}" in mill.rivals
+        if mill.random.random() < 0.3:
+            mill.write_main()
+        while len(mill.open) >= OPEN_AT_ONCE:
+            mill.merge()
+        if number % 10 == 0:
+            mill.check()
+    while mill.open:
+        mill.merge()
+    mill.check()
+    assert BRANCHES == mill.merged
+    assert rivals > mill.refused > 0
+    report = mill.table.verify(deep=True)
+    assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
+
+
+class Merged(NamedTuple):
+    """How a merge among many went.
+
+    `version` has it. `tried` is how many manifests it put, `taken` how many of these found their number taken, and
+    `given_up` how often it was begun anew after that.
+    """
+
+    version: int
+    tried: int
+    taken: int
+    given_up: int
+
+
+def merging(uri: str, options: Mapping[str, str], branch: str) -> Merged:
+    """Merge a branch, however often others are faster."""
+    tried = taken = 0
+
+    def script(request: Request) -> object:
+        nonlocal tried, taken
+        answer = request.send()
+        tried += request.commits
+        taken += request.commits and not answer
+        return answer
+
+    table = LanceTable(parts_on(ScriptedStore(open_store(uri, options), script)))
+    for again in range(20):
+        try:
+            return Merged(table.merge(branch).number, tried, taken, again)
+        except CommitConflictError:
+            continue
+    raise AssertionError(branch)
+
+
+def prepared(uri: str, options: Mapping[str, str]) -> tuple[LanceTable, Rows]:
+    """A table and branches that append, delete and update other rows of one fragment; what is right in the end."""
+    table = LanceTable.create(uri, SCHEMA, storage_options=options)
+    rows: Rows = {number: ("p", number) for number in range(10 * RACERS)}
+    table.append(as_arrow(rows))
+    for number in range(RACERS):
+        branch, ten = f"run/{number}", 10 * number
+        table.create_branch(branch)
+        table.append(as_arrow({1000 + number: ("n", number)}), branch=branch)
+        table.delete(f"id = {ten}", branch=branch)
+        table.update({"value": "value + 1000"}, where=f"id = {ten + 1}", branch=branch)
+        del rows[ten]
+        rows |= {1000 + number: ("n", number), ten + 1: ("p", ten + 1001)}
+    return table, rows
+
+
+def raced(uri: str, options: Mapping[str, str], report: Callable[[str], None]) -> None:
+    """Let all branches be merged at once, and hold that all of them are in, once."""
+    table, rows = prepared(uri, options)
+    results = race(merging, [(uri, options, f"run/{number}") for number in range(RACERS)])
+    report(
+        f"{RACERS} merges at once: {sum(each.taken for each in results)} numbers were taken, "
+        f"{sum(each.given_up for each in results)} given up"
+    )
+    assert list(range(3, RACERS + 3)) == sorted(each.version for each in results)
+    for each in results:
+        # Every attempt but the last lost its number to another merge, and never the same number twice.
+        assert each.taken + 1 == each.tried
+        assert each.given_up <= each.taken <= each.version - 3
+    of = {
+        version.properties["lance_dagster.merge"]: version.number for version in table.log(first_parent=True)[:RACERS]
+    }
+    assert {f"run/{number}@5": each.version for number, each in enumerate(results)} == of
+    assert rows == as_rows(table.read())
+    assert list(range(1, RACERS + 3)) == table.versions_after(0)
+    dataset = lance.dataset(uri, storage_options=dict(options) or None)
+    assert rows == as_rows(dataset.to_table())
+    dataset.validate()
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Say something even when the test passes."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def told(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n{text}")  # noqa: T201 - counted, not held
+
+    return told
+
+
+@pytest.mark.slow
+def test_branches_merged_by_as_many_processes_at_once(tmp_path: Path, report: Callable[[str], None]) -> None:
+    """On local disk: nothing is lost, nothing is in twice."""
+    raced(str(tmp_path / "table"), {}, report)
+
+
+@pytest.fixture
+def fair_storage(tmp_path: Path) -> Iterator[S3Storage]:
+    """A bucket on a server that answers one request after the other, so that its conditional put is one."""
+    port, log = free_port(), tmp_path / "server.log"
+    program = (
+        "import sys; from moto.server import DomainDispatcherApplication, create_backend_app; "
+        "from werkzeug.serving import run_simple; "
+        "run_simple(sys.argv[1], int(sys.argv[2]), DomainDispatcherApplication(create_backend_app), threaded=False)"
+    )
+    with log.open("wb") as output:
+        command = [sys.executable, "-c", program, HOST, str(port)]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_for(process, port, log)
+        yield bucket_on(f"http://{HOST}:{port}")
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@pytest.mark.slow
+def test_branches_merged_at_once_on_an_object_store(fair_storage: S3Storage, report: Callable[[str], None]) -> None:
+    """The same in a bucket."""
+    raced(f"{fair_storage.uri}/table", fair_storage.storage_options, report)
+
+
+@pytest.mark.slow
+def test_one_branch_merged_by_two_processes_on_an_object_store(fair_storage: S3Storage) -> None:
+    """There is one merge commit, and both are told of it."""
+    uri, options = f"{fair_storage.uri}/table", fair_storage.storage_options
+    table = LanceTable.create(uri, SCHEMA, storage_options=options)
+    table.create_branch("run")
+    table.append(as_arrow({1: ("p", 1)}), branch="run")
+    versions = race(merging, [(uri, options, "run")] * 2)
+    assert [2, 2] == [each.version for each in versions]
+    assert 1 == sum(each.tried - each.taken for each in versions)
+    assert [1, 2] == table.versions_after(0)
+    assert {1: ("p", 1)} == as_rows(table.read())
+
+
+# Found by the above.
+
+
+def names_of(table: LanceTable) -> list[tuple[str, int]]:
+    """The rows of main without their ids, sorted."""
+    return sorted(as_rows(table.read()).values())
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rows_of_a_retired_branch_are_the_same_rows_in_later_merges(tmp_path: Path, *, compacted: bool) -> None:
+    """Its record is gone from main, and still there on a branch forked before: a deletion finds the row."""
+    table = LanceTable.create(tmp_path / "table", SCHEMA)
+    table.append(as_arrow({1: ("a", 1)}))
+    table.create_branch("retired")
+    table.append(as_arrow({2: ("r", 1), 3: ("r", 2)}), branch="retired")
+    table.append(as_arrow({4: ("m", 1)}))
+    table.merge("retired")
+    table.delete_branch("retired")
+    table.create_branch("run")
+    for number in range(10):
+        table.create_branch("other")
+        table.append(as_arrow({10 + number: ("o", number)}), branch="other")
+        table.merge("other")
+        table.delete_branch("other")
+    if compacted:
+        table.compact()
+    table.delete("id = 2", branch="run")
+    table.merge("run")
+    assert [("a", 1), ("m", 1), *(("o", number) for number in range(10)), ("r", 2)] == names_of(table)
+
+
+def test_rows_that_both_sides_compacted_count_as_unchanged(tmp_path: Path) -> None:
+    """Fragments of a branch come with rows that stay where main has them: nobody wrote these."""
+    table = LanceTable.create(tmp_path / "table", SCHEMA)
+    for number in range(3):
+        table.append(as_arrow({number: (f"p{number}", number)}))
+    table.create_branch("one")
+    table.create_branch("two")
+    table.replace_where("part = 'p0'", as_arrow({9: ("p0", 9)}), branch="one")
+    lance.dataset(table.uri).checkout_version(("one", None)).optimize.compact_files()
+    table.update({"value": "value + 1000"}, where="part = 'p1'", branch="two")
+    table.compact()
+    table.merge("one")
+    table.merge("two")
+    assert [("p0", 9), ("p1", 1001), ("p2", 2)] == names_of(table)

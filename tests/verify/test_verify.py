@@ -1,0 +1,853 @@
+"""A healthy table has no problem, whoever made it; every kind of damage is found and named."""
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from pyroaring import BitMap
+
+from lance_dagster import LanceTable, Problem, RefNotFoundError
+from lance_dagster.format import layout
+from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, row_id_range, version_run
+from lance_dagster.format.deletions import encode_offsets
+from lance_dagster.format.model import BasePath, Field, Flag, Fragment
+from lance_dagster.store import open_store
+from tests.compat.tables import OPERATIONS, prepared
+from tests.conftest import S3Storage
+from tests.damage import (
+    Damage,
+    cut,
+    in_deleted,
+    in_fields,
+    in_file,
+    in_fragment,
+    in_fragments,
+    in_indices,
+    in_manifest,
+    in_transaction,
+    manifest_file,
+    newest_file,
+    only_file,
+    removed,
+    scribbled,
+    written,
+)
+from tests.format.codec.framing import changed
+from tests.ledger import SCHEMA, as_pylance, entries, new_table
+from tests.placement.test_placement_with_pylance import MAKERS as PLACES
+
+ERROR, WARNING = "error", "warning"
+
+
+def ours(folder: Path) -> LanceTable:
+    """A table of this package: two fragments with deletions, an index, a branch with files of its own, a tag."""
+    table = new_table(folder, entries("a", 1, 2, 3), entries("b", 1, 2))
+    as_pylance(table).create_scalar_index("value", "BTREE")
+    table.delete("key = 'a' and value = 2")
+    table.create_branch("run")
+    table.append(entries("r", 1), branch="run")
+    table.delete("key = 'b' and value = 1", branch="run")
+    table.create_branch("inner", "run")
+    table.set_config({"lance.setting": "1"})
+    table.create_tag("production", "main")
+    return table
+
+
+def theirs(folder: Path) -> LanceTable:
+    """The same of pylance."""
+    uri = str(folder / "theirs")
+    dataset = lance.write_dataset(entries("a", 1, 2, 3), uri, enable_stable_row_ids=True)
+    dataset.insert(entries("b", 1, 2))
+    dataset.create_scalar_index("value", "BTREE")
+    dataset.delete("key = 'a' and value = 2")
+    run = dataset.create_branch("run")
+    run.insert(entries("r", 1))
+    run.delete("key = 'b' and value = 1")
+    run.create_branch("inner", ("run", None))
+    dataset.update_config({"lance.setting": "1"})
+    dataset.tags.create("production", ("main", None))
+    return LanceTable.open(uri)
+
+
+MAKERS: Mapping[str, Callable[[Path], LanceTable]] = {"ours": ours, "pylance's": theirs}
+EITHER = pytest.mark.parametrize("maker", MAKERS)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_this_package_makes_is_sound(tmp_path: Path, operation: str) -> None:
+    """Every state it can bring a table into, read to the last value."""
+    table = prepared(tmp_path)
+    OPERATIONS[operation](table)
+    assert () == table.verify(deep=True).problems
+
+
+@pytest.mark.parametrize("maker", [*PLACES, *MAKERS])
+def test_tables_in_several_places_are_sound(tmp_path: Path, maker: str) -> None:
+    """Branches, base paths, indices, and clones that name the files of another table."""
+    table = {**PLACES, **MAKERS}[maker](tmp_path)
+    dataset = as_pylance(table)
+    dataset.shallow_clone(str(tmp_path / "theirs-shallow"), ("main", None))
+    clones = [table.clone(tmp_path / "shallow"), table.clone(tmp_path / "deep", shallow=False)]
+    for each in (table, *clones, LanceTable.open(tmp_path / "theirs-shallow")):
+        assert () == each.verify(deep=True).problems
+
+
+def test_a_table_of_changed_columns_is_sound(tmp_path: Path) -> None:
+    """Columns dropped, added without values, renamed and cast leave files that hold more or less than the schema."""
+    table = ours(tmp_path)
+    table.add_columns({"twice": "value * 2"})
+    table.rename_column("key", "name")
+    table.cast_column("twice", pa.int32())
+    table.drop_columns(["value"])
+    as_pylance(table).add_columns(pa.field("later", pa.string()))
+    table.update({"twice": "twice + 1"}, where="name = 'a'")
+    table.upsert(pa.table({"name": ["b", "z"], "twice": pa.array([7, 8], pa.int32())}), on=["name"])
+    assert () == table.verify(deep=True).problems
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable row ids"])
+def test_what_pylance_makes_is_sound(tmp_path: Path, version: Any, stable: bool) -> None:  # noqa: ANN401, FBT001
+    """Whatever it can do to a table of nested, vector and text columns, and after its clean-up."""
+    rows = pa.table(
+        {
+            "id": pa.array(range(9_000)),
+            "vector": pa.array([[float(number), 2.0] for number in range(9_000)], pa.list_(pa.float32(), 2)),
+            "nested": [{"x": number, "y": [str(number)]} for number in range(9_000)],
+            "text": [f"word {number}" for number in range(9_000)],
+            "kind": pa.array(["a", "b"] * 4_500).dictionary_encode(),
+        }
+    )
+    dataset = lance.write_dataset(
+        rows, tmp_path / "t", enable_stable_row_ids=stable, data_storage_version=version, max_rows_per_file=3_000
+    )
+    dataset.create_scalar_index("id", "BTREE")
+    dataset.create_scalar_index("text", "INVERTED")
+    dataset.create_index("vector", "IVF_FLAT", num_partitions=1)
+    dataset.delete("id < 6000")
+    dataset.delete("id = 7000")
+    dataset.update({"text": "'new'"}, where="id % 7 = 1")
+    dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows.slice(0, 10))
+    dataset.add_columns({"twice": "id * 2"})
+    dataset.drop_columns(["nested"])
+    dataset.optimize.optimize_indices()
+    altered: list[Any] = [{"path": "text", "name": "words"}, {"path": "twice", "data_type": pa.int32()}]
+    dataset.alter_columns(*altered)
+    dataset.create_branch("b")
+    dataset.tags.create("early", 3)
+    dataset.insert(dataset.to_table().slice(0, 10))
+    dataset.optimize.compact_files(target_rows_per_fragment=20_000)
+    lance.dataset(tmp_path / "t", version=4).restore()
+    lance.dataset(tmp_path / "t").delete("id > 8000")
+    table = LanceTable.open(tmp_path / "t")
+    assert () == table.verify(deep=True).problems
+    before = table.verify()
+    lance.dataset(tmp_path / "t").cleanup_old_versions(
+        older_than=timedelta(microseconds=1), error_if_tagged_old_versions=False
+    )
+    after = table.verify()
+    assert () == after.problems
+    assert after.versions < before.versions
+    assert after.gaps[0].startswith("main@4 to ")
+
+
+def test_old_manifest_names_are_no_problem(tmp_path: Path) -> None:
+    """A table of the first naming scheme, before and after its names are changed."""
+    dataset = lance.write_dataset(entries("a", 1, 2), tmp_path / "t", enable_v2_manifest_paths=False)
+    dataset.insert(entries("b", 1))
+    table = LanceTable.open(tmp_path / "t")
+    assert ((), 2) == (table.verify(deep=True).problems, table.verify().versions)
+    table.migrate_manifest_names()
+    assert () == LanceTable.open(tmp_path / "t").verify().problems
+
+
+def test_a_table_of_blobs_is_sound(tmp_path: Path) -> None:
+    """Their data files cannot be read by themselves, only opened."""
+    blobs = lance.blob_array([b"x" * 10, b"y" * 200_000])
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("blob")])
+    lance.write_dataset(pa.table([pa.array([1, 2]), blobs], schema=schema), tmp_path / "t", data_storage_version="2.2")
+    assert () == LanceTable.open(tmp_path / "t").verify(deep=True).problems
+    lance.dataset(tmp_path / "t").drop_columns(["blob"])
+    assert LanceTable.open(tmp_path / "t").verify(deep=True).ok
+
+
+@EITHER
+def test_the_report_counts_what_was_looked_at(tmp_path: Path, maker: str) -> None:
+    """What versions share is counted once, and nothing is written."""
+    table = MAKERS[maker](tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    report = table.verify()
+    counted = (report.branches, report.tags, report.data_files, report.deletion_files, report.files_read)
+    assert (3, 1, 3, 2, 0) == counted
+    numbers = [table.versions_after(0, branch) for branch in ("main", "run", "inner")]
+    assert sum(map(len, numbers)) == report.versions
+    assert report.ok
+    assert 3 == table.verify(deep=True).files_read
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+def test_progress_comes_to_its_end(tmp_path: Path) -> None:
+    """Every step is told, and the last one is as many as there are."""
+    table = ours(tmp_path)
+    steps: list[tuple[int, int]] = []
+    report = table.verify(deep=True, progress=lambda done, total: steps.append((done, total)))
+    assert report.versions + report.files_read == len(steps)
+    assert steps[-1][0] == steps[-1][1] == len(steps)
+
+
+def without_rows(fragment: Fragment) -> Fragment:
+    """A fragment whose sequences are left out."""
+    return replace(fragment, row_ids=None, created_at=None, updated_at=None)
+
+
+def doubled_field(fields: Any) -> Any:  # noqa: ANN401 - any sequence of fields
+    """The fields with the second one under the first one's id."""
+    return (fields[0], replace(fields[1], id=fields[0].id))
+
+
+def with_field(**different: Any) -> Damage:  # noqa: ANN401 - any field of a field
+    """Add a field to the schema that is like no other but for what is given."""
+    return in_fields(lambda fields: (*fields, replace(Field(id=7, name="new", logical_type="int64"), **different)))
+
+
+def garbage(fragment: Fragment) -> Fragment:
+    """A fragment whose row ids are no message."""
+    return replace(fragment, row_ids=b"\xff\xff")
+
+
+def emptied_index(table: LanceTable) -> None:
+    """An index that records no files, with none in its folder."""
+    in_indices(lambda found: [replace(index, files=()) for index in found])(table)
+    for folder in (Path(table.uri) / "_indices").iterdir():
+        shutil.rmtree(folder)
+
+
+def offsets_beyond(table: LanceTable) -> None:
+    """A deletion file of as many rows as the version counts, one of which does not exist."""
+    only_file(table, "_deletions/*").write_bytes(encode_offsets([77])[1])
+
+
+def doubled_transaction(table: LanceTable) -> None:
+    """The newest version says that the change before it made it."""
+    path = manifest_file(table, table.head().number - 1)
+    _, earlier = decode_manifest_file(path.read_bytes(), str(path))
+    in_transaction(lambda own: replace(own, uuid=earlier.uuid if earlier else ""))(table)
+    in_manifest(lambda manifest: replace(manifest, transaction_file=""))(table)
+
+
+def no_transaction(table: LanceTable) -> None:
+    """A version that holds no transaction and whose file of it is gone."""
+    path = newest_file(table)
+    path.write_bytes(changed(path.read_bytes(), lambda _: None))
+    shutil.rmtree(Path(table.uri) / "_transactions")
+
+
+def stray_old_name(table: LanceTable) -> None:
+    """A manifest named by the first scheme on a branch."""
+    (Path(table.uri) / "tree/run/_versions/1.manifest").write_bytes(b"")
+
+
+# What is done to a table, and of what it has to be accused: severity, the place, and what is wrong.
+DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
+    "missing data file": (removed("data/*.lance"), ERROR, r"fragment \d, data/.*\.lance", "the file is missing"),
+    "cut data file": (cut("data/*.lance"), ERROR, r"fragment \d, data/.*\.lance", r"the file has \d+ bytes"),
+    "missing deletion file": (removed("_deletions/*"), ERROR, "fragment 0, _deletions/0-", "deletion file is missing"),
+    "damaged deletion file": (written("_deletions/*", b"no"), ERROR, "fragment 0, _deletions/0-", "row offsets"),
+    "deletion beyond the rows": (offsets_beyond, ERROR, "fragment 0", "takes out row 77"),
+    "miscounted deletions": (
+        in_deleted(lambda own: replace(own, deletion=own.deletion and replace(own.deletion, deleted_rows=2))),
+        ERROR,
+        "fragment 0",
+        "takes out 1 rows",
+    ),
+    "more deleted than there is": (
+        in_deleted(lambda own: replace(own, deletion=own.deletion and replace(own.deletion, deleted_rows=9))),
+        ERROR,
+        "fragment 0",
+        "9 rows of 3",
+    ),
+    "deletion file under no base": (
+        in_deleted(lambda own: replace(own, deletion=own.deletion and replace(own.deletion, base_id=55))),
+        ERROR,
+        "fragment 0",
+        "base path 55",
+    ),
+    "missing index file": (removed("_indices/*/*"), ERROR, "_indices/", "the file is missing"),
+    "cut index file": (cut("_indices/*/*"), ERROR, "_indices/", r"the file has \d+ bytes"),
+    "index without files": (emptied_index, ERROR, "_indices/", "has no files"),
+    "cut manifest": (cut("_versions/*.manifest"), ERROR, r"main@\d, _versions/", "does not end like"),
+    "empty manifest": (written("_versions/*.manifest", b""), ERROR, r"main@\d, _versions/", "does not end like"),
+    "another version": (in_manifest(lambda own: replace(own, version=40)), ERROR, r"main@\d", "version 40"),
+    "another branch": (in_manifest(lambda own: replace(own, branch="x")), ERROR, r"main@\d", "of branch 'x'"),
+    "low fragment counter": (
+        in_manifest(lambda own: replace(own, max_fragment_id=0)),
+        ERROR,
+        r"main@\d",
+        "max_fragment_id is 0",
+    ),
+    "fragment counter goes down": (
+        in_manifest(lambda own: replace(own, max_fragment_id=None)),
+        ERROR,
+        r"main@\d",
+        "max_fragment_id went down from 1 to 0",
+    ),
+    "row counter goes down": (
+        in_manifest(lambda own: replace(own, next_row_id=1)),
+        ERROR,
+        r"main@\d",
+        "next_row_id went down from 5 to 1",
+    ),
+    "low row counter": (
+        in_manifest(lambda own: replace(own, next_row_id=4)),
+        ERROR,
+        r"main@\d",
+        "next_row_id is 4",
+    ),
+    "doubled fragment": (
+        in_fragments(lambda found: [found[0], replace(found[1], id=found[0].id)]),
+        ERROR,
+        r"main@\d, fragment 0",
+        "two fragments",
+    ),
+    "unknown base": (in_file(lambda own: replace(own, base_id=9)), ERROR, "fragment 0", "base path 9"),
+    "another file version": (in_file(lambda own: replace(own, minor=9)), ERROR, "fragment 0", "of version 2.9"),
+    "too few columns": (
+        in_file(lambda own: replace(own, column_indices=(0,))),
+        ERROR,
+        r"main@\d",
+        "fragment 0, .* has 2 fields in 1 columns",
+    ),
+    "doubled column": (
+        in_file(lambda own: replace(own, column_indices=(0, 0))),
+        ERROR,
+        "fragment 0",
+        "two fields are said to be in column 0",
+    ),
+    "field below zero": (
+        in_file(lambda own: replace(own, fields=(0, -7))),
+        ERROR,
+        "fragment 0, field -7",
+        "said to hold field -7",
+    ),
+    "field that never was": (
+        in_file(lambda own: replace(own, fields=(0, 1, 99), column_indices=(0, 1, 2))),
+        ERROR,
+        "fragment 0, field 99",
+        "no version of the table has had",
+    ),
+    "field in two files": (
+        in_fragment(lambda own: replace(own, files=own.files * 2)),
+        ERROR,
+        "fragment 0, field 0",
+        "the field is in",
+    ),
+    "column that cannot be null": (
+        with_field(nullable=False),
+        ERROR,
+        "fragment 0, field 7",
+        "no file holds 'new'",
+    ),
+    "no rows": (in_fragment(lambda own: replace(own, physical_rows=0)), WARNING, "fragment 0", "has no rows"),
+    "doubled field": (in_fields(doubled_field), ERROR, r"main@\d", "0 is the id of two fields"),
+    "doubled name": (with_field(name="key"), ERROR, r"main@\d", "a name stands twice"),
+    "field of nothing": (with_field(parent_id=44), ERROR, r"main@\d", "field 7 .* is nowhere"),
+    "field in itself": (with_field(parent_id=7), ERROR, r"main@\d", "field 7 .* nested in itself"),
+    "type of nothing": (with_field(logical_type="int65"), ERROR, r"main@\d", "int65"),
+    "flag of readers alone": (
+        in_manifest(lambda own: replace(own, writer_flags=own.writer_flags & ~Flag.STABLE_ROW_IDS)),
+        ERROR,
+        r"main@\d",
+        "flag 2 is set for readers alone",
+    ),
+    "no flag for deletions": (
+        in_manifest(lambda own: replace(own, reader_flags=own.reader_flags & ~1, writer_flags=own.writer_flags & ~1)),
+        WARNING,
+        r"main@\d",
+        r"flag 1 \(deletion files\) is not set",
+    ),
+    "flag for nothing": (
+        in_manifest(lambda own: replace(own, config={})),
+        WARNING,
+        r"main@\d",
+        r"flag 8 \(table settings\) is set",
+    ),
+    "rows without ids": (in_fragment(without_rows), ERROR, "fragment 0", "its rows have no ids"),
+    "ids without flag": (
+        in_manifest(lambda own: replace(own, reader_flags=1, writer_flags=9)),
+        ERROR,
+        "fragment 0",
+        "its rows have ids",
+    ),
+    "row ids that are none": (in_fragment(garbage), ERROR, "fragment 0", "the ids of its rows cannot be right"),
+    "too few row ids": (
+        in_fragment(lambda own: replace(own, row_ids=row_id_range(0, 2))),
+        ERROR,
+        "fragment 0",
+        "2 row ids for 3 rows",
+    ),
+    "row ids of others": (
+        in_fragment(lambda own: replace(own, row_ids=row_id_range(2, 3))),
+        ERROR,
+        r"main@\d",
+        "1 row ids belong to two rows each, such as 4, in fragments 0, 1",
+    ),
+    "too few row versions": (
+        in_fragment(lambda own: replace(own, created_at=version_run(2, 1))),
+        ERROR,
+        "fragment 0",
+        "created at cannot be right",
+    ),
+    "rows of the future": (
+        in_fragment(lambda own: replace(own, updated_at=version_run(3, 66))),
+        ERROR,
+        r"main@\d",
+        "changed at version 66",
+    ),
+    "damaged index section": (
+        in_manifest(lambda own: replace(own, index_section=b"\xff\xff")),
+        ERROR,
+        r"main@\d",
+        "index section cannot be parsed",
+    ),
+    "index on nothing": (
+        in_indices(lambda found: [replace(index, fields=(40,)) for index in found]),
+        ERROR,
+        r"main@\d, field 40",
+        "field that the schema does not have",
+    ),
+    "doubled index": (in_indices(lambda found: [*found, *found]), ERROR, r"main@\d", "two indices have the uuid"),
+    "damaged bitmap": (
+        in_indices(lambda found: [replace(index, bitmap=b"no") for index in found]),
+        ERROR,
+        r"main@\d",
+        "bitmap of index 'value_idx' cannot be read",
+    ),
+    "index of the future": (
+        in_indices(lambda found: [replace(index, bitmap=BitMap([0, 1, 2]).serialize()) for index in found]),
+        ERROR,
+        r"main@\d",
+        "1 fragments that never were, such as 2",
+    ),
+    "base path of a working directory": (
+        in_manifest(lambda own: replace(own, base_paths=(BasePath(id=3, path="a/b"),))),
+        ERROR,
+        r"main@\d",
+        "found only from one working directory",
+    ),
+    "doubled base": (
+        in_manifest(lambda own: replace(own, base_paths=(BasePath(id=3, path="/a"), BasePath(id=3, path="/b")))),
+        ERROR,
+        r"main@\d",
+        "two of its base paths have one id",
+    ),
+    "doubled base name": (
+        in_manifest(
+            lambda own: replace(
+                own, base_paths=(BasePath(id=3, path="/a", name="x"), BasePath(id=4, path="/b", name="x"))
+            )
+        ),
+        WARNING,
+        r"main@\d",
+        "two base paths are called 'x'",
+    ),
+    "no transaction": (no_transaction, WARNING, r"main@\d", "holds no transaction and names"),
+    "transaction without uuid": (
+        in_transaction(lambda own: replace(own, uuid="")),
+        ERROR,
+        r"main@\d",
+        "has no uuid",
+    ),
+    "transaction of the future": (
+        in_transaction(lambda own: replace(own, read_version=60)),
+        ERROR,
+        r"main@\d",
+        "made from version 60",
+    ),
+    "another transaction": (
+        in_transaction(lambda own: replace(own, uuid="other")),
+        ERROR,
+        r"main@\d",
+        "the transaction is other",
+    ),
+    "transaction twice": (doubled_transaction, ERROR, r"main@\d", "made two versions"),
+    "two naming schemes": (stray_old_name, ERROR, "tree/run/_versions", "both schemes"),
+}
+
+
+@EITHER
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_and_named(tmp_path: Path, maker: str, damage: str) -> None:
+    """Where it is, what is wrong, and how bad that is."""
+    table = MAKERS[maker](tmp_path)
+    wound, severity, where, what = DAMAGES[damage]
+    wound(table)
+    accused(LanceTable.open(table.uri), severity, where, what)
+
+
+def accused(table: LanceTable, severity: str, where: str, what: str) -> Problem:
+    """The problem of a table that is meant; fails with all there are."""
+    report = table.verify()
+    found = [
+        problem
+        for problem in report.problems
+        if problem.severity == severity and re.search(where, problem.where) and re.search(what, problem.what)
+    ]
+    shown = "\n".join(map(str, report.problems))
+    assert found, f"no {severity} at {where}: {what}; found\n{shown}"
+    assert all(problem.right for problem in report.problems)
+    if severity == ERROR:
+        assert not report.ok
+    return found[0]
+
+
+def in_branch_json(**different: object) -> Damage:
+    """Change what the file of the branch "run" says; None takes a key out."""
+
+    def damage(table: LanceTable) -> None:
+        path = Path(table.uri) / layout.branch_file("run")
+        found = {**json.loads(path.read_text()), **different}
+        path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+
+    return damage
+
+
+def hint(content: str) -> Damage:
+    """Write another version hint."""
+    return lambda table: (Path(table.uri) / layout.HINT).write_text(content)
+
+
+def tagged(name: str = "lost", **content: object) -> Damage:
+    """Write a tag by hand."""
+    written_tag = json.dumps({"branch": None, "version": 1, "manifestSize": 1, **content})
+    return lambda table: (Path(table.uri) / layout.tag_file(name)).write_text(written_tag)
+
+
+def early_version(table: LanceTable) -> None:
+    """A branch with a version older than its fork."""
+    path = Path(table.uri) / "tree/run/_versions"
+    shutil.copy(manifest_file(table, 1), path / layout.manifest_name(1))
+
+
+def without_versions(table: LanceTable) -> None:
+    """A branch of which only the file is left."""
+    shutil.rmtree(Path(table.uri) / "tree/inner")
+
+
+NAMES: dict[str, tuple[Damage, str, str, str]] = {
+    "branch that is no JSON": (
+        written("_refs/branches/run.json", b"{"),
+        ERROR,
+        "_refs/branches/run.json",
+        "not a branch or tag as Lance writes it",
+    ),
+    "branch without identifier": (
+        in_branch_json(identifier=None),
+        ERROR,
+        "_refs/branches/run.json",
+        "has no identifier",
+    ),
+    "branch of another line": (
+        in_branch_json(identifier={"version_mapping": [[3, "f" * 32], [4, "e" * 32]]}),
+        ERROR,
+        "_refs/branches/inner.json",
+        "does not begin with that of 'run'",
+    ),
+    "branch of nothing": (
+        in_branch_json(parentBranch="gone"),
+        ERROR,
+        "_refs/branches/run.json",
+        "the parent of branch 'run' is 'gone'",
+    ),
+    "branch of the future": (
+        in_branch_json(parentVersion=900),
+        ERROR,
+        "_refs/branches/run.json",
+        "forked from main@900",
+    ),
+    "branch with early versions": (
+        early_version,
+        ERROR,
+        "_refs/branches/run.json",
+        "has a version 1",
+    ),
+    "branch half made": (
+        in_branch_json(metadata={"lance_dagster.state": "creating"}),
+        WARNING,
+        "_refs/branches/run.json",
+        "marked as creating",
+    ),
+    "branch without versions": (without_versions, ERROR, "_refs/branches/inner.json", "'inner' has no version"),
+    "tag that is no JSON": (written("_refs/tags/*", b"[]"), ERROR, "_refs/tags/production.json", "JSON object"),
+    "tag of no version": (tagged(version=99), ERROR, "_refs/tags/lost.json", "main@99, which does not exist"),
+    "tag of no branch": (tagged(branch="gone"), ERROR, "_refs/tags/lost.json", "gone@1, and there is no such"),
+    "tag like a branch": (tagged("run"), WARNING, "_refs/tags/run.json", "'run' is a tag and a branch"),
+    "no hint": (removed(layout.HINT), WARNING, layout.HINT, "there is no version hint"),
+    "old hint": (hint('{"version":1}'), WARNING, layout.HINT, "names version 1"),
+    "hint of the future": (hint('{"version":99}'), WARNING, layout.HINT, "names version 99"),
+    "hint that is none": (hint("{"), WARNING, layout.HINT, "version hint holds b'{'"),
+}
+
+
+@EITHER
+@pytest.mark.parametrize("damage", NAMES)
+def test_damaged_names_are_found(tmp_path: Path, maker: str, damage: str) -> None:
+    """Branches, tags and the version hint, held against the versions there are."""
+    table = MAKERS[maker](tmp_path)
+    wound, severity, where, what = NAMES[damage]
+    wound(table)
+    accused(LanceTable.open(table.uri), severity, where, what)
+
+
+@EITHER
+@pytest.mark.parametrize("damage", ["scribbled", "emptied", "miscounted", "too many columns", "older"])
+def test_only_reading_finds_what_is_inside_a_file(tmp_path: Path, maker: str, damage: str) -> None:
+    """A file of the right size can hold anything; pylance giving up on one is no crash."""
+    table = MAKERS[maker](tmp_path)
+    name = table.to_lance("main@1" if maker == "pylance's" else "main@2").get_fragments()[0].data_files()[0].path
+    wound, what = {
+        "scribbled": (scribbled(f"data/{name}"), "cannot be read|pylance gives up on it"),
+        "emptied": (emptied(f"data/{name}"), "pylance gives up on it"),
+        "miscounted": (in_fragment(counted_anew), "the file has 3 rows"),
+        "too many columns": (in_file(lambda own: replace(own, column_indices=(0, 5))), "the file has 2 columns"),
+        "older": (in_manifest(older), "the file is of version 2.2"),
+    }[damage]
+    wound(table)
+    table = LanceTable.open(table.uri)
+    assert [] == [problem for problem in table.verify().problems if re.search(what, problem.what)]
+    problems = table.verify(deep=True).problems
+    found = [problem for problem in problems if re.search(what, problem.what)]
+    assert 1 == len(found), problems
+    assert (f"data/{name}", 0) == (found[0].path, found[0].fragment)
+
+
+def emptied(pattern: str) -> Damage:
+    """Leave nothing in a data file whose size no version knows."""
+
+    def damage(table: LanceTable) -> None:
+        only_file(table, pattern).write_bytes(b"")
+        for path in Path(table.uri).glob("**/*.manifest"):
+            manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
+            fragments = [replace(own, files=tuple(replace(f, size=0) for f in own.files)) for own in manifest.fragments]
+            if transaction is None:
+                raise AssertionError(f"{path} holds no transaction")
+            known = replace(manifest, fragments=type(manifest.fragments)(fragments))
+            path.write_bytes(encode_manifest_file(known, transaction))
+
+    return damage
+
+
+def counted_anew(fragment: Fragment) -> Fragment:
+    """A fragment that hides a row."""
+    return replace(
+        fragment,
+        physical_rows=2,
+        row_ids=row_id_range(0, 2),
+        created_at=version_run(2, 1),
+        updated_at=version_run(2, 1),
+    )
+
+
+def older(manifest: Any) -> Any:  # noqa: ANN401 - a manifest
+    """A version that takes its data files for older ones."""
+    fragments = [replace(own, files=tuple(replace(file, minor=1) for file in own.files)) for own in manifest.fragments]
+    return replace(manifest, file_version="2.1", fragments=type(manifest.fragments)(fragments[:1]))
+
+
+@EITHER
+def test_a_transaction_file_that_says_something_else_is_found(tmp_path: Path, maker: str) -> None:
+    """It is read where the version holds none, so it is no error by itself; and only with the rest of the reading."""
+    table = MAKERS[maker](tmp_path)
+    first, second = sorted(Path(table.uri).glob("_transactions/*"))[:2]
+    first.write_bytes(b"\xff")
+    second.write_bytes(sorted(Path(table.uri).glob("_transactions/*"))[2].read_bytes())
+    assert () == table.verify().problems
+    problems = table.verify(deep=True).problems
+    assert [WARNING] * 2 == [problem.severity for problem in problems]
+    assert {f"_transactions/{path.name}" for path in (first, second)} == {problem.path for problem in problems}
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "emptied": lambda _: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "noise": lambda data: bytes((7 * place + 13) % 251 for place in range(len(data))),
+    "a bit": lambda data: data[:-9] + bytes([data[-9] ^ 0x40]) + data[-8:] if len(data) > 9 else b"",
+    "longer": lambda data: data + b"LANC",
+}
+
+
+@EITHER
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_damage_of_a_file_is_an_exception(tmp_path: Path, maker: str, change: str) -> None:
+    """Whichever file it is, and what is cut, emptied or overwritten in a file that is read is found as well."""
+    table = MAKERS[maker](tmp_path)
+    unread = ("_transactions", "data", "_indices", ".lock")
+    for path in [path for path in Path(table.uri).rglob("*") if path.is_file()]:
+        whole = path.read_bytes()
+        path.write_bytes(CHANGES[change](whole))
+        report = LanceTable.open(table.uri).verify()
+        if change in ("cut", "emptied", "zeros", "noise") and not set(unread) & set(path.parts):
+            assert report.problems, path
+        path.write_bytes(whole)
+    assert () == table.verify().problems
+
+
+@EITHER
+def test_nothing_hides_behind_the_first_problem(tmp_path: Path, maker: str) -> None:
+    """Damage in many places is found in all of them."""
+    table = MAKERS[maker](tmp_path)
+    number = table.head().number
+    removed("_deletions/*")(table)
+    removed("_indices/*/*")(table)
+    manifest_file(table, number - 1).write_bytes(b"LANC")
+    written("_refs/branches/run.json", b"{")(table)
+    tagged(version=99)(table)
+    in_fragment(garbage)(table)
+    paths = {problem.path for problem in LanceTable.open(table.uri).verify().problems if problem.path}
+    folders = sorted({path.split("/")[0] + "/" + path.split("/")[1][:8] for path in paths if "/" in path})
+    assert {"_refs/branches", "_refs/tags"} <= set(folders)
+    assert {"_deletions", "_indices", "_versions", "_refs"} <= {path.split("/")[0] for path in paths}
+
+
+@EITHER
+def test_a_problem_names_every_version_it_is_in(tmp_path: Path, maker: str) -> None:
+    """What versions share is one problem, of main and of the branches that inherited it."""
+    table = MAKERS[maker](tmp_path)
+    removed("_deletions/*")(table)
+    (found,) = [problem for problem in table.verify().problems if "missing" in problem.what]
+    assert {"main", "run", "inner"} == {version.split("@")[0] for version in found.versions}
+    assert f"{found.versions[0]} to {found.versions[-1]} ({len(found.versions)} versions)" in found.where
+
+
+@EITHER
+def test_one_version_can_be_looked_at(tmp_path: Path, maker: str) -> None:
+    """Damage of others is not its own."""
+    table = MAKERS[maker](tmp_path)
+    in_fragment(garbage)(table)
+    table = LanceTable.open(table.uri)
+    earlier = table.verify(f"main@{table.head().number - 1}")
+    assert ((), 1, True) == (earlier.problems, earlier.versions, earlier.ok)
+    assert not table.verify("production").ok
+    assert table.verify("run").ok
+    with pytest.raises(RefNotFoundError, match="did you mean 'production'"):
+        table.verify("prodution")
+
+
+def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
+    """A base path in a storage this package does not speak, or behind options that are wrong."""
+    table = ours(tmp_path)
+    in_manifest(lambda own: replace(own, base_paths=(BasePath(id=1, path="gs://bucket/t", is_dataset_root=True),)))(
+        table
+    )
+    in_fragments(lambda found: [replace(own, files=tuple(replace(f, base_id=1) for f in own.files)) for own in found])(
+        table
+    )
+    problems = [
+        problem for problem in LanceTable.open(table.uri).verify().problems if problem.path == "gs://bucket/t/data"
+    ]
+    assert 1 == len(problems)
+    assert "cannot be listed: cannot store tables at gs://" in problems[0].what
+    assert (f"main@{table.head().number}",) == problems[0].versions
+
+
+def test_missing_files_under_base_paths_are_found(tmp_path: Path) -> None:
+    """In a dataset root and in a plain folder, each named by where it is."""
+    table = PLACES["ours"](tmp_path)
+    gone = [next((tmp_path / "cold/data").iterdir()), next((tmp_path / "flat").glob("*.lance"))]
+    for path in gone:
+        path.unlink()
+    found = {problem.path for problem in table.verify().problems}
+    assert set(map(str, gone)) == found
+
+
+def test_a_moved_row_is_not_doubled(tmp_path: Path) -> None:
+    """The fragment it left keeps its id beside the deletion; without the deletion there are two rows of one id."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    table.update({"value": "9"}, where="value = 2")
+    assert () == table.verify().problems
+    in_deleted(lambda own: replace(own, deletion=None))(table)
+    accused(LanceTable.open(table.uri), ERROR, r"main@3", "1 row ids belong to two rows each, such as 1")
+
+
+def test_a_table_on_s3_is_verified(s3_storage: S3Storage) -> None:
+    """The same, by listings of prefixes."""
+    table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
+    table.append(entries("a", 1, 2, 3))
+    table.create_branch("run")
+    table.delete("value = 2", branch="run")
+    report = table.verify(deep=True)
+    assert ((), 1, 1) == (report.problems, report.data_files, report.deletion_files)
+    store = open_store(table.uri, s3_storage.storage_options)
+    (name,) = store.list("data")
+    store.delete(f"data/{name}")
+    (problem,) = table.verify().problems
+    assert (f"data/{name}", ("main@2", "run@2")) == (problem.path, problem.versions[:2])
+
+
+def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
+    """A branch with its folder, a tag, and versions with their files, each between the listing and the look."""
+    table = ours(tmp_path)
+    table.create_tag("inner-tag", "inner")
+    table.overwrite(entries("z", 1))
+
+    def clean(done: int, _: int) -> None:
+        if done == 1:
+            table.delete_tag("inner-tag")
+            table.delete_branch("inner")
+            table.delete_branch("run")
+            as_pylance(table).tags.delete("production")
+            as_pylance(table).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
+
+    report = table.verify(progress=clean)
+    assert () == report.problems
+    assert 1 == len(LanceTable.open(table.uri).versions_after(0))
+
+
+def test_damage_of_a_branch_that_goes_meanwhile_is_forgotten(tmp_path: Path) -> None:
+    """It was found, and the branch is gone before the report is made."""
+    table = ours(tmp_path)
+    table.delete_branch("inner")
+    removed("tree/run/_deletions/*")(table)
+    (problem,) = table.verify().problems
+    assert (str(table.head("run")),) == problem.versions
+    steps = table.verify().versions
+    report = table.verify(progress=lambda done, _: table.delete_branch("run") if done == steps else None)
+    assert () == report.problems
+
+
+def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
+    """Commits, branches that come and go, and merges, while the same table is looked at again and again."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    done = threading.Event()
+
+    def write() -> None:
+        own = LanceTable.open(table.uri)
+        try:
+            for number in range(8):
+                own.create_branch(f"run/{number}")
+                own.append(entries("r", number), branch=f"run/{number}")
+                own.delete(f"value = {number - 3}", branch=f"run/{number}")
+                own.merge(f"run/{number}")
+                own.move_tag("production", "main")
+                own.delete_branch(f"run/{number}")
+        finally:
+            done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reports = []
+    while not done.is_set():
+        reports.append(LanceTable.open(table.uri).verify())
+    writer.join()
+    assert [] == [problem for report in reports for problem in report.problems if problem.severity == ERROR]
+    assert () == table.verify(deep=True).problems
+    assert len(reports) > 1
