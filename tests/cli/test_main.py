@@ -12,7 +12,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.cli.main import TOPICS, main
 from tests.cli.running import ROOT, document_of, lines_of, process, run
-from tests.ledger import contents, entries, new_table
+from tests.table_factory import contents, entries, new_table
 
 COMMANDS = [command for commands in TOPICS.values() for command in commands]
 

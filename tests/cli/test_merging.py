@@ -11,8 +11,8 @@ from lance_dagster import LanceTable
 from lance_dagster.store import LocalStore
 from tests.cli.running import document_of, lines_of, run
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, contents, entries, new_table, parts_on
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
+from tests.table_factory import SCHEMA, contents, entries, new_table, parts_on
 
 
 @pytest.fixture

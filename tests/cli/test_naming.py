@@ -7,7 +7,7 @@ import pytest
 from lance_dagster import LanceTable, VersionNotFoundError
 from lance_dagster.cli.looking import heads
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
-from tests.aging import free_names
+from tests.backdating import free_names
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import as_pylance, entries, new_table
+from tests.table_factory import as_pylance, entries, new_table
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from lance_dagster import LanceTable
 from lance_dagster.cli.main import TOPICS
 from tests.cli.reference import PAGE, with_reference
 from tests.cli.running import document_of
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 VERSION = re.search(r"A version is an object with (.*?)\.\n", PAGE.read_text(), re.DOTALL)
 ROWS = re.findall(r"^\| `([^`]+)` \| (an object|a list) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)

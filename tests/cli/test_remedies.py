@@ -12,7 +12,7 @@ from lance_dagster import LanceTable, ProtectedError
 from lance_dagster.cli.remedies import COMMANDS, told
 from lance_dagster.errors import AlreadyExistsError, Call, CommitStateUnknownError, InvalidInputError, Remedy
 from tests.cli.running import run
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 
 @pytest.fixture

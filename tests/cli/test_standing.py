@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 
 def test_names_stand_beside_main(tmp_path: Path) -> None:

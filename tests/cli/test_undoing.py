@@ -8,8 +8,8 @@ from lance_dagster import LanceTable
 from lance_dagster.cli.remedies import quoted
 from lance_dagster.store import open_store
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import contents, entries, new_table, parts_on
 from tests.store.scripted import PlugPulledError, ScriptedStore, plug_pulled_before_write
+from tests.table_factory import contents, entries, new_table, parts_on
 
 
 @pytest.fixture

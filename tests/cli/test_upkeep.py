@@ -8,7 +8,7 @@ import pytest
 from lance_dagster import LanceTable
 from tests.cli.running import document_of, lines_of, run
 from tests.conftest import S3Storage
-from tests.ledger import contents, entries, new_table
+from tests.table_factory import contents, entries, new_table
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from tests.cli.running import document_of, lines_of, run
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import lance
 import pyarrow as pa
 
 from lance_dagster import LanceTable
-from tests.ledger import Rows, as_pylance, entries, new_table, sorted_rows
+from tests.table_factory import Rows, as_pylance, entries, new_table, sorted_rows
 
 Operation = Callable[[LanceTable], Rows]
 """Does something to a table of `BEFORE`, adding only rows of the key "new"; returns the rows main has afterwards."""

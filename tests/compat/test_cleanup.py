@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from tests.ledger import as_pylance, contents, entries, new_table
+from tests.table_factory import as_pylance, contents, entries, new_table
 
 CLEAN_UPS: dict[str, dict[str, Any]] = {
     "default": {},

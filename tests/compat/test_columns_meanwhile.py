@@ -12,8 +12,8 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.store import open_store
-from tests.ledger import entries, parts_on
 from tests.store.scripted import ScriptedStore, intruder_at_commit
+from tests.table_factory import entries, parts_on
 
 WRITES: dict[str, Callable[[LanceTable], object]] = {
     "append": lambda table: table.append(entries("new", 50, 51)),

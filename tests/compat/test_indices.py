@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from tests.ledger import as_pylance, entries, new_table, sorted_rows
+from tests.table_factory import as_pylance, entries, new_table, sorted_rows
 
 CHANGES: dict[str, Callable[[LanceTable], object]] = {
     "append": lambda table: table.append(entries("x", *range(100, 120))),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from tests.ledger import as_pylance
+from tests.table_factory import as_pylance
 
 SIZE = 300
 WORDS = ["red", "green", "blue", "yellow"]

@@ -16,7 +16,7 @@ import pytest
 
 from lance_dagster import LanceTable, Transaction
 from lance_dagster.format.transaction import Restore
-from tests.ledger import as_pylance
+from tests.table_factory import as_pylance
 
 WORDS = ["red", "green", "blue", "yellow", "black"]
 _COLUMNS: dict[str, pa.DataType] = {

@@ -13,8 +13,8 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
-from tests.aging import DAY, age
-from tests.ledger import Rows, as_pylance, contents, entries, new_table, sorted_rows
+from tests.backdating import DAY, age
+from tests.table_factory import Rows, as_pylance, contents, entries, new_table, sorted_rows
 
 AT_ONCE = timedelta(microseconds=1)
 WAYS: dict[str, dict[str, Any]] = {

@@ -7,8 +7,8 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from tests.ledger import as_pylance, contents, entries
-from tests.table.twins import Twins
+from tests.table.pylance_parity import Twins
+from tests.table_factory import as_pylance, contents, entries
 
 Ours = Callable[[LanceTable], object]
 Theirs = Callable[[lance.LanceDataset], object]

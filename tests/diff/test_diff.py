@@ -14,8 +14,8 @@ from lance_dagster import Diff, IndexShape, InvalidInputError, LanceTable
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
-from tests.ledger import as_pylance, entries, new_table, parts_on
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import as_pylance, entries, new_table, parts_on
 
 Change = tuple[str, dict[str, Any]]
 NOTHING = (0, 0, 0)

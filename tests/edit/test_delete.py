@@ -10,9 +10,9 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError, RefNotFoundError
 from lance_dagster.format.transaction import Delete
-from tests.ledger import as_pylance, contents, entries, new_table
 from tests.table.interruption import interrupted
-from tests.table.twins import Twins, assert_pylance_goes_on, row_lineage
+from tests.table.pylance_parity import Twins, assert_pylance_goes_on, row_lineage
+from tests.table_factory import as_pylance, contents, entries, new_table
 
 
 @pytest.fixture(params=[True, False], ids=["stable", "addresses"])

@@ -14,7 +14,7 @@ from lance_dagster.datafiles import by_fragment, located, offsets_by_fragment, r
 from lance_dagster.edit.write import field_ids, moved_in, retried, taken_out
 from lance_dagster.format.codec import decode_row_ids, decode_versions
 from lance_dagster.format.schema import fields_from_arrow
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 ADDRESSES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), unique=True, max_size=30)
 

@@ -15,9 +15,9 @@ from lance.blob import blob_field
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import REWRITE_ROWS, Update
-from tests.ledger import as_pylance, contents, entries, new_table
 from tests.table.interruption import interrupted
-from tests.table.twins import Twins, assert_pylance_goes_on, row_lineage
+from tests.table.pylance_parity import Twins, assert_pylance_goes_on, row_lineage
+from tests.table_factory import as_pylance, contents, entries, new_table
 
 
 @pytest.fixture(params=[True, False], ids=["stable", "addresses"])

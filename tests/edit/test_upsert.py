@@ -14,10 +14,10 @@ from lance_dagster import LanceTable, StagedFiles, write_files
 from lance_dagster.errors import CommitConflictError, InvalidInputError, MergeConflictError, SchemaMismatchError
 from lance_dagster.format.transaction import REWRITE_ROWS, Update
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
-from tests.racing import race
+from tests.process_race import race
 from tests.table.interruption import interrupted
-from tests.table.twins import Twins, assert_pylance_goes_on
+from tests.table.pylance_parity import Twins, assert_pylance_goes_on
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 GIVEN = pa.table({"key": ["x", "y", "z", "w"], "value": [7, 1, 100, 101]})
 Builder = Callable[[lance.MergeInsertBuilder], lance.MergeInsertBuilder]

@@ -18,7 +18,7 @@ from lance_dagster.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lance_dagster import InvalidInputError, LanceTable, PinnedTable
-from tests.aging import files
-from tests.ledger import entries, new_table
+from tests.backdating import files
+from tests.table_factory import entries, new_table
 
 HALF = "half of a \ud800"
 Act = Callable[[Any, Any], object]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.console import calls, like, run_block
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 
 @pytest.mark.parametrize(

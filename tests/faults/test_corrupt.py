@@ -25,7 +25,7 @@ from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore
 from tests.faults.mutations import Mutation, by_bytes, of_deletion, of_json, of_manifest, of_transaction, rewritten
-from tests.faults.trial import rows
+from tests.faults.probe_process import rows
 
 MIB = 256
 SECONDS = 240
@@ -84,7 +84,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     table = _table(folder)
     wanted, lines = folder / "mutations", folder / "report"
     wanted.write_bytes(pickle.dumps(list(_mutations(table))))
-    command = [sys.executable, "-m", "tests.faults.trial", str(table), str(wanted), str(lines)]
+    command = [sys.executable, "-m", "tests.faults.probe_process", str(table), str(wanted), str(lines)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=SECONDS, check=False)
     found = [json.loads(line) for line in lines.read_text().splitlines()]

@@ -16,9 +16,9 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import StoreError
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
-from tests.faults.doomed import DEEDS, die_at_change, die_at_request, fresh
-from tests.ledger import SCHEMA, Rows, parts_on, sorted_rows
+from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
+from tests.table_factory import SCHEMA, Rows, parts_on, sorted_rows
 
 Seen = Mapping[str, Rows]
 _PATIENCE = 120
@@ -41,19 +41,19 @@ class Either(NamedTuple):
     versions: list[int]
 
 
-def undisturbed(folder: Path, deed: str) -> Either:
+def undisturbed(folder: Path, operation: str) -> Either:
     """What a deed does when nothing goes wrong."""
-    table = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", deed)
+    table = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", operation)
     before = seen(table)
-    DEEDS[deed].act(table)
+    OPERATIONS[operation].act(table)
     return Either(before, seen(table), table.versions_after(0))
 
 
-def finished(table: LanceTable, deed: str, either: Either) -> None:
+def finished(table: LanceTable, operation: str, either: Either) -> None:
     """The table reads as before or as after; done again, the deed is done once, and nothing is wrong."""
     assert seen(table) in (either.before, either.after)
     again = LanceTable.open(table.uri, table.storage_options)
-    DEEDS[deed].act(again)
+    OPERATIONS[operation].act(again)
     assert either.after == seen(again)
     assert either.versions == again.versions_after(0)
     report = again.verify(deep=True)
@@ -65,7 +65,7 @@ def ended(target: Callable[..., None], *arguments: Any) -> int | None:  # noqa: 
     """How a process of its own ended."""
     context = multiprocessing.get_context("forkserver")
     # Loaded once, by the process that every doomed one is forked from: it never did anything else.
-    context.set_forkserver_preload(["tests.faults.doomed"])
+    context.set_forkserver_preload(["tests.faults.killed_operations"])
     process: BaseProcess = context.Process(target=target, args=arguments)
     process.start()
     process.join(_PATIENCE)
@@ -84,51 +84,51 @@ def steps(run: Callable[[int], int | None]) -> Iterator[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", DEEDS)
-def test_killed_before_any_change_to_the_disk(tmp_path: Path, deed: str) -> None:
+@pytest.mark.parametrize("deed", OPERATIONS)
+def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) -> None:
     """A real process, dead at once wherever it opens, links, renames, makes or deletes a file."""
-    either = undisturbed(tmp_path, deed)
+    either = undisturbed(tmp_path, operation)
     made: list[LanceTable] = []
 
     def run(step: int) -> int | None:
-        made.append(fresh(tmp_path / f"{deed}-{step}-{uuid.uuid4().hex[:8]}", deed))
-        return ended(die_at_change, made[-1].uri, deed, step)
+        made.append(fresh(tmp_path / f"{operation}-{step}-{uuid.uuid4().hex[:8]}", operation))
+        return ended(die_at_change, made[-1].uri, operation, step)
 
     for _ in steps(run):
-        finished(made[-1], deed, either)
-    finished(made[-1], deed, either._replace(before=either.after))
+        finished(made[-1], operation, either)
+    finished(made[-1], operation, either._replace(before=either.after))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", DEEDS)
-def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, deed: str) -> None:
+@pytest.mark.parametrize("deed", OPERATIONS)
+def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, operation: str) -> None:
     """A real process, dead before any object it reads, lists, puts or deletes, and after the last."""
-    either, options = undisturbed(tmp_path, deed), dict(s3_storage.storage_options)
-    reads = requests_before_the_first_write(prepared_on(s3_storage, f"{deed}-counted", deed), deed)
+    either, options = undisturbed(tmp_path, operation), dict(s3_storage.storage_options)
+    reads = requests_before_the_first_write(prepared_on(s3_storage, f"{operation}-counted", operation), operation)
     waiting: list[LanceTable] = []
 
     def run(step: int) -> int | None:
         if not waiting:
-            waiting.append(prepared_on(s3_storage, f"{deed}-{step}", deed))
-        return ended(die_at_request, waiting[-1].uri, options, deed, step)
+            waiting.append(prepared_on(s3_storage, f"{operation}-{step}", operation))
+        return ended(die_at_request, waiting[-1].uri, options, operation, step)
 
     for step in steps(run):
         if step < reads:
             # Nothing was written, so it is the same table for the next one to die.
             assert either.before == seen(waiting[-1])
         else:
-            finished(waiting.pop(), deed, either)
+            finished(waiting.pop(), operation, either)
     assert reads
 
 
-def prepared_on(storage: S3Storage, name: str, deed: str) -> LanceTable:
+def prepared_on(storage: S3Storage, name: str, operation: str) -> LanceTable:
     """A table in a bucket that a deed is about to be done to."""
     table = LanceTable.create(f"{storage.uri}/{name}", SCHEMA, storage_options=storage.storage_options)
-    DEEDS[deed].prepare(table)
+    OPERATIONS[operation].prepare(table)
     return table
 
 
-def requests_before_the_first_write(table: LanceTable, deed: str) -> int:
+def requests_before_the_first_write(table: LanceTable, operation: str) -> int:
     """How much a deed looks at before it does something."""
     writes: list[bool] = []
 
@@ -136,16 +136,16 @@ def requests_before_the_first_write(table: LanceTable, deed: str) -> int:
         writes.append(request.writes)
         return request.send()
 
-    DEEDS[deed].act(through(table, script))
+    OPERATIONS[operation].act(through(table, script))
     return writes.index(True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", DEEDS)
-def test_the_plug_is_pulled_before_any_request(tmp_path: Path, deed: str) -> None:
+@pytest.mark.parametrize("deed", OPERATIONS)
+def test_the_plug_is_pulled_before_any_request(tmp_path: Path, operation: str) -> None:
     """Reads and lists as well: whatever was found out by then, nothing is half done."""
-    either = undisturbed(tmp_path, deed)
-    table = fresh(tmp_path / deed, deed)
+    either = undisturbed(tmp_path, operation)
+    table = fresh(tmp_path / operation, operation)
     for step in count():
         left = step
 
@@ -157,25 +157,25 @@ def test_the_plug_is_pulled_before_any_request(tmp_path: Path, deed: str) -> Non
             return request.send()
 
         try:
-            DEEDS[deed].act(through(table, script))
+            OPERATIONS[operation].act(through(table, script))
         except PlugPulledError:
             if seen(table) == either.before:
                 # Nothing came of it, so it is the same table for the next attempt.
                 continue
-            finished(table, deed, either)
-            table = fresh(tmp_path / f"{deed}-{step}", deed)
+            finished(table, operation, either)
+            table = fresh(tmp_path / f"{operation}-{step}", operation)
         else:
-            finished(table, deed, either)
+            finished(table, operation, either)
             return
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", DEEDS)
-def test_any_answer_is_lost(tmp_path: Path, deed: str) -> None:
+@pytest.mark.parametrize("deed", OPERATIONS)
+def test_any_answer_is_lost(tmp_path: Path, operation: str) -> None:
     """Every write is made, and one is reported as failed: it is found out, or the deed can be done again."""
-    either = undisturbed(tmp_path, deed)
+    either = undisturbed(tmp_path, operation)
     for step in count():
-        table = fresh(tmp_path / f"{deed}-{step}", deed)
+        table = fresh(tmp_path / f"{operation}-{step}", operation)
         lost = [0]
         lose = answer_lost_at_write(step)
 
@@ -187,10 +187,10 @@ def test_any_answer_is_lost(tmp_path: Path, deed: str) -> None:
                 raise
 
         try:
-            DEEDS[deed].act(through(table, script))
+            OPERATIONS[operation].act(through(table, script))
         except StoreError:
             assert 1 == lost[0]
-        finished(table, deed, either)
+        finished(table, operation, either)
         if not lost[0]:
             break
 

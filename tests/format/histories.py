@@ -9,7 +9,7 @@ import pyarrow as pa
 from lance.file import LanceFileWriter
 from lance.fragment import DataFile
 
-from tests.ledger import entries
+from tests.table_factory import entries
 
 Operation = Callable[[lance.LanceDataset], object]
 

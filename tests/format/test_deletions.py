@@ -10,7 +10,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.deletions import ARROW, BITMAP, decode_offsets, encode_offsets
 from tests.format.histories import files
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 BOTH_SIDES = pytest.mark.parametrize("deleted,suffix", [(1, "arrow"), (4999, "arrow"), (5000, "bin"), (7000, "bin")])
 KINDS = {"arrow": ARROW, "bin": BITMAP}

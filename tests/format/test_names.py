@@ -9,7 +9,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format import layout
 from lance_dagster.format.names import check_branch_name, check_tag_name
-from tests.ledger import entries
+from tests.table_factory import entries
 
 GOOD = [
     "run/4f2a",

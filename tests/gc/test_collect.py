@@ -16,10 +16,10 @@ from lance_dagster.gc.retention import SETTING
 from lance_dagster.history.inventory import waiting_key
 from lance_dagster.store import open_store
 from lance_dagster.transactions.identity import commit_id
-from tests.aging import DAY, age, files, manifest, say, stored
+from tests.backdating import DAY, age, files, manifest, say, stored
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
 
 WEEK = 7 * DAY
 NONE = timedelta(0)

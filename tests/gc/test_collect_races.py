@@ -12,10 +12,10 @@ from lance_dagster import LanceTable
 from lance_dagster.cli.collecting import told
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.store import open_store
-from tests.aging import DAY, age, files
-from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
-from tests.racing import race
+from tests.backdating import DAY, age, files
+from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write, plug_pulled_before_write
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
 
 WEEK = 7 * DAY
 Act = Callable[[LanceTable], tuple[str, Rows]]

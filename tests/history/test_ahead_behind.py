@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
-from tests.ledger import entries, new_table
+from tests.table_factory import entries, new_table
 
 BRANCHES = ("main", "one", "two")
 STEPS = st.lists(

@@ -6,8 +6,8 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
-from tests.history.past import manifest_file, skip_to, watched
-from tests.ledger import as_pylance, entries, new_table
+from tests.history.rewritten_manifests import manifest_file, skip_to, watched
+from tests.table_factory import as_pylance, entries, new_table
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from lance_dagster.edit.write import create_empty
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
 from lance_dagster.format.transaction import Append, Delete, Restore, Transaction
 from lance_dagster.store import LocalStore
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -23,6 +22,7 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table, parts_on
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from lance_dagster import LanceTable
 from tests.conftest import S3Storage
-from tests.history.past import watched
-from tests.ledger import SCHEMA, as_pylance, entries, new_table
+from tests.history.rewritten_manifests import watched
+from tests.table_factory import SCHEMA, as_pylance, entries, new_table
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from tests.conftest import S3Storage
-from tests.history.past import manifest_file, watched
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
+from tests.history.rewritten_manifests import manifest_file, watched
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from lance_dagster import LanceTable, LogFilter
 from lance_dagster.errors import InvalidInputError, VersionNotFoundError
 from lance_dagster.history.log import LIARS
-from tests.history.past import date, watched
-from tests.ledger import as_pylance, entries, new_table
+from tests.history.rewritten_manifests import date, watched
+from tests.table_factory import as_pylance, entries, new_table
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lance_dagster import LanceTable, Version
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, VersionNotFoundError
-from tests.ledger import SCHEMA, entries
+from tests.table_factory import SCHEMA, entries
 
 BRANCHES = ("main", "one", "two", "three")
 STEPS = st.lists(

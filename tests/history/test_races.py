@@ -7,8 +7,8 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, MergeConflictError, RefMovedError
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
-from tests.racing import race
+from tests.process_race import race
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 COMMITS = 6
 

@@ -8,7 +8,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError, VersionNotFoundError
-from tests.ledger import as_pylance, entries, new_table
+from tests.table_factory import as_pylance, entries, new_table
 
 
 @pytest.fixture(scope="module")

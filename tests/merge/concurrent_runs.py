@@ -15,7 +15,7 @@ PARTS = 12
 _COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "part": pa.string(), "value": pa.int64()}
 SCHEMA = pa.schema(_COLUMNS)
 Rows = dict[int, tuple[str, int]]
-_RIVALRY: Mapping[str, tuple[str, str]] = {
+_OPERATION_PAIRS: Mapping[str, tuple[str, str]] = {
     "two updates": ("update", "update"),
     "an update and a deletion": ("update", "delete"),
     "a deletion and an update": ("delete", "update"),
@@ -49,7 +49,7 @@ class Rival(NamedTuple):
     left: Rows | None
 
 
-class Mill:
+class ConcurrentRuns:
     """A table, a plain model of its main, and runs that come and go, each with a partition of its own, or a rival."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -94,56 +94,60 @@ class Mill:
         row, names = self.random.choice(sorted(own)), (name, f"{name}-rival")
         for each in names:
             self.table.create_branch(each)
-        how = self.random.choice(list(_RIVALRY))
+        how = self.random.choice(list(_OPERATION_PAIRS))
         new = [self.new(part, 2), self.new(part, 3)]
-        for each, deed, rows in zip(names, _RIVALRY[how], new, strict=True):
-            self.through_us(deed, each, f"id = {row}", as_arrow(rows))
+        for each, operation, rows in zip(names, _OPERATION_PAIRS[how], new, strict=True):
+            self.through_us(operation, each, f"id = {row}", as_arrow(rows))
         updated = own | {row: (part, own[row][1] + 1000)}
         without = {number: each for number, each in own.items() if number != row}
-        first = {"update": updated, "delete": without, "append": own | new[0], "replace": new[0]}[_RIVALRY[how][0]]
+        first = {"update": updated, "delete": without, "append": own | new[0], "replace": new[0]}[
+            _OPERATION_PAIRS[how][0]
+        ]
         together = {"two appends": own | new[0] | new[1], "two deletions": without}
         self.open[name] = part, first
         self.rivals[name] = Rival(names[1], together.get(how))
 
     def write(self, branch: str, part: str, own: Rows, *, through_pylance: bool) -> Rows:
         """Do something to the rows of a partition; return what is left of them."""
-        deed = self.random.choice(["append", "update", "delete", "compact", *([] if through_pylance else ["replace"])])
+        operation = self.random.choice(
+            ["append", "update", "delete", "compact", *([] if through_pylance else ["replace"])]
+        )
         some = self.random.sample(sorted(own), len(own) // 3)
         where = f"id in ({', '.join(map(str, some or [-1]))})"
-        new = self.new(part, self.random.randrange(1, 6)) if deed in ("append", "replace") else {}
+        new = self.new(part, self.random.randrange(1, 6)) if operation in ("append", "replace") else {}
         if through_pylance:
-            self.through_pylance(deed, branch, where, as_arrow(new))
+            self.through_pylance(operation, branch, where, as_arrow(new))
         else:
-            self.through_us(deed, branch, where, as_arrow(new))
-        if deed == "update":
+            self.through_us(operation, branch, where, as_arrow(new))
+        if operation == "update":
             return own | {number: (part, own[number][1] + 1000) for number in some}
-        if deed == "delete":
+        if operation == "delete":
             return {number: row for number, row in own.items() if number not in some}
-        return new if deed == "replace" else own | new
+        return new if operation == "replace" else own | new
 
-    def through_pylance(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
+    def through_pylance(self, operation: str, branch: str, where: str, new: pa.Table) -> None:
         """Do it as a program that knows nothing of this package."""
         handle = lance.dataset(self.table.uri)
         if branch != "main":
             handle = handle.checkout_version((branch, None))
-        if deed == "append":
+        if operation == "append":
             handle.insert(new)
-        elif deed == "update":
+        elif operation == "update":
             handle.update({"value": "value + 1000"}, where=where)
-        elif deed == "delete":
+        elif operation == "delete":
             handle.delete(where)
         else:
             handle.optimize.compact_files()
 
-    def through_us(self, deed: str, branch: str, where: str, new: pa.Table) -> None:
+    def through_us(self, operation: str, branch: str, where: str, new: pa.Table) -> None:
         """Do it as a run does."""
-        if deed == "append":
+        if operation == "append":
             self.table.append(new, branch=branch, partitions=[new["part"][0].as_py()])
-        elif deed == "update":
+        elif operation == "update":
             self.table.update({"value": "value + 1000"}, where=where, branch=branch)
-        elif deed == "delete":
+        elif operation == "delete":
             self.table.delete(where, branch=branch)
-        elif deed == "replace":
+        elif operation == "replace":
             part = new["part"][0].as_py()
             self.table.replace_where(f"part = '{part}'", new, branch=branch, partitions=[part])
         else:

@@ -12,7 +12,7 @@ import pytest
 
 from lance_dagster import LanceTable, MergePreview
 from lance_dagster.errors import InvalidInputError
-from tests.ledger import as_pylance
+from tests.table_factory import as_pylance
 
 ROWS = pa.table({"id": [1, 2, 3, 4, 5, 6], "name": ["a", "b", "c", "d", "e", "f"]})
 Line = tuple[str | None, str | None, dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]

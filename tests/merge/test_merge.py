@@ -17,7 +17,6 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.store import LocalStore
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -27,6 +26,7 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table, parts_on
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
-from tests.ledger import as_pylance, entries, new_table
+from tests.table_factory import as_pylance, entries, new_table
 
 Change = Callable[[LanceTable, str], object]
 

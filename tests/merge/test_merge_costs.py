@@ -7,9 +7,9 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.store import LocalStore
-from tests.aging import files
-from tests.ledger import as_pylance, contents, entries, new_table, parts_on
+from tests.backdating import files
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
 
 Change = Callable[[LanceTable, str], object]
 CHANGES: dict[str, Change] = {

@@ -14,10 +14,10 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError
 from lance_dagster.store import open_store
 from tests.conftest import HOST, S3Storage, bucket_on, free_port, wait_for
-from tests.ledger import parts_on
-from tests.merge.concurrent_runs import SCHEMA, Mill, Rows, as_arrow, as_rows
-from tests.racing import race
+from tests.merge.concurrent_runs import SCHEMA, ConcurrentRuns, Rows, as_arrow, as_rows
+from tests.process_race import race
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import parts_on
 
 BRANCHES = int(os.environ.get("LANCE_DAGSTER_MERGES", "60"))
 """How many are merged one after another; 300 for the long run."""
@@ -33,25 +33,25 @@ def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: 
 
     Of the runs that have a rival, the second is refused where it contradicts the first. No other run is.
     """
-    mill, rivals = Mill(tmp_path, seed), 0
+    runs, rivals = ConcurrentRuns(tmp_path, seed), 0
     for number in range(BRANCHES):
         if number % 4 == 3:
-            mill.fork_rivals(f"run/{number}")
+            runs.fork_rivals(f"run/{number}")
         else:
-            mill.fork(f"run/{number}")
-        rivals += f"run/{number}" in mill.rivals
-        if mill.random.random() < 0.3:
-            mill.write_main()
-        while len(mill.open) >= OPEN_AT_ONCE:
-            mill.merge()
+            runs.fork(f"run/{number}")
+        rivals += f"run/{number}" in runs.rivals
+        if runs.random.random() < 0.3:
+            runs.write_main()
+        while len(runs.open) >= OPEN_AT_ONCE:
+            runs.merge()
         if number % 10 == 0:
-            mill.check()
-    while mill.open:
-        mill.merge()
-    mill.check()
-    assert BRANCHES == mill.merged
-    assert rivals > mill.refused > 0
-    report = mill.table.verify(deep=True)
+            runs.check()
+    while runs.open:
+        runs.merge()
+    runs.check()
+    assert BRANCHES == runs.merged
+    assert rivals > runs.refused > 0
+    report = runs.table.verify(deep=True)
     assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
 
 

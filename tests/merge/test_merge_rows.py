@@ -12,7 +12,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.format.transaction import ReserveFragments, Restore, Transaction
-from tests.ledger import Rows, as_pylance, contents, entries, new_table
+from tests.table_factory import Rows, as_pylance, contents, entries, new_table
 
 BEFORE: Rows = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5), ("b", 6)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
-from tests.ledger import as_pylance, contents, entries, new_table
+from tests.table_factory import as_pylance, contents, entries, new_table
 
 BEFORE = [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
 

@@ -8,8 +8,8 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.store import LocalStore
-from tests.ledger import contents, entries, new_table, parts_on
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
+from tests.table_factory import contents, entries, new_table, parts_on
 
 MERGED = [("a", 1), ("m", 3), ("r", 2)]
 

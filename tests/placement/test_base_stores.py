@@ -9,7 +9,7 @@ import pytest
 from lance_dagster import AlreadyExistsError, CorruptFileError, InvalidInputError, LanceTable, StagedFiles, write_files
 from lance_dagster.format.transaction import Restore, Transaction
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, new_table
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table
 
 COLD: Rows = [("cold", 1), ("cold", 2)]
 FILES, ROOT = "folder of files", "dataset root"

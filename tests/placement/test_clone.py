@@ -15,8 +15,8 @@ from lance_dagster.store import open_store
 from lance_dagster.transactions.base_paths import deep_clone
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import PlugPulledError, ScriptedStore, intruder_at_commit, obedient, plug_pulled_before_write
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table, parts_on
 
 SHALLOW, DEEP = "shallow", "deep"
 BOTH = pytest.mark.parametrize("kind", [SHALLOW, DEEP])

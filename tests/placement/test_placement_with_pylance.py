@@ -14,7 +14,7 @@ from lance import DatasetBasePath
 from lance_dagster import InvalidInputError, LanceTable, Relocation
 from tests.compat.tables import assert_sound
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, new_table, sorted_rows
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table, sorted_rows
 
 CLEAN_UPS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -16,7 +16,6 @@ from lance_dagster.placement.relocate import How, move_base, relocate
 from lance_dagster.store import open_store
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries, parts_on
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -25,6 +24,7 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, parts_on
 
 NAMES = ("main", "run", "inner")
 

@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from lance_dagster import LanceTable, Transaction
 from lance_dagster.errors import CommitConflictError
-from tests.ledger import as_pylance
-from tests.properties import works
-from tests.properties.mirror import Column, Condition, Line, Snapshot, by_null, by_remainder, by_value
-from tests.properties.witness import answers, same_for_us, witnessed
-from tests.properties.works import Work
-from tests.properties.writers import Ours, Theirs
+from tests.properties import operations
+from tests.properties.operations import Operation
+from tests.properties.replica import Column, Condition, Line, Snapshot, by_null, by_remainder, by_value
+from tests.properties.replica_checks import answers, checked_version, same_for_us
+from tests.properties.writers import PackageWriter, PylanceWriter
+from tests.table_factory import as_pylance
 
 FileVersion = Literal["2.0", "2.1", "2.2"]
 MOST_ROWS, MOST_COLUMNS = 24, 5
@@ -39,11 +39,11 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.uri = str(self.folder / "table")
-        self.ours, self.theirs = Ours.at(self.uri), Theirs.at(self.uri)
+        self.ours, self.theirs = PackageWriter.at(self.uri), PylanceWriter.at(self.uri)
         self.lines: dict[str, Line] = {}
         self.tags: dict[str, tuple[str, int]] = {}
         self.handles: list[tuple[str, Snapshot, lance.LanceDataset]] = []
-        self.drafts: list[tuple[str, Work, Transaction]] = []
+        self.drafts: list[tuple[str, Operation, Transaction]] = []
         self.keys, self.names, self.tokens = count(1), count(1), count(1)
         self.stable = True
 
@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
         """Any branch."""
         return data.draw(st.sampled_from(["main", *self.lines]), label="branch")
 
-    def side(self, data: st.DataObject) -> Ours | Theirs:
+    def side(self, data: st.DataObject) -> PackageWriter | PylanceWriter:
         """Who works."""
         return self.ours if data.draw(st.booleans(), label="by us") else self.theirs
 
@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         before, head = line.number, line.head
         dataset = self.opened(branch)
         assert dataset.version >= before, "a version was lost"
-        found = witnessed(dataset, candidates, stable=self.stable)
+        found = checked_version(dataset, candidates, stable=self.stable)
         same_for_us(table, branch, dataset)
         answers(dataset, found, dataset.version)
         for between in table.versions_after(before, branch):
@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
 
     def look_at(self, branch: str, number: int) -> None:
         """Hold that a version is what it was."""
-        witnessed(self.opened(branch, number), [self.lines[branch].versions[number]], stable=self.stable)
+        checked_version(self.opened(branch, number), [self.lines[branch].versions[number]], stable=self.stable)
 
     def commit(self, kind: str, branch: str, act: Callable[[], object], *candidates: Snapshot) -> None:
         """Do what nobody contradicts."""
@@ -131,43 +131,43 @@ class Machine(RuleBasedStateMachine):
             COUNTED[kind] += 1
         self.settle(branch, *candidates)
 
-    def work(self, data: st.DataObject, seen: Snapshot, kinds: Sequence[str] = works.KINDS) -> Work:
+    def work(self, data: st.DataObject, seen: Snapshot, kinds: Sequence[str] = operations.KINDS) -> Operation:
         """Some work on rows, prepared on a version."""
         kind = data.draw(st.sampled_from(kinds), label="kind")
         new = self.new_keys(data.draw(st.integers(1, 3), label="new") if len(seen.rows) < MOST_ROWS else 0)
         if not seen.rows or (kind == "append" and new):
-            return works.append(seen, new or self.new_keys(1))
+            return operations.append(seen, new or self.new_keys(1))
         keys = data.draw(
             st.lists(st.sampled_from(sorted(seen.rows)), min_size=1, max_size=4, unique=True), label="keys"
         )
         column = data.draw(st.sampled_from(seen.columns), label="column") if seen.columns else None
         if kind == "update" and column is not None:
-            return works.update(seen, keys, column, keys[0] + 1)
+            return operations.update(seen, keys, column, keys[0] + 1)
         if kind == "upsert":
-            return works.upsert(seen, keys, new, len(keys))
+            return operations.upsert(seen, keys, new, len(keys))
         if kind == "upsert partly" and column is not None:
-            return works.upsert_partly(seen, keys, new, column)
+            return operations.upsert_partly(seen, keys, new, column)
         if kind == "replace":
-            return works.replace_rows(seen, keys, new)
-        return works.delete(seen, keys)
+            return operations.replace_rows(seen, keys, new)
+        return operations.delete(seen, keys)
 
-    def column_work(self, data: st.DataObject, seen: Snapshot) -> Work:
+    def column_work(self, data: st.DataObject, seen: Snapshot) -> Operation:
         """Some change of the columns, prepared on a version."""
-        kind = data.draw(st.sampled_from(works.COLUMN_KINDS), label="kind")
+        kind = data.draw(st.sampled_from(operations.COLUMN_KINDS), label="kind")
         column = data.draw(st.sampled_from(seen.columns), label="column") if seen.columns else None
         if column is not None and kind == "drop":
-            return works.drop(column)
+            return operations.drop(column)
         if column is not None and kind == "rename":
-            return works.rename(column, self.new_name("n"))
+            return operations.rename(column, self.new_name("n"))
         # Neither side casts what an index is on.
-        free = column is not None and column.type in works.CASTS and column.token not in seen.indices.values()
+        free = column is not None and column.type in operations.CASTS and column.token not in seen.indices.values()
         if column is not None and kind == "cast" and free:
-            return works.cast(column, next(self.tokens))
+            return operations.cast(column, next(self.tokens))
         if kind == "add null":
-            return works.add_null(self.column(self.new_name("c"), data.draw(st.sampled_from(TYPES), label="type")))
-        return works.add_computed(self.column(self.new_name("c"), pa.int64()))
+            return operations.add_null(self.column(self.new_name("c"), data.draw(st.sampled_from(TYPES), label="type")))
+        return operations.add_computed(self.column(self.new_name("c"), pa.int64()))
 
-    def any_work(self, data: st.DataObject, seen: Snapshot, kinds: Sequence[str]) -> Work:
+    def any_work(self, data: st.DataObject, seen: Snapshot, kinds: Sequence[str]) -> Operation:
         """Work on rows, or on columns at times."""
         columns = len(seen.columns) < MOST_COLUMNS and data.draw(st.integers(0, 3), label="of columns") == 3
         return self.column_work(data, seen) if columns else self.work(data, seen, kinds)

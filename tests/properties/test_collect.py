@@ -10,8 +10,8 @@ import pytest
 
 from lance_dagster import LanceTable, MergeConflictError
 from lance_dagster.errors import LanceDagsterError
-from tests.aging import DAY, age, files
-from tests.ledger import SCHEMA, Rows, as_pylance, contents, entries
+from tests.backdating import DAY, age, files
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries
 
 STEPS = 40
 SEEDS = range(6)

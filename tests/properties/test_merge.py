@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
-from tests.ledger import SCHEMA, as_pylance, contents
+from tests.table_factory import SCHEMA, as_pylance, contents
 
 APPEND, REPLACE, OVERWRITE = "append", "replace", "overwrite"
 KEYS = ("a", "b", "c", "d", "e")

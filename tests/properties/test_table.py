@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import ConflictError, MergeConflictError, VersionNotFoundError
-from tests.ledger import SCHEMA, as_pylance, contents, new_table
+from tests.table_factory import SCHEMA, as_pylance, contents, new_table
 
 KEYS = st.sampled_from("abcd")
 MANY_KEYS = st.lists(KEYS, min_size=1, max_size=3)

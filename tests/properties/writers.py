@@ -15,22 +15,22 @@ from lance_dagster import LanceTable, Transaction
 from lance_dagster.format.codec import decode_transaction
 from lance_dagster.format.transaction import Restore
 from lance_dagster.store import open_store
-from tests.ledger import as_pylance, parts_on
-from tests.properties.mirror import KEY
+from tests.properties.replica import KEY
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
+from tests.table_factory import as_pylance, parts_on
 
 Opened = Callable[[str], lance.LanceDataset]
 
 
 @dataclass(frozen=True, slots=True)
-class Theirs:
+class PylanceWriter:
     """Pylance. `opened` gives its handle of a branch, which may be an old one."""
 
     opened: Opened
     name: ClassVar[str] = "pylance"
 
     @classmethod
-    def at(cls, uri: str) -> "Theirs":
+    def at(cls, uri: str) -> "PylanceWriter":
         """Open the table anew for every work."""
         return cls(lambda branch: as_pylance(LanceTable.open(uri), branch))
 
@@ -137,14 +137,14 @@ class Theirs:
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
+class PackageWriter:
     """This package. `opened` gives the table as another process has it, which remembers nothing."""
 
     opened: Callable[[], LanceTable]
     name: ClassVar[str] = "our"
 
     @classmethod
-    def at(cls, uri: str) -> "Ours":
+    def at(cls, uri: str) -> "PackageWriter":
         """Open the table anew for every work."""
         return cls(lambda: LanceTable.open(uri))
 
@@ -245,7 +245,7 @@ class Ours:
         self.opened().commit(transaction, branch=branch)
 
 
-def prepared(uri: str, work: Callable[[Ours], object]) -> Transaction | None:
+def prepared(uri: str, work: Callable[[PackageWriter], object]) -> Transaction | None:
     """Do something as a process that dies before it commits; the transaction it leaves, if it came to that."""
 
     def script(request: Request) -> object:
@@ -255,7 +255,7 @@ def prepared(uri: str, work: Callable[[Ours], object]) -> Transaction | None:
 
     before = set(Path(uri).rglob("*.txn"))
     try:
-        work(Ours(lambda: LanceTable(parts_on(ScriptedStore(open_store(uri), script)))))
+        work(PackageWriter(lambda: LanceTable(parts_on(ScriptedStore(open_store(uri), script)))))
     except PlugPulledError:
         (left,) = set(Path(uri).rglob("*.txn")) - before
         return decode_transaction(left.read_bytes(), left.name)

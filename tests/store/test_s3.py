@@ -8,8 +8,8 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.store import S3Store, open_store
 from tests.conftest import S3Storage, free_port
-from tests.ledger import SCHEMA, contents, entries
 from tests.store.conformance import StoreConformance
+from tests.table_factory import SCHEMA, contents, entries
 
 SECRET = "wJalrXUtnFEMI-secret"
 KEY = "AKIA-key"

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from lance_dagster import LanceTable
-from tests.ledger import parts_on
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import parts_on
 
 
 def interrupted(table: LanceTable, act: Callable[[], object]) -> LanceTable:

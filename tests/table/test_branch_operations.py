@@ -11,8 +11,8 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
-from tests.ledger import SCHEMA, contents, entries
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import SCHEMA, contents, entries
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from lance_dagster import LanceTable, MergePreview
 from lance_dagster.errors import InvalidInputError, VersionNotFoundError
-from tests.aging import free_names
-from tests.ledger import Rows, contents, entries, new_table
+from tests.backdating import free_names
+from tests.table_factory import Rows, contents, entries, new_table
 
 MERGED: Rows = [("a", 1), ("m", 3), ("r", 2)]
 

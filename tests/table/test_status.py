@@ -4,8 +4,8 @@ from pathlib import Path
 
 from lance_dagster import LanceTable
 from lance_dagster.store.local import LocalStore
-from tests.ledger import as_pylance, entries, new_table, parts_on
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import as_pylance, entries, new_table, parts_on
 
 
 def standings(table: LanceTable) -> dict[str, tuple[str | None, int, int, bool]]:

@@ -13,7 +13,7 @@ from lance_dagster.errors import (
     InvalidInputError,
     TableNotFoundError,
 )
-from tests.ledger import SCHEMA, as_pylance, contents, entries, new_table
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 
 def test_a_new_table_is_empty_and_open_to_everyone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lance_dagster.format.codec import decode_row_ids, decode_versions, encode_r
 from lance_dagster.format.model import DataFile, Fragment
 from lance_dagster.format.transaction import REWRITE_COLUMNS, Update
 from lance_dagster.transactions.row_lineage import restamped, stamped
-from tests.ledger import as_pylance, entries, new_table
+from tests.table_factory import as_pylance, entries, new_table
 
 
 def fragment(rows: int, ids: list[int] | None = None, created: list[int] | None = None) -> Fragment:

@@ -42,8 +42,8 @@ from tests.damage import (
     written,
 )
 from tests.format.codec.framing import changed
-from tests.ledger import SCHEMA, as_pylance, entries, new_table
 from tests.placement.test_placement_with_pylance import MAKERS as PLACES
+from tests.table_factory import SCHEMA, as_pylance, entries, new_table
 
 ERROR, WARNING = "error", "warning"
 

@@ -29,7 +29,7 @@ from lance_dagster.format.codec import (
     version_run,
 )
 from tests.format.histories import files, written
-from tests.ledger import entries
+from tests.table_factory import entries
 
 LARGEST = 2**64 - 1
 IDS = st.lists(st.integers(0, LARGEST - 1), unique=True, max_size=60) | st.sets(st.integers(0, 300)).map(sorted)

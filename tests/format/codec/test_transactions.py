@@ -38,7 +38,7 @@ from lance_dagster.format.transaction import (
     UpdateMemWalState,
 )
 from tests.format.histories import OPERATIONS, files, written
-from tests.ledger import entries
+from tests.table_factory import entries
 
 UUID = "0a1b2c3d-0000-4000-8000-000000000001"
 FILE = DataFile(path="a.lance", fields=(0, -2), column_indices=(0, 1), major=2, minor=2, size=7, base_id=0)

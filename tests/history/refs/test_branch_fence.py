@@ -19,9 +19,9 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.transaction import Append, Transaction
 from lance_dagster.store import LocalStore
-from tests.ledger import Rows, contents, entries, new_table, parts_on
-from tests.racing import race
+from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
+from tests.table_factory import Rows, contents, entries, new_table, parts_on
 
 BEFORE: Rows = [("a", 1), ("b", 2), ("c", 3), ("old", 1), ("old", 2)]
 AFTER: Rows = [("a", 1), ("b", 2)]

@@ -21,7 +21,6 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.refs.ref_files import CREATING, NEVER_A_VERSION, READY, STATE
 from lance_dagster.store import LocalStore
-from tests.ledger import as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -30,6 +29,7 @@ from tests.store.scripted import (
     answer_lost_at_write,
     plug_pulled_before_write,
 )
+from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
 
 WRITES_TO_CREATE = 5
 """The name, the transaction, the manifest, the hint, the mark that it is ready."""

@@ -11,9 +11,9 @@ import pytest
 from lance_dagster import LanceTable, Protection
 from lance_dagster.errors import CorruptFileError, InvalidInputError, ProtectedError
 from lance_dagster.store import LocalStore
-from tests.ledger import as_pylance, contents, entries, new_table, parts_on
-from tests.racing import race
+from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
+from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
 
 
 @pytest.fixture

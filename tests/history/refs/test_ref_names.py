@@ -12,8 +12,8 @@ from lance_dagster import CorruptFileError, LanceTable
 from lance_dagster.format.layout import manifest_name, newest_among
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore
-from tests.ledger import contents, entries, parts_on
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
+from tests.table_factory import contents, entries, parts_on
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, RefMovedError, RefNotFoundError, StoreError
 from lance_dagster.store import LocalStore
-from tests.ledger import as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import Request, Script, ScriptedStore
+from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from lance_dagster.errors import (
     RefNotFoundError,
 )
 from lance_dagster.store import LocalStore
-from tests.ledger import Rows, as_pylance, contents, entries, new_table, parts_on
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
+from tests.table_factory import Rows, as_pylance, contents, entries, new_table, parts_on
 
 ROWS: Rows = [("a", 1), ("b", 3), ("p", 1)]
 

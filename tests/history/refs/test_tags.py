@@ -17,10 +17,10 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.refs.tag_operations import MOVES
 from lance_dagster.store import LocalStore
-from tests.aging import free_names
-from tests.ledger import as_pylance, entries, new_table, parts_on
-from tests.racing import race
+from tests.backdating import free_names
+from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
+from tests.table_factory import as_pylance, entries, new_table, parts_on
 
 
 @pytest.fixture

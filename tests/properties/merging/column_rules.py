@@ -3,45 +3,54 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from tests.properties.merging.merge_inputs import (
+    SOURCE_WINS,
+    ExpectedConflict,
+    MergeInputs,
+    inserted,
+    moved_by,
+    rewritten,
+)
 from tests.properties.merging.rows_model import Column, Row, Snapshot
-from tests.properties.merging.three import SOURCE_WINS, Clash, Three, inserted, moved_by, rewritten
 
 BESIDE_UPDATED = "beside updated rows"
 
 
-def merged_columns(three: Three, clashes: list[Clash], strategy: str | None) -> list[Column]:
+def merged_columns(inputs: MergeInputs, conflicts: list[ExpectedConflict], strategy: str | None) -> list[Column]:
     """Decide about every column, and note the conflicts."""
     found: dict[int, Column] = {}
-    order = (*three.dest.columns, *three.source.columns, *three.base.columns)
+    order = (*inputs.dest.columns, *inputs.source.columns, *inputs.base.columns)
     for token in dict.fromkeys(column.token for column in order):
-        merged = _column(three, token, clashes, strategy)
+        merged = _column(inputs, token, conflicts, strategy)
         if merged is not None:
             found[token] = merged
     names: dict[str, int] = {}
     for column in found.values():
         if column.name in names:
-            clashes.append(Clash("column", f"name {column.name}"))
+            conflicts.append(ExpectedConflict("column", f"name {column.name}"))
         names[column.name] = column.token
     return list(found.values())
 
 
-def _column(three: Three, token: int, clashes: list[Clash], strategy: str | None) -> Column | None:
-    was, mine, theirs = (state.column(token) for state in (three.base, three.source, three.dest))
+def _column(inputs: MergeInputs, token: int, conflicts: list[ExpectedConflict], strategy: str | None) -> Column | None:
+    was, mine, theirs = (state.column(token) for state in (inputs.base, inputs.source, inputs.dest))
     if was is not None and (mine is None or theirs is None):
         if mine is not None:
-            _dropped(three, was, mine, three.source, clashes)
+            _dropped(inputs, was, mine, inputs.source, conflicts)
         elif theirs is not None:
-            _dropped(three, was, theirs, three.dest, clashes)
+            _dropped(inputs, was, theirs, inputs.dest, conflicts)
         return None
     if mine is None or theirs is None:
         return mine or theirs
-    merged = _faceted(was, mine, theirs, clashes, strategy)
+    merged = _faceted(was, mine, theirs, conflicts, strategy)
     if was is not None and _crossed(was, mine, theirs):
-        clashes.append(Clash("column", f"name and type of {theirs.name}", hard=False))
+        conflicts.append(ExpectedConflict("column", f"name and type of {theirs.name}", hard=False))
     return merged
 
 
-def _faceted(was: Column | None, mine: Column, theirs: Column, clashes: list[Clash], strategy: str | None) -> Column:
+def _faceted(
+    was: Column | None, mine: Column, theirs: Column, conflicts: list[ExpectedConflict], strategy: str | None
+) -> Column:
     merged = theirs
     for facet in ("name", "nullable", "cast"):
         before = None if was is None else getattr(was, facet)
@@ -49,7 +58,7 @@ def _faceted(was: Column | None, mine: Column, theirs: Column, clashes: list[Cla
         if own in (before, other):
             continue
         if other != before:
-            clashes.append(Clash("column", f"{facet} of {theirs.name}"))
+            conflicts.append(ExpectedConflict("column", f"{facet} of {theirs.name}"))
             if strategy != SOURCE_WINS:
                 continue
         merged = _with_facet(merged, facet, mine)
@@ -62,16 +71,16 @@ def _with_facet(column: Column, facet: str, of: Column) -> Column:
     return replace(column, nullable=of.nullable) if facet == "nullable" else replace(column, cast=of.cast, type=of.type)
 
 
-def _dropped(three: Three, was: Column, kept: Column, side: Snapshot, clashes: list[Clash]) -> None:
+def _dropped(inputs: MergeInputs, was: Column, kept: Column, side: Snapshot, conflicts: list[ExpectedConflict]) -> None:
     """Note what one side did to a column that the other dropped."""
     if kept != was:
-        clashes.append(Clash("column", f"dropped {was.name}", hard=_facets(kept) != _facets(was)))
-    cells = {uid: rewritten(three.base, side, uid).get(was.token) for uid in three.base.rows}
+        conflicts.append(ExpectedConflict("column", f"dropped {was.name}", hard=_facets(kept) != _facets(was)))
+    cells = {uid: rewritten(inputs.base, side, uid).get(was.token) for uid in inputs.base.rows}
     written = {uid: cell for uid, cell in cells.items() if cell is not None}
     if written:
         stays = (uid for uid, cell in written.items() if not cell.partly)
-        hard = any(side.rows[uid].stamp == three.base.rows[uid].stamp for uid in stays)
-        clashes.append(Clash("column", f"dropped {was.name} with new values", hard=hard))
+        hard = any(side.rows[uid].stamp == inputs.base.rows[uid].stamp for uid in stays)
+        conflicts.append(ExpectedConflict("column", f"dropped {was.name} with new values", hard=hard))
 
 
 def _facets(column: Column) -> tuple[object, ...]:
@@ -83,69 +92,73 @@ def _crossed(was: Column, mine: Column, theirs: Column) -> bool:
     return (mine.cast != was.cast) != (theirs.cast != was.cast) and ((theirs if mine.cast != was.cast else mine) != was)
 
 
-def column_clashes(three: Three, rows: Mapping[int, Row]) -> Iterable[Clash]:
+def column_clashes(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[ExpectedConflict]:
     """Find where one side changed a column and the other wrote rows, or values, that do not follow."""
-    for side, other in ((three.source, three.dest), (three.dest, three.source)):
-        moved, new = moved_by(three.base, other, beside=side), inserted(three.base, other) - side.rows.keys()
+    for side, other in ((inputs.source, inputs.dest), (inputs.dest, inputs.source)):
+        moved, new = moved_by(inputs.base, other, beside=side), inserted(inputs.base, other) - side.rows.keys()
         for column in side.columns:
-            was, theirs = three.base.column(column.token), other.column(column.token)
+            was, theirs = inputs.base.column(column.token), other.column(column.token)
             if was is None and theirs is None:
-                yield from _added(three, column, side, (moved, new))
-                yield from _added_beside_cells(three, column, other)
+                yield from _added(inputs, column, side, (moved, new))
+                yield from _added_beside_cells(inputs, column, other)
             if was is None or column == theirs:
                 continue
             if column.cast != was.cast:
-                yield from _cast(three, column, side, other, moved | new)
+                yield from _cast(inputs, column, side, other, moved | new)
             elif was.nullable and not column.nullable:
-                yield from _without_nulls(three, column, other, rows, moved | new)
+                yield from _without_nulls(inputs, column, other, rows, moved | new)
 
 
-def _added_beside_cells(three: Three, column: Column, other: Snapshot) -> Iterable[Clash]:
+def _added_beside_cells(inputs: MergeInputs, column: Column, other: Snapshot) -> Iterable[ExpectedConflict]:
     """Values written for some rows of another column may be written where these values are not."""
-    cells = (cell for uid in three.base.rows for cell in rewritten(three.base, other, uid).values())
+    cells = (cell for uid in inputs.base.rows for cell in rewritten(inputs.base, other, uid).values())
     if column.computed and any(cell.partly for cell in cells):
-        yield Clash("column", f"new {column.name} beside rows updated in place", hard=False)
+        yield ExpectedConflict("column", f"new {column.name} beside rows updated in place", hard=False)
 
 
 def _without_nulls(
-    three: Three, column: Column, other: Snapshot, rows: Mapping[int, Row], moved: set[int]
-) -> Iterable[Clash]:
-    written = {uid for uid in three.base.rows if column.token in rewritten(three.base, other, uid)}
+    inputs: MergeInputs, column: Column, other: Snapshot, rows: Mapping[int, Row], moved: set[int]
+) -> Iterable[ExpectedConflict]:
+    written = {uid for uid in inputs.base.rows if column.token in rewritten(inputs.base, other, uid)}
     if moved or written:
         values = [rows[uid].value(column) for uid in moved | written if uid in rows]
-        yield Clash("column", f"{column.name} without nulls beside written rows", hard=None in values)
+        yield ExpectedConflict("column", f"{column.name} without nulls beside written rows", hard=None in values)
 
 
-def _cast(three: Three, column: Column, side: Snapshot, other: Snapshot, moved: set[int]) -> Iterable[Clash]:
+def _cast(
+    inputs: MergeInputs, column: Column, side: Snapshot, other: Snapshot, moved: set[int]
+) -> Iterable[ExpectedConflict]:
     if moved:
-        yield Clash("column", f"cast {column.name} beside written rows")
-    if any(cell.partly for uid in three.base.rows for cell in rewritten(three.base, other, uid).values()):
-        yield Clash("column", f"cast {column.name} beside rows updated in place", hard=False)
-    for uid in three.base.rows:
-        cell = rewritten(three.base, other, uid).get(column.token)
+        yield ExpectedConflict("column", f"cast {column.name} beside written rows")
+    if any(cell.partly for uid in inputs.base.rows for cell in rewritten(inputs.base, other, uid).values()):
+        yield ExpectedConflict("column", f"cast {column.name} beside rows updated in place", hard=False)
+    for uid in inputs.base.rows:
+        cell = rewritten(inputs.base, other, uid).get(column.token)
         if cell is not None and (uid not in side.rows or side.rows[uid].cells.get(column.token) != cell):
-            yield Clash("column", f"cast {column.name} beside written values")
+            yield ExpectedConflict("column", f"cast {column.name} beside written values")
 
 
-def is_beside(clash: Clash) -> bool:
+def is_beside(conflict: ExpectedConflict) -> bool:
     """Whether rows were updated without a column that the other side filled."""
-    return clash.unit.startswith("new ") and clash.unit.endswith(BESIDE_UPDATED)
+    return conflict.unit.startswith("new ") and conflict.unit.endswith(BESIDE_UPDATED)
 
 
-def beside_updated(three: Three, side: Snapshot, other: Snapshot) -> set[int]:
+def beside_updated(inputs: MergeInputs, side: Snapshot, other: Snapshot) -> set[int]:
     """The rows that one side updated without a new column of the other side."""
-    moved = moved_by(three.base, other, beside=side)
-    new = (one for one in side.columns if three.base.column(one.token) is None and other.column(one.token) is None)
-    clashes = [clash for column in new for clash in _added(three, column, side, (moved, set()))]
-    return {uid for uid in moved if uid in side.rows} if any(map(is_beside, clashes)) else set()
+    moved = moved_by(inputs.base, other, beside=side)
+    new = (one for one in side.columns if inputs.base.column(one.token) is None and other.column(one.token) is None)
+    conflicts = [conflict for column in new for conflict in _added(inputs, column, side, (moved, set()))]
+    return {uid for uid in moved if uid in side.rows} if any(map(is_beside, conflicts)) else set()
 
 
-def _added(three: Three, column: Column, side: Snapshot, written: tuple[set[int], set[int]]) -> Iterable[Clash]:
+def _added(
+    inputs: MergeInputs, column: Column, side: Snapshot, written: tuple[set[int], set[int]]
+) -> Iterable[ExpectedConflict]:
     moved, new = written
-    kept = (side.rows[uid] for uid, row in three.base.rows.items() if uid in side.rows)
+    kept = (side.rows[uid] for uid, row in inputs.base.rows.items() if uid in side.rows)
     filled = column.computed or any(column.token in row.cells for row in kept)
     if filled and any(uid in side.rows for uid in moved):
         known = any(column.token in side.rows[uid].cells for uid in moved if uid in side.rows)
-        yield Clash("column", f"new {column.name} {BESIDE_UPDATED}", hard=known)
+        yield ExpectedConflict("column", f"new {column.name} {BESIDE_UPDATED}", hard=known)
     if not column.nullable and (new or moved):
-        yield Clash("column", f"new {column.name} without nulls beside new rows")
+        yield ExpectedConflict("column", f"new {column.name} without nulls beside new rows")

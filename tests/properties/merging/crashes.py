@@ -3,8 +3,7 @@
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitStateUnknownError, MergeConflictError, StoreError
 from lance_dagster.store import open_store
-from tests.ledger import parts_on
-from tests.properties.merging.scene import FAST, Dice
+from tests.properties.merging.operation_context import FAST, Dice
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -13,6 +12,7 @@ from tests.store.scripted import (
     answer_lost_at_write,
     plug_pulled_before_write,
 )
+from tests.table_factory import parts_on
 
 _WRITES, _REQUESTS = 5, 40
 """At most so many are let through: about what a merge of a small table makes."""

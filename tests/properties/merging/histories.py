@@ -8,16 +8,16 @@ from random import Random
 import pyarrow as pa
 
 from lance_dagster.errors import LanceDagsterError
-from tests.properties.merging.deeds import DEEDS
 from tests.properties.merging.laws import BrokenError
+from tests.properties.merging.operations import OPERATIONS
+from tests.properties.merging.pick_checks import CHECKED
+from tests.properties.merging.revert_checks import RevertChecks
+from tests.properties.merging.table_model import Merger, Step, TableModel, by_us
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.trials import TRIALS
-from tests.properties.merging.undoing import Undoing
-from tests.properties.merging.world import Merger, Step, World, by_us
 
 _PLACES = re.compile(r"/\S*|\d+")
-KINDS = list(DEEDS)
-WEIGHTS = [weight for _, weight in DEEDS.values()]
+KINDS = list(OPERATIONS)
+WEIGHTS = [weight for _, weight in OPERATIONS.values()]
 LIFE = ("append", "update", "delete", "upsert", "compact", "optimize")
 TRIED = (0, 0, 1)
 """How many trials a history has."""
@@ -83,11 +83,11 @@ class _Maker:
             self.step("merge", f"s{number}", f"d{number}")
         self.step("merge", source, into)
 
-    def trials(self, dice: Random, lines: Sequence[str]) -> None:
+    def pick_checks(self, dice: Random, lines: Sequence[str]) -> None:
         """At times a cherry-pick, a revert or a restore, somewhere in the second half."""
         for _ in range(dice.choice(TRIED)):
             numbers = tuple(dice.randrange(1 << 16) for _ in range(7))
-            step = Step(dice.choice(TRIALS), dice.choice(lines), "", dice.random() < 0.5, numbers)
+            step = Step(dice.choice(CHECKED), dice.choice(lines), "", dice.random() < 0.5, numbers)
             self.steps.insert(dice.randint(len(self.steps) // 2, len(self.steps)), step)
 
     def live(self, branch: str) -> None:
@@ -116,7 +116,7 @@ def history(seed: int) -> History:
             pair = (source, dest) if dice.random() < 0.8 else (dest, source)
             maker.merge(*pair)
     maker.live(dice.choice(lines))
-    maker.trials(Random(f"trials of {seed}"), lines)
+    maker.pick_checks(Random(f"trials of {seed}"), lines)
     return History(
         seed=seed,
         stable=dice.random() < 0.5,
@@ -126,29 +126,29 @@ def history(seed: int) -> History:
     )
 
 
-def run(one: History, tally: Tally, merger: Merger = by_us, trying: type[Undoing] = Undoing) -> None:
+def run(one: History, tally: Tally, merger: Merger = by_us, checks: type[RevertChecks] = RevertChecks) -> None:
     """Run a history; raises `BrokenError`, with the history told, when a law does not hold."""
-    world = World(stable=one.stable, tally=tally, merger=merger, trying=trying)
+    model = TableModel(stable=one.stable, tally=tally, merger=merger, checks=checks)
     try:
-        world.start(one.rows, one.fragments)
+        model.start(one.rows, one.fragments)
         for step in one.steps:
-            world.do(step)
+            model.do(step)
         if one.seed % 8 == 1:
-            world.look_at_orders()
-        world.look_at_files()
+            model.look_at_orders()
+        model.look_at_files()
         if one.seed % 4 == 0:
-            world.look_back()
+            model.look_back()
     except FINDS as error:
-        error.add_note("\n".join([f"seed {one.seed}:", *world.told]))
+        error.add_note("\n".join([f"seed {one.seed}:", *model.told]))
         raise
     finally:
-        world.close()
+        model.close()
 
 
-def broken(one: History, merger: Merger = by_us, trying: type[Undoing] = Undoing) -> Exception | None:
+def broken(one: History, merger: Merger = by_us, checks: type[RevertChecks] = RevertChecks) -> Exception | None:
     """What goes wrong in a history."""
     try:
-        run(one, Tally(), merger, trying)
+        run(one, Tally(), merger, checks)
     except FINDS as error:
         return error
     return None

@@ -6,11 +6,11 @@ from dataclasses import replace
 import lance
 
 from lance_dagster import LanceTable
-from tests.ledger import as_pylance
+from tests.properties.merging.merge_inputs import ExpectedConflict, Outcome
 from tests.properties.merging.rows_model import Node, Snapshot, Values
-from tests.properties.merging.three import Clash, Outcome
-from tests.properties.mirror import KEY
-from tests.properties.witness import LINEAGE
+from tests.properties.replica import KEY
+from tests.properties.replica_checks import LINEAGE
+from tests.table_factory import as_pylance
 
 
 class BrokenError(AssertionError):
@@ -42,9 +42,9 @@ def one_of(outcomes: Sequence[Outcome]) -> Outcome:
     if not outcomes:
         raise BrokenError("model", "no merge base")
     first = outcomes[0]
-    if all(alike(first.result, other.result) and first.clashes == other.clashes for other in outcomes):
+    if all(alike(first.result, other.result) and first.conflicts == other.conflicts for other in outcomes):
         return first
-    return replace(first, clashes=[*first.clashes, Clash("bases", "several", hard=False)])
+    return replace(first, conflicts=[*first.conflicts, ExpectedConflict("bases", "several", hard=False)])
 
 
 def same(table: LanceTable, branch: str, wanted: Snapshot, law: str) -> Snapshot:

@@ -12,137 +12,150 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lance_dagster.errors import Reason
-from tests.properties.merging.claim_rules import claim_clashes, claimed
+from tests.properties.merging.claim_rules import claim_conflicts, claimed
 from tests.properties.merging.column_rules import beside_updated, column_clashes, is_beside, merged_columns
+from tests.properties.merging.merge_inputs import (
+    DEST_WINS,
+    SOURCE_WINS,
+    ExpectedConflict,
+    MergeInputs,
+    Outcome,
+    touched,
+)
 from tests.properties.merging.row_rules import merged_rows
-from tests.properties.merging.rows_model import Column, Ledger, Made, Row, Snapshot
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Clash, Outcome, Three, touched
+from tests.properties.merging.rows_model import Column, Made, Row, Snapshot, VersionGraph
 
 
-def expected(three: Three, strategy: str | None = None) -> Outcome:
+def expected(inputs: MergeInputs, strategy: str | None = None) -> Outcome:
     """Merge the source into the dest by the rules.
 
     Args:
-        three: The states.
+        inputs: The states.
         strategy: Who wins a conflict over a row, a key of a map or the whole table. None gives what a merge has
             where conflicts are soft.
     """
-    clashes: list[Clash] = []
-    columns = merged_columns(three, clashes, strategy)
-    rows = merged_rows(three, clashes, strategy)
-    clashes += column_clashes(three, rows)
-    clashes += claim_clashes(three)
-    states = (three.base, three.source, three.dest)
-    config = _map("config", tuple(state.config for state in states), clashes, strategy)
-    metadata = _map("metadata", tuple(state.metadata for state in states), clashes, strategy)
+    conflicts: list[ExpectedConflict] = []
+    columns = merged_columns(inputs, conflicts, strategy)
+    rows = merged_rows(inputs, conflicts, strategy)
+    conflicts += column_clashes(inputs, rows)
+    conflicts += claim_conflicts(inputs)
+    states = (inputs.base, inputs.source, inputs.dest)
+    config = _map("config", tuple(state.config for state in states), conflicts, strategy)
+    metadata = _map("metadata", tuple(state.metadata for state in states), conflicts, strategy)
     kept = {
         name: token
-        for name, token in three.dest.indices.items()
-        if any(column.token == token for column in columns) and _cast_of(three.dest, token) == _cast_in(columns, token)
+        for name, token in inputs.dest.indices.items()
+        if any(column.token == token for column in columns) and _cast_of(inputs.dest, token) == _cast_in(columns, token)
     }
-    result = replace(three.dest, columns=tuple(columns), rows=rows, indices=kept, config=config, metadata=metadata)
-    return Outcome(result, list(dict.fromkeys(clashes)))
+    result = replace(inputs.dest, columns=tuple(columns), rows=rows, indices=kept, config=config, metadata=metadata)
+    return Outcome(result, list(dict.fromkeys(conflicts)))
 
 
-def merges(ledger: Ledger, source: Made, dest: Made, known: Mapping[int, Row] | None = None) -> list[Outcome]:
+def merges(graph: VersionGraph, source: Made, dest: Made, known: Mapping[int, Row] | None = None) -> list[Outcome]:
     """What the rules say, once for each merge base; with what a restore took out as new, and as known.
 
     Args:
-        ledger: All versions.
+        graph: All versions.
         source: What is merged.
         dest: What it is merged into.
         known: Rows that both sides had, though no merge base has them.
     """
     found = []
     for mine, theirs in dict.fromkeys(((source.within, dest.within), (source.ever, dest.ever))):
-        did, others = ledger.since(mine, theirs), ledger.since(theirs, mine)
+        did, others = graph.since(mine, theirs), graph.since(theirs, mine)
         if not did:
             found.append(Outcome(dest.snapshot))
             continue
         found += [
             expected(
-                Three(replace(base, rows={**(known or {}), **base.rows}), source.snapshot, dest.snapshot, did, others)
+                MergeInputs(
+                    replace(base, rows={**(known or {}), **base.rows}), source.snapshot, dest.snapshot, did, others
+                )
             )
-            for base in _bases(ledger, ledger.bases(mine, theirs))
+            for base in _bases(graph, graph.bases(mine, theirs))
         ]
     return found
 
 
-def _bases(ledger: Ledger, best: Sequence[Made]) -> Sequence[Snapshot]:
+def _bases(graph: VersionGraph, best: Sequence[Made]) -> Sequence[Snapshot]:
     """The one state that several merge bases make together; each of them where they contradict each other."""
     joined, within = best[0].snapshot, best[0].within
     for other in best[1:]:
-        below = ledger.bases(within, other.within)
-        did = ledger.since(other.within, within), ledger.since(within, other.within)
-        both = expected(Three(below[0].snapshot, other.snapshot, joined, *did))
-        if len(below) > 1 or both.clashes:
+        below = graph.bases(within, other.within)
+        did = graph.since(other.within, within), graph.since(within, other.within)
+        both = expected(MergeInputs(below[0].snapshot, other.snapshot, joined, *did))
+        if len(below) > 1 or both.conflicts:
             return [one.snapshot for one in best]
         joined, within = both.result, within | other.within
     return [joined]
 
 
-def resolved(three: Three, strategy: str, told: Collection[Reason] = ()) -> Snapshot | None:
+def resolved(inputs: MergeInputs, strategy: str, told: Collection[Reason] = ()) -> Snapshot | None:
     """What a merge has when one side wins every conflict; None where the rules leave open how much that side wins.
 
     Args:
-        three: The states.
+        inputs: The states.
         strategy: Who wins.
         told: The conflicts that were told before. Where these are of more kinds, or about more rows, than the rules ask
             for, the side wins what they are about as well.
     """
-    outcome = expected(three, strategy)
-    if not outcome.clashes or not all(clash.hard for clash in outcome.clashes):
+    outcome = expected(inputs, strategy)
+    if not outcome.conflicts or not all(conflict.hard for conflict in outcome.conflicts):
         return None
     kinds = {conflict.kind for conflict in told} & {"rows", "column", "partition", "table"}
     count = sum(int(conflict.unit.split()[0]) for conflict in told if conflict.kind == "rows")
-    if kinds - outcome.kinds or count > len({clash.unit for clash in outcome.clashes if clash.kind == "rows"}):
+    if kinds - outcome.kinds or count > len(
+        {conflict.unit for conflict in outcome.conflicts if conflict.kind == "rows"}
+    ):
         return None
-    winner = three.source if strategy == SOURCE_WINS else three.dest
+    winner = inputs.source if strategy == SOURCE_WINS else inputs.dest
     maps = {"config", "metadata"}
     whole = outcome.kinds - maps == {"table"}
-    loser = three.dest if winner is three.source else three.source
-    if whole and loser.columns != three.base.columns:
+    loser = inputs.dest if winner is inputs.source else inputs.source
+    if whole and loser.columns != inputs.base.columns:
         # Whether a column that only the loser has goes with its rows is left open.
         return None
     if whole:
         return replace(winner, config=outcome.result.config, metadata=outcome.result.metadata)
     if outcome.kinds <= {"rows", *maps}:
         # Rows that a replacement took out may count as its partition.
-        claimed_too = any(made.claims for made in (*three.source_did, *three.dest_did))
+        claimed_too = any(made.claims for made in (*inputs.source_did, *inputs.dest_did))
         # So may all the keys of an upsert that put one in which the other side put in too.
         open_ones = ("in place", "cell", "inserted twice")
-        unknown = any(word in clash.unit for clash in outcome.clashes for word in open_ones)
+        unknown = any(word in conflict.unit for conflict in outcome.conflicts for word in open_ones)
         return None if claimed_too or unknown else outcome.result
     if outcome.kinds <= {"partition", *maps}:
-        return _partitions_won(three, outcome.result, winner)
+        return _partitions_won(inputs, outcome.result, winner)
     if outcome.kinds <= {"column", *maps} and all(
-        is_beside(clash) for clash in outcome.clashes if clash.kind not in maps
+        is_beside(conflict) for conflict in outcome.conflicts if conflict.kind not in maps
     ):
-        return _rows_won(three, outcome.result, strategy)
+        return _rows_won(inputs, outcome.result, strategy)
     return None
 
 
-def _rows_won(three: Three, merged: Snapshot, strategy: str) -> Snapshot:
+def _rows_won(inputs: MergeInputs, merged: Snapshot, strategy: str) -> Snapshot:
     """Rows that one side updated without a column that the other one filled: as the winner has them."""
     rows = dict(merged.rows)
-    for side, other, wins in ((three.source, three.dest, SOURCE_WINS), (three.dest, three.source, DEST_WINS)):
-        for uid in beside_updated(three, side, other):
+    for side, other, wins in ((inputs.source, inputs.dest, SOURCE_WINS), (inputs.dest, inputs.source, DEST_WINS)):
+        for uid in beside_updated(inputs, side, other):
             rows[uid] = (side if strategy == wins else other).rows[uid]
     return replace(merged, rows=rows)
 
 
-def _partitions_won(three: Three, merged: Snapshot, winner: Snapshot) -> Snapshot | None:
+def _partitions_won(inputs: MergeInputs, merged: Snapshot, winner: Snapshot) -> Snapshot | None:
     contested = [
         claim
         for side, did, other in (
-            (three.source, three.source_did, three.dest),
-            (three.dest, three.dest_did, three.source),
+            (inputs.source, inputs.source_did, inputs.dest),
+            (inputs.dest, inputs.dest_did, inputs.source),
         )
         for made in did
         for claim in made.claims
-        if any(True for _ in claimed(three, claim, side, other))
+        if any(True for _ in claimed(inputs, claim, side, other))
     ]
-    if any(claim.whole for claim in contested) or any(touched(three.base, side) for side in (three.source, three.dest)):
+    if any(claim.whole for claim in contested) or any(
+        touched(inputs.base, side) for side in (inputs.source, inputs.dest)
+    ):
         return None
     result = merged
     for claim in contested:
@@ -160,7 +173,7 @@ def _cast_in(columns: Iterable[Column], token: int) -> int | None:
 
 
 def _map(
-    kind: str, states: tuple[Mapping[str, str], ...], clashes: list[Clash], strategy: str | None
+    kind: str, states: tuple[Mapping[str, str], ...], conflicts: list[ExpectedConflict], strategy: str | None
 ) -> dict[str, str]:
     base, source, dest = states
     merged = dict(dest)
@@ -169,7 +182,7 @@ def _map(
         if mine in (was, theirs):
             continue
         if theirs != was:
-            clashes.append(Clash(kind, key))
+            conflicts.append(ExpectedConflict(kind, key))
             if strategy != SOURCE_WINS:
                 continue
         if mine is None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from tests.properties.merging import laws
-from tests.properties.merging.both_ways import same_rows
+from tests.properties.merging.symmetry import same_rows
 
 
 def merged_in(table: LanceTable, name: str, dest: str, order: Sequence[str]) -> MergeConflictError | None:

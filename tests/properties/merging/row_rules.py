@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
+from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS, ExpectedConflict, MergeInputs, rewritten
 from tests.properties.merging.rows_model import Row
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Clash, Three, rewritten
 
 
-def merged_rows(three: Three, clashes: list[Clash], strategy: str | None) -> dict[int, Row]:
+def merged_rows(inputs: MergeInputs, conflicts: list[ExpectedConflict], strategy: str | None) -> dict[int, Row]:
     """Decide about every row, and note the conflicts."""
-    base, source, dest = three.base, three.source, three.dest
+    base, source, dest = inputs.base, inputs.source, inputs.dest
     found: dict[int, Row] = {}
     for uid in dict.fromkeys((*dest.rows, *source.rows)):
-        row = _Decision(three, uid, clashes, strategy).row()
+        row = _Decision(inputs, uid, conflicts, strategy).row()
         if row is not None:
             found[uid] = row
     for uid in base.rows.keys() - dest.rows.keys() - source.rows.keys():
@@ -23,21 +23,21 @@ def merged_rows(three: Three, clashes: list[Clash], strategy: str | None) -> dic
 class _Decision:
     """What becomes of one row that at least one side has."""
 
-    three: Three
+    inputs: MergeInputs
     uid: int
-    clashes: list[Clash]
+    conflicts: list[ExpectedConflict]
     strategy: str | None
 
     def row(self) -> Row | None:
         """The row of the result."""
         was, mine, theirs = (
-            state.rows.get(self.uid) for state in (self.three.base, self.three.source, self.three.dest)
+            state.rows.get(self.uid) for state in (self.inputs.base, self.inputs.source, self.inputs.dest)
         )
         if was is None:
             if mine is None or theirs is None:
                 return mine or theirs
             if mine.stamp != theirs.stamp:
-                self.clash("rows", "inserted twice")
+                self.conflict("rows", "inserted twice")
                 return mine if self.strategy == SOURCE_WINS else theirs
             return self.cells(_shared(mine, theirs), mine, theirs)
         if mine is None or theirs is None:
@@ -46,34 +46,36 @@ class _Decision:
         if mine.stamp == theirs.stamp:
             return self.cells(was, mine, theirs)
         if changed == (True, True):
-            self.clash("rows", "updated by both")
+            self.conflict("rows", "updated by both")
             return mine if self.strategy == SOURCE_WINS else theirs
         return self.one_updated(was, mine, theirs)
 
     def one_deleted(self, was: Row, mine: Row | None, theirs: Row | None) -> Row | None:
         """Deleted on one side."""
-        left, side = (mine, self.three.source) if theirs is None else (theirs, self.three.dest)
+        left, side = (mine, self.inputs.source) if theirs is None else (theirs, self.inputs.dest)
         assert left is not None
         if left.stamp != was.stamp:
-            self.clash("rows", "updated and deleted")
-            return left if self.strategy == (SOURCE_WINS if side is self.three.source else DEST_WINS) else None
-        written = [*rewritten(self.three.base, side, self.uid).values()]
+            self.conflict("rows", "updated and deleted")
+            return left if self.strategy == (SOURCE_WINS if side is self.inputs.source else DEST_WINS) else None
+        written = [*rewritten(self.inputs.base, side, self.uid).values()]
         written += [cell for token, cell in left.cells.items() if token not in was.cells]
         if any(cell.partly for cell in written):
-            self.clash("rows", "updated in place and deleted", hard=False)
+            self.conflict("rows", "updated in place and deleted", hard=False)
         return None
 
     def one_updated(self, was: Row, mine: Row, theirs: Row) -> Row:
         """Updated on one side, at most written in place on the other."""
         updated, other = (mine, theirs) if theirs.stamp == was.stamp else (theirs, mine)
-        side = self.three.dest if other is theirs else self.three.source
+        side = self.inputs.dest if other is theirs else self.inputs.source
         written = {
             token: cell
-            for token, cell in rewritten(self.three.base, side, self.uid).items()
+            for token, cell in rewritten(self.inputs.base, side, self.uid).items()
             if side.column(token) is not None
         }
         if written:
-            self.clash("rows", "updated, and written in place", hard=not all(cell.partly for cell in written.values()))
+            self.conflict(
+                "rows", "updated, and written in place", hard=not all(cell.partly for cell in written.values())
+            )
         new = {
             token: cell for token, cell in other.cells.items() if token not in was.cells and token not in updated.cells
         }
@@ -87,12 +89,12 @@ class _Decision:
             other, before = _stamp(theirs, token), _stamp(was, token)
             if cell.stamp in (other, before):
                 continue
-            sides = (self.three.source, self.three.dest)
-            if self.three.base.column(token) is not None and any(side.column(token) is None for side in sides):
+            sides = (self.inputs.source, self.inputs.dest)
+            if self.inputs.base.column(token) is not None and any(side.column(token) is None for side in sides):
                 # The column goes, and its cells with it.
                 continue
             if other != before:
-                self.clash("rows", "a cell written by both")
+                self.conflict("rows", "a cell written by both")
                 if self.strategy != SOURCE_WINS:
                     continue
             merged[token] = cell
@@ -109,11 +111,11 @@ class _Decision:
             for row, other in ((mine, theirs), (theirs, mine))
         ]
         if all(written) and any(cell.partly for cells in written for cell in cells.values()):
-            self.clash("rows", "written in place by both", hard=False)
+            self.conflict("rows", "written in place by both", hard=False)
 
-    def clash(self, kind: str, what: str, *, hard: bool = True) -> None:
+    def conflict(self, kind: str, what: str, *, hard: bool = True) -> None:
         """Note a conflict."""
-        self.clashes.append(Clash(kind, f"row {self.uid} {what}", hard))
+        self.conflicts.append(ExpectedConflict(kind, f"row {self.uid} {what}", hard))
 
 
 def _shared(mine: Row, theirs: Row) -> Row:

@@ -176,7 +176,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Ledger:
+class VersionGraph:
     """Every version there is."""
 
     made: dict[Node, Made] = field(default_factory=dict)

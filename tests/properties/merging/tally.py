@@ -14,7 +14,7 @@ class Tally:
     done: Counter[str] = field(default_factory=Counter)
     needless: list[Refusal] = field(default_factory=list)
     """Refused merges."""
-    needless_ways: list[Refusal] = field(default_factory=list)
+    needless_picks: list[Refusal] = field(default_factory=list)
     """Refused cherry-picks and reverts, and merges of what they made."""
     undecided: list[tuple[str, str, str]] = field(default_factory=list)
     """Conflicts that were left although one side was to win: which one, the reasons and the history."""

@@ -11,15 +11,15 @@ import pytest
 
 from lance_dagster import LanceTable, Version
 from lance_dagster.errors import MergeConflictError
-from tests.ledger import as_pylance
-from tests.properties.merging.allowed import ALLOWED, needless
+from tests.properties.merging.allowed_refusals import ALLOWED, needless
 from tests.properties.merging.histories import FINDS, History, broken, history, run, shrunk, signature
-from tests.properties.merging.scene import FAST
+from tests.properties.merging.operation_context import FAST
+from tests.properties.merging.pick_checks import CHECKED
+from tests.properties.merging.revert_checks import RevertChecks
+from tests.properties.merging.table_model import Merger, by_us
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.trials import TRIALS
-from tests.properties.merging.undoing import Undoing
-from tests.properties.merging.world import Merger, by_us
-from tests.properties.mirror import KEY
+from tests.properties.replica import KEY
+from tests.table_factory import as_pylance
 
 MANY = int(os.environ.get("LANCE_DAGSTER_HISTORIES", "1000"))
 SEED = int(os.environ.get("LANCE_DAGSTER_SEED", "1"))
@@ -39,7 +39,7 @@ def test_merges_follow_the_rules(part: int) -> None:
         except FINDS as error:
             pytest.fail(told(history(seed), error))
     print(f"seeds {seeds.start} to {seeds.stop - 1}: {dict(tally.done)}")  # noqa: T201  # shown by pytest -s
-    for refused in (tally.needless, tally.needless_ways):
+    for refused in (tally.needless, tally.needless_picks):
         left, counted = needless(refused)
         print(f"needless for a known reason: {dict(counted)}")  # noqa: T201
         assert ALLOWED.keys() >= counted.keys()
@@ -47,8 +47,8 @@ def test_merges_follow_the_rules(part: int) -> None:
         assert len(left) <= MOST_NEEDLESS * len(seeds), stories
     merges = sum(tally.done[what] for what in ("merged", "conflict", "needless"))
     assert merges > len(seeds) / 2, "too few merges to say anything"
-    trials = sum(tally.done[what] for what in ("pick", "revert", "reverted the last", "restored across a fork"))
-    assert trials > len(seeds) / 10, "too few cherry-picks, reverts and restores to say anything"
+    pick_checks = sum(tally.done[what] for what in ("pick", "revert", "reverted the last", "restored across a fork"))
+    assert pick_checks > len(seeds) / 10, "too few cherry-picks, reverts and restores to say anything"
 
 
 def told(one: History, error: Exception, merger: Merger = by_us) -> str:
@@ -157,7 +157,7 @@ class RevertsNothing(LanceTable):
         return found
 
 
-class LosingRows(Undoing):
+class LosingRows(RevertChecks):
     """What is tried with the first of them."""
 
     @property
@@ -166,7 +166,7 @@ class LosingRows(Undoing):
         return LosesRows.open(self.uri, FAST)
 
 
-class RevertingNothing(Undoing):
+class RevertingNothing(RevertChecks):
     """What is tried with the second."""
 
     @property
@@ -185,17 +185,17 @@ class RevertingNothing(Undoing):
         ("merge", RevertingNothing, {"revert a merge"}),
     ],
 )
-def test_a_wrong_way_is_found(kind: str, trying: type[Undoing], laws: set[str]) -> None:
+def test_a_wrong_way_is_found(kind: str, checks: type[RevertChecks], laws: set[str]) -> None:
     """A cherry-pick or revert that loses a row, or does nothing, breaks a law within few histories that have one."""
     tried = 0
     for seed in range(400):
         one = history(seed)
         kinds = {step.kind for step in one.steps}
         # A revert of a merge is tried beside the merge; the others here would be found as well.
-        if kind not in kinds or (kind == "merge" and not kinds.isdisjoint(TRIALS)):
+        if kind not in kinds or (kind == "merge" and not kinds.isdisjoint(CHECKED)):
             continue
         tried += 1
-        error = broken(one, trying=trying)
+        error = broken(one, checks=checks)
         if error is not None and signature(error) in laws:
             return
         if tried == 40:

@@ -8,11 +8,11 @@ import pytest
 
 from tests.properties.merging.histories import history
 from tests.properties.merging.laws import alike
+from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS, MergeInputs
 from tests.properties.merging.oracle import expected
 from tests.properties.merging.rows_model import Cell, Column, Made, Row, Snapshot
+from tests.properties.merging.table_model import TableModel
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Three
-from tests.properties.merging.world import World
 
 ID, WORD, NUMBER = (
     Column(token=1, name="id", type=pa.int64()),
@@ -53,7 +53,7 @@ BASE = state(r1=SAME, r2=SAME)
 )
 def test_rows(source: Snapshot, dest: Snapshot, rows: dict[int, int] | None) -> None:
     """What becomes of a row that is the same, updated, deleted or inserted on each side; None is a conflict."""
-    outcome = expected(Three(BASE, source, dest))
+    outcome = expected(MergeInputs(BASE, source, dest))
     assert (rows is None) == outcome.must_refuse
     if rows is not None:
         assert rows == {uid: row.stamp for uid, row in outcome.result.rows.items()}
@@ -61,43 +61,43 @@ def test_rows(source: Snapshot, dest: Snapshot, rows: dict[int, int] | None) -> 
 
 def test_strategies() -> None:
     """One side wins the rows in conflict, and no others."""
-    three = Three(BASE, state(r1=(3, 1), r2=UPDATED), state(r1=(4, 1), r2=SAME, r3=(5, 5)))
-    won = {strategy: expected(three, strategy).result.rows for strategy in (SOURCE_WINS, DEST_WINS)}
+    inputs = MergeInputs(BASE, state(r1=(3, 1), r2=UPDATED), state(r1=(4, 1), r2=SAME, r3=(5, 5)))
+    won = {strategy: expected(inputs, strategy).result.rows for strategy in (SOURCE_WINS, DEST_WINS)}
     assert [3, 2, 5] == [won[SOURCE_WINS][uid].stamp for uid in (1, 2, 3)]
     assert [4, 2, 5] == [won[DEST_WINS][uid].stamp for uid in (1, 2, 3)]
 
 
-def versions(seed: int) -> Iterator[tuple[Made, Made, Made, World]]:
+def versions(seed: int) -> Iterator[tuple[Made, Made, Made, TableModel]]:
     """Merge bases and both sides, as a random history has them."""
     one = history(seed)
-    world = World(stable=one.stable, tally=Tally())
+    model = TableModel(stable=one.stable, tally=Tally())
     try:
-        world.start(one.rows, one.fragments)
+        model.start(one.rows, one.fragments)
         for step in one.steps:
             if step.kind != "merge":
-                world.do(step)
+                model.do(step)
     finally:
-        world.close()
-    for left, right in product(world.ledger.heads.values(), repeat=2):
-        mine, theirs = world.ledger.made[left], world.ledger.made[right]
-        for base in world.ledger.bases(mine.within, theirs.within):
-            yield base, mine, theirs, world
+        model.close()
+    for left, right in product(model.graph.heads.values(), repeat=2):
+        mine, theirs = model.graph.made[left], model.graph.made[right]
+        for base in model.graph.bases(mine.within, theirs.within):
+            yield base, mine, theirs, model
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_three_way_laws(seed: int) -> None:
     """Both ways round is the same; nothing on one side gives the other; the same on both sides gives that."""
-    for base, mine, theirs, world in versions(seed):
+    for base, mine, theirs, model in versions(seed):
         did, others = (
-            world.ledger.since(mine.within, theirs.within),
-            world.ledger.since(theirs.within, mine.within),
+            model.graph.since(mine.within, theirs.within),
+            model.graph.since(theirs.within, mine.within),
         )
-        there = expected(Three(base.snapshot, mine.snapshot, theirs.snapshot, did, others))
-        back = expected(Three(base.snapshot, theirs.snapshot, mine.snapshot, others, did))
+        there = expected(MergeInputs(base.snapshot, mine.snapshot, theirs.snapshot, did, others))
+        back = expected(MergeInputs(base.snapshot, theirs.snapshot, mine.snapshot, others, did))
         assert there.must_refuse == back.must_refuse
         if not there.must_refuse:
             assert (there.kinds, True) == (back.kinds, alike(there.result, back.result))
-        only = expected(Three(base.snapshot, mine.snapshot, base.snapshot, did))
+        only = expected(MergeInputs(base.snapshot, mine.snapshot, base.snapshot, did))
         assert (False, True) == (only.must_refuse, alike(mine.snapshot, only.result))
-        same = expected(Three(base.snapshot, mine.snapshot, mine.snapshot))
+        same = expected(MergeInputs(base.snapshot, mine.snapshot, mine.snapshot))
         assert (False, True) == (same.may_refuse, alike(mine.snapshot, same.result))

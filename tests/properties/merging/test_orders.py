@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from tests.properties.merging.allowed import needless
-from tests.properties.merging.deeds import DEEDS
+from tests.properties.merging.allowed_refusals import needless
+from tests.properties.merging.operation_context import PARTS, Dice, OperationContext, opened
+from tests.properties.merging.operations import OPERATIONS
 from tests.properties.merging.orders import any_order
 from tests.properties.merging.rows_model import PART, Snapshot
-from tests.properties.merging.scene import PARTS, Dice, Scene, opened
+from tests.properties.merging.table_model import TableModel
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.world import World
 
 KINDS = ("append", "append", "delete", "update", "upsert", "add null", "compact")
 BRANCHES = PARTS[:3]
@@ -24,42 +24,42 @@ def own(seen: Snapshot, part: str) -> Snapshot:
     return seen.without([uid for uid, row in seen.rows.items() if row.value(column) != part])
 
 
-def worked(world: World, part: str, dice: Random) -> None:
+def worked(model: TableModel, part: str, dice: Random) -> None:
     """Work on a branch that has the name of its partition, on no rows but those."""
-    seen = own(world.ledger.head("main").snapshot, part)
+    seen = own(model.graph.head("main").snapshot, part)
     for kind in dice.choices(KINDS, k=dice.randint(1, 4)):
-        scene = Scene(
-            uri=world.uri,
+        context = OperationContext(
+            uri=model.uri,
             branch=part,
             seen=seen,
-            names=world.names,
+            names=model.names,
             dice=Dice(tuple(dice.randrange(1 << 16) for _ in range(7))),
             ours=dice.random() < 0.5,
             line={},
         )
-        deed = DEEDS[kind][0](scene)
-        if deed is not None:
-            seen = deed.result
-            world.told.append(f"{part}: {deed.did} {deed.told}")
+        performed = OPERATIONS[kind][0](context)
+        if performed is not None:
+            seen = performed.result
+            model.told.append(f"{part}: {performed.did} {performed.told}")
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_gives_the_same_rows(seed: int) -> None:
     """Of three branches with rows of their own, on a table with stable row ids or without."""
     dice = Random(seed)
-    world = World(stable=seed % 3 != 0, tally=Tally())
+    model = TableModel(stable=seed % 3 != 0, tally=Tally())
     try:
-        world.start(dice.randint(3, 12), dice.randint(1, 3))
+        model.start(dice.randint(3, 12), dice.randint(1, 3))
         for part in BRANCHES:
-            world.table.create_branch(part)
-            worked(world, part, dice)
+            model.table.create_branch(part)
+            worked(model, part, dice)
         if dice.random() < 0.5:
-            opened(world.uri, "main").optimize.compact_files()
-        found = any_order(world.table, "main", list(permutations(BRANCHES)))
-        story = "\n".join(world.told)
+            opened(model.uri, "main").optimize.compact_files()
+        found = any_order(model.table, "main", list(permutations(BRANCHES)))
+        story = "\n".join(model.told)
         refused = [("; ".join(map(str, error.conflicts)), story) for error in found.values() if error is not None]
         # Without stable row ids it may be unknown where rows went, in one order sooner than in another.
         left, _ = needless(refused)
-        assert ([], True) == (left, not refused or not world.stable)
+        assert ([], True) == (left, not refused or not model.stable)
     finally:
-        world.close()
+        model.close()

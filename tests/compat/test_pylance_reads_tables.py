@@ -10,7 +10,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from tests.compat.tables import OPERATIONS, assert_sound, fitted, prepared
-from tests.ledger import Rows, as_pylance, contents, entries
+from tests.table_factory import Rows, as_pylance, contents, entries
 
 Step = Callable[[lance.LanceDataset], object]
 Model = Callable[[Rows], Rows]

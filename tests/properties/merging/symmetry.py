@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from lance_dagster import LanceTable, MergePreview
 from lance_dagster.merge.rules.merge_side import Conflict
-from tests.ledger import as_pylance
 from tests.properties.merging.laws import hold
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS
-from tests.properties.mirror import KEY
+from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS
+from tests.properties.replica import KEY
+from tests.table_factory import as_pylance
 
 OTHER = {SOURCE_WINS: DEST_WINS, DEST_WINS: SOURCE_WINS}
 _ONE_WAY = ("beside rows that moved", "rows without them")

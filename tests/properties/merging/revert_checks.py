@@ -1,14 +1,14 @@
 """Merges taken back some time after they were made, on branches that go no further."""
 
+from tests.properties.merging.change_ranges import ChangeRange
+from tests.properties.merging.operation_context import Dice
+from tests.properties.merging.pick_checks import PickChecks, Take
 from tests.properties.merging.rows_model import Made
-from tests.properties.merging.scene import Dice
-from tests.properties.merging.trials import Take, Trials
-from tests.properties.merging.ways import Way
 
 _BETWEEN = ("append", "append", "delete", "update", "compact", "config")
 
 
-class Undoing(Trials):
+class RevertChecks(PickChecks):
     """Reverts of merges, as far as the rules of any revert go."""
 
     def merge_taken_back(self, merge: Made, dest: Made, dice: Dice) -> None:
@@ -24,11 +24,11 @@ class Undoing(Trials):
                 self.work(dice.pick(list(_BETWEEN)), later, dice)
             self.told.append("")
             self.tell(f"revert {name} on {later}, parent 1")
-            self._taken("revert", Way.back(merge, dest), later, self._take_back(name), dice)
+            self._taken("revert", ChangeRange.back(merge, dest), later, self._take_back(name), dice)
             self.tally.done["took a merge back"] += 1
         finally:
             for fork in self._forks:
-                del self.ledger.heads[fork]
+                del self.graph.heads[fork]
             self._forks.clear()
 
     def _take_back(self, name: str) -> Take:

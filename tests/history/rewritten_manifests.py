@@ -10,8 +10,8 @@ from lance_dagster.format.codec import decode_manifest_file, encode_manifest_fil
 from lance_dagster.format.layout import join, line_root, manifest_name
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, Transaction
 from lance_dagster.store import LocalStore
-from tests.ledger import parts_on
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import parts_on
 
 
 def manifest_file(table: LanceTable, branch: str, number: int) -> Path:

@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from lance_dagster.format.transaction import MERGED_PREFIX
-from tests.properties.mirror import KEY, Condition, Row, Snapshot, by_value
+from tests.properties.replica import KEY, Condition, Row, Snapshot, by_value
 
 LINEAGE = ["_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
 
 
-def witnessed(dataset: lance.LanceDataset, candidates: Sequence[Snapshot], *, stable: bool) -> Snapshot:
+def checked_version(dataset: lance.LanceDataset, candidates: Sequence[Snapshot], *, stable: bool) -> Snapshot:
     """Hold that a version pylance opened is one of some that may be; returns it with the row ids it has."""
     dataset.validate()
     found = dataset.to_table(columns=[*dataset.schema.names, *(LINEAGE if stable else LINEAGE[:1])])

@@ -5,7 +5,7 @@ config), and now and then what older versions held. Steps that come too late (an
 of ours that was prepared before others committed) either mean what they meant or are refused; what is refused changes
 nothing.
 
-    LANCE_DAGSTER_STEPS=100000 nice python -m pytest tests/properties/test_together.py -s --hypothesis-seed=1
+    LANCE_DAGSTER_STEPS=100000 nice python -m pytest tests/properties/test_two_writers.py -s --hypothesis-seed=1
 
 runs about as many steps as are asked for and prints how many of each kind there were. A folder in memory as `TMPDIR`
 makes it several times faster.
@@ -22,14 +22,14 @@ from hypothesis.stateful import initialize, precondition, rule
 from lance_dagster import LanceTable
 from lance_dagster.errors import ConflictError, InvalidInputError, MergeConflictError, VersionNotFoundError
 from lance_dagster.store import open_store
-from tests.ledger import parts_on
-from tests.properties import works
+from tests.properties import operations
 from tests.properties.machine import COUNTED, MOST_COLUMNS, TOO_LATE, FileVersion, Machine
-from tests.properties.mirror import KEY, Line, merged
-from tests.properties.witness import described
-from tests.properties.works import KINDS
-from tests.properties.writers import Ours, Theirs, prepared
+from tests.properties.operations import KINDS
+from tests.properties.replica import KEY, Line, merged
+from tests.properties.replica_checks import described
+from tests.properties.writers import PackageWriter, PylanceWriter, prepared
 from tests.store.scripted import ScriptedStore, intruder_at_commit
+from tests.table_factory import parts_on
 
 STEPS = int(os.environ.get("LANCE_DAGSTER_STEPS", "4000"))
 STEPS_OF_ONE = 50
@@ -106,7 +106,7 @@ class Together(Machine):
         """Add, drop, rename or cast a column."""
         branch, side = self.branch(data), self.side(data)
         head = self.lines[branch].head
-        work = self.column_work(data, head) if len(head.columns) < MOST_COLUMNS else works.drop(head.columns[0])
+        work = self.column_work(data, head) if len(head.columns) < MOST_COLUMNS else operations.drop(head.columns[0])
         self.commit(f"{side.name} {work.kind}", branch, lambda: work.do(side, branch), *work.outcomes(head))
 
     @rule(data=st.data())
@@ -323,7 +323,7 @@ class Together(Machine):
             # Pylance gives the id of a dropped column to a new one, where values written for the old one then show.
             return
         work = self.any_work(data, seen, BY_BOTH)
-        late = Theirs(lambda _: dataset)
+        late = PylanceWriter(lambda _: dataset)
         outcomes = work.outcomes(self.lines[branch].head)
         # Pylance appends through its own casts, and what was written for the old type is read as null.
         outcomes += [outcome.blind() for outcome in outcomes]
@@ -351,7 +351,7 @@ class Together(Machine):
             self.settle(branch, between)
 
         script = intruder_at_commit(intrude)
-        racing = Ours(lambda: LanceTable(parts_on(ScriptedStore(open_store(self.uri), script))))
+        racing = PackageWriter(lambda: LanceTable(parts_on(ScriptedStore(open_store(self.uri), script))))
         try:
             mine.do(racing, branch)
         except (ConflictError, InvalidInputError):

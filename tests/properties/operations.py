@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tests.properties.mirror import KEY, Cell, Column, Row, Snapshot, by_keys
-from tests.properties.writers import Ours, Theirs
+from tests.properties.replica import KEY, Cell, Column, Row, Snapshot, by_keys
+from tests.properties.writers import PackageWriter, PylanceWriter
 
-Writer = Ours | Theirs
+Writer = PackageWriter | PylanceWriter
 KINDS = ("append", "delete", "update", "upsert", "replace")
 COLUMN_KINDS = ("add null", "add computed", "drop", "rename", "cast")
 CASTS: dict[pa.DataType, pa.DataType] = {
@@ -23,7 +23,7 @@ CASTS: dict[pa.DataType, pa.DataType] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Operation:
     """What is done, and every outcome it may have on a version, the likeliest first."""
 
     kind: str
@@ -31,64 +31,64 @@ class Work:
     outcomes: Callable[[Snapshot], list[Snapshot]]
 
 
-def append(seen: Snapshot, new: list[int]) -> Work:
+def append(seen: Snapshot, new: list[int]) -> Operation:
     """Add rows."""
     rows = seen.made_up(new)
     data = seen.arrow(rows)
-    return Work("append", lambda writer, branch: writer.append(branch, data), lambda head: [head.with_rows(rows)])
+    return Operation("append", lambda writer, branch: writer.append(branch, data), lambda head: [head.with_rows(rows)])
 
 
-def delete(seen: Snapshot, keys: list[int]) -> Work:
+def delete(seen: Snapshot, keys: list[int]) -> Operation:
     """Take rows out."""
     where = by_keys(keys).sql
-    return Work(
+    return Operation(
         "delete",
         lambda writer, branch: writer.delete(branch, where),
         lambda head: [head.without(keys), head.without(_same(seen, head, keys))],
     )
 
 
-def update(seen: Snapshot, keys: list[int], column: Column, number: int) -> Work:
+def update(seen: Snapshot, keys: list[int], column: Column, number: int) -> Operation:
     """Give rows one value in a column."""
     where = by_keys(keys).sql
     value = column.made_up(number)
     cells = {column.token: value}
     values = {column.name: literal(value)}
-    return Work(
+    return Operation(
         "update",
         lambda writer, branch: writer.update(branch, values, where),
         lambda head: [head.updated(keys, cells), head.updated(_same(seen, head, keys), cells)],
     )
 
 
-def upsert(seen: Snapshot, keys: list[int], new: list[int], number: int) -> Work:
+def upsert(seen: Snapshot, keys: list[int], new: list[int], number: int) -> Operation:
     """Give rows other values in all columns, and put rows in."""
     rows = seen.made_up([*keys, *new], salt=number)
     data = seen.arrow(rows)
-    return Work("upsert", lambda writer, branch: writer.upsert(branch, data), lambda head: [head.upserted(rows)])
+    return Operation("upsert", lambda writer, branch: writer.upsert(branch, data), lambda head: [head.upserted(rows)])
 
 
-def upsert_partly(seen: Snapshot, keys: list[int], new: list[int], column: Column) -> Work:
+def upsert_partly(seen: Snapshot, keys: list[int], new: list[int], column: Column) -> Operation:
     """Give rows another value in one column, and put rows in that have only that."""
     rows: dict[int, Row] = {
         key: _with_cells(row, {column.token: row.cells[column.token]})
         for key, row in seen.made_up([*keys, *new], salt=3).items()
     }
     data = seen.arrow(rows).select([KEY, column.name])
-    return Work("upsert", lambda writer, branch: writer.upsert(branch, data), lambda head: [head.upserted(rows)])
+    return Operation("upsert", lambda writer, branch: writer.upsert(branch, data), lambda head: [head.upserted(rows)])
 
 
-def replace_rows(seen: Snapshot, keys: list[int], new: list[int]) -> Work:
+def replace_rows(seen: Snapshot, keys: list[int], new: list[int]) -> Operation:
     """Take rows out and put others in; this package alone can."""
     where = by_keys(keys).sql
     rows = seen.made_up(new)
     data = seen.arrow(rows)
 
     def do(writer: Writer, branch: str) -> None:
-        assert isinstance(writer, Ours)
+        assert isinstance(writer, PackageWriter)
         writer.replace(branch, where, data)
 
-    return Work(
+    return Operation(
         "replace",
         do,
         lambda head: [
@@ -98,44 +98,44 @@ def replace_rows(seen: Snapshot, keys: list[int], new: list[int]) -> Work:
     )
 
 
-def add_null(column: Column) -> Work:
+def add_null(column: Column) -> Operation:
     """Add a column without values."""
-    return Work(
+    return Operation(
         "add null",
         lambda writer, branch: writer.add_null(branch, column.name, column.type),
         lambda head: [head.with_column(column, None)],
     )
 
 
-def add_computed(column: Column) -> Work:
+def add_computed(column: Column) -> Operation:
     """Add a column of twice the key."""
-    return Work(
+    return Operation(
         "add computed",
         lambda writer, branch: writer.add_computed(branch, column.name, f"{KEY} * 2"),
         lambda head: [head.with_column(column, lambda key, _: 2 * key)],
     )
 
 
-def drop(column: Column) -> Work:
+def drop(column: Column) -> Operation:
     """Take a column out."""
-    return Work(
+    return Operation(
         "drop", lambda writer, branch: writer.drop(branch, column.name), lambda head: [_on(head, column, _dropped)]
     )
 
 
-def rename(column: Column, name: str) -> Work:
+def rename(column: Column, name: str) -> Operation:
     """Call a column something else."""
-    return Work(
+    return Operation(
         "rename",
         lambda writer, branch: writer.rename(branch, column.name, name),
         lambda head: [_on(head, column, lambda version, own: version.renamed(own, name))],
     )
 
 
-def cast(column: Column, token: int) -> Work:
+def cast(column: Column, token: int) -> Operation:
     """Give a column another type."""
     kind = CASTS[column.type]
-    return Work(
+    return Operation(
         "cast",
         lambda writer, branch: writer.cast(branch, column.name, kind),
         lambda head: [_on(head, column, lambda version, own: version.with_cast(own, own.cast(token, kind)))],

@@ -13,19 +13,28 @@ import pyarrow as pa
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from tests.properties.merging import laws, unchanged
-from tests.properties.merging.beside import Beside
-from tests.properties.merging.deeds import DEEDS
 from tests.properties.merging.laws import hold
+from tests.properties.merging.merge_checks import MergeChecks
+from tests.properties.merging.merge_inputs import Outcome
+from tests.properties.merging.operation_context import (
+    FAST,
+    PARTS,
+    PLACE,
+    Dice,
+    Names,
+    OperationContext,
+    OperationResult,
+    opened,
+)
+from tests.properties.merging.operations import OPERATIONS
 from tests.properties.merging.oracle import merges
 from tests.properties.merging.orders import any_order
-from tests.properties.merging.rows_model import PART, Column, Ledger, Made, Snapshot
-from tests.properties.merging.scene import FAST, PARTS, PLACE, Deed, Dice, Names, Scene, opened
+from tests.properties.merging.pick_checks import CHECKED
+from tests.properties.merging.revert_checks import RevertChecks
+from tests.properties.merging.rows_model import PART, Column, Made, Snapshot, VersionGraph
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.three import Outcome
-from tests.properties.merging.trials import TRIALS
 from tests.properties.merging.unchanged import Stored
-from tests.properties.merging.undoing import Undoing
-from tests.properties.mirror import KEY
+from tests.properties.replica import KEY
 
 BASIC: tuple[tuple[str, pa.DataType], ...] = (
     (KEY, pa.int64()),
@@ -61,17 +70,17 @@ def by_us(table: LanceTable, source: str, into: str) -> None:
 
 
 @dataclass(slots=True)
-class World:
+class TableModel:
     """One history."""
 
     stable: bool
     tally: Tally
     merger: Merger = by_us
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="merging-")))
-    ledger: Ledger = field(default_factory=Ledger)
+    graph: VersionGraph = field(default_factory=VersionGraph)
     names: Names = field(default_factory=Names)
     told: list[str] = field(default_factory=list)
-    trying: type[Undoing] = Undoing
+    checks: type[RevertChecks] = RevertChecks
     stored: dict[str, Stored] = field(default_factory=dict)
 
     @property
@@ -85,12 +94,12 @@ class World:
         return LanceTable.open(self.uri, FAST)
 
     @property
-    def trials(self) -> Undoing:
+    def pick_checks(self) -> RevertChecks:
         """Work on branches that go no further."""
-        return self.trying(
+        return self.checks(
             uri=self.uri,
             stable=self.stable,
-            ledger=self.ledger,
+            graph=self.graph,
             tally=self.tally,
             told=self.told,
             work=lambda kind, branch, dice: self.work(Step(kind, branch, "", bool(dice.below(2)), dice.numbers)),
@@ -106,7 +115,7 @@ class World:
         most = max(1, -(-rows // fragments))
         lance.write_dataset(data, self.uri, enable_stable_row_ids=self.stable, max_rows_per_file=most)
         node = ("main", 1)
-        self.ledger.add(
+        self.graph.add(
             Made(node=node, snapshot=snapshot, within=frozenset([node]), ever=frozenset([node]), did="create")
         )
         self.told.append(f"create {sorted(snapshot.rows)} in {fragments} fragments, stable row ids: {self.stable}")
@@ -123,7 +132,7 @@ class World:
 
     def look_at_orders(self) -> None:
         """Hold that the order in which all branches are merged into main makes no difference, where they can be."""
-        branches = sorted(name for name in self.ledger.heads if name.startswith("b"))
+        branches = sorted(name for name in self.graph.heads if name.startswith("b"))
         if len(branches) > 1:
             self.told.append(f"merge {', '.join(branches)} into a fork of main, and the other way round ...")
             found = any_order(self.table, "main", [branches, branches[::-1]])
@@ -131,91 +140,91 @@ class World:
 
     def look_back(self) -> None:
         """Hold that every version there ever was is what it was."""
-        for node, made in self.ledger.made.items():
+        for node, made in self.graph.made.items():
             laws.as_before(self.table, node, made.snapshot)
 
     def do(self, step: Step) -> None:
         """Do one step; what cannot be done is left out."""
-        if step.branch not in self.ledger.heads and step.kind != "fork":
+        if step.branch not in self.graph.heads and step.kind != "fork":
             return
         if step.kind == "fork":
             self.fork(step)
         elif step.kind == "merge":
-            if step.other in self.ledger.heads and step.other != step.branch:
+            if step.other in self.graph.heads and step.other != step.branch:
                 self.merge(step.branch, step.other, Dice(step.numbers))
                 self.look_at_files()
-        elif step.kind in TRIALS:
-            self.trials.do(step.kind, step.branch, Dice(step.numbers))
+        elif step.kind in CHECKED:
+            self.pick_checks.do(step.kind, step.branch, Dice(step.numbers))
         else:
             self.work(step)
 
     def fork(self, step: Step) -> None:
         """Fork a branch, mostly where another one is, at times where it was."""
-        if step.branch in self.ledger.heads or step.other not in self.ledger.heads:
+        if step.branch in self.graph.heads or step.other not in self.graph.heads:
             return
         dice = Dice(step.numbers)
-        line = self.ledger.line(step.other)
-        node = dice.pick(line) if line and dice.below(6) == 0 else self.ledger.heads[step.other]
+        line = self.graph.line(step.other)
+        node = dice.pick(line) if line and dice.below(6) == 0 else self.graph.heads[step.other]
         at = (step.other, node[1])
         if step.ours:
             self.table.create_branch(step.branch, f"{at[0]}@{at[1]}")
         else:
             opened(self.uri, step.other).create_branch(step.branch, at if at[0] != "main" else (None, at[1]))
-        self.ledger.fork(step.branch, node, step.other)
+        self.graph.fork(step.branch, node, step.other)
         self.told.append(f"fork {step.branch} from {at[0]}@{at[1]} by {'us' if step.ours else 'pylance'}")
 
     def work(self, step: Step) -> None:
         """Do some work on a branch, and hold that it came out as meant."""
-        head = self.ledger.head(step.branch)
-        others = {uid for node in self.ledger.heads.values() for uid in self.ledger.made[node].snapshot.rows}
-        ever = {uid for node in head.within for uid in self.ledger.made[node].snapshot.rows}
-        scene = Scene(
+        head = self.graph.head(step.branch)
+        others = {uid for node in self.graph.heads.values() for uid in self.graph.made[node].snapshot.rows}
+        ever = {uid for node in head.within for uid in self.graph.made[node].snapshot.rows}
+        context = OperationContext(
             uri=self.uri,
             branch=step.branch,
             seen=head.snapshot,
             names=self.names,
             dice=Dice(step.numbers),
             ours=step.ours,
-            line={node: self.ledger.made[node].snapshot for node in self.ledger.line(step.branch)},
+            line={node: self.graph.made[node].snapshot for node in self.graph.line(step.branch)},
             taken=frozenset(others - ever),
         )
         who = "us" if step.ours else "pylance"
         self.told.append(f"{step.branch}: {step.kind} by {who} ...")
-        deed = DEEDS[step.kind][0](scene)
-        if deed is None:
+        performed = OPERATIONS[step.kind][0](context)
+        if performed is None:
             self.told.pop()
             return
         number = opened(self.uri, step.branch).version
-        self.told[-1] = f"{step.branch}@{number}: {deed.did} {deed.told} by {who}"
-        self.tally.done[deed.did] += 1
+        self.told[-1] = f"{step.branch}@{number}: {performed.did} {performed.told} by {who}"
+        self.tally.done[performed.did] += 1
         if number != head.node[1]:
-            self.ledger.add(self._made(step.branch, number, deed, head))
-        laws.same(self.table, step.branch, deed.result, "work")
+            self.graph.add(self._made(step.branch, number, performed, head))
+        laws.same(self.table, step.branch, performed.result, "work")
 
-    def _made(self, branch: str, number: int, deed: Deed, head: Made) -> Made:
+    def _made(self, branch: str, number: int, performed: OperationResult, head: Made) -> Made:
         node = (branch, number)
         within = head.within
-        if deed.restored is not None:
+        if performed.restored is not None:
             # What was merged since then is gone, and so is the record of it.
-            within = self.ledger.made[deed.restored].within.union(self.ledger.line(branch))
+            within = self.graph.made[performed.restored].within.union(self.graph.line(branch))
         return Made(
             node=node,
-            snapshot=deed.result,
+            snapshot=performed.result,
             within=within | {node},
             ever=head.ever | {node},
-            claims=deed.claims,
-            did=deed.did,
-            partitions=deed.partitions,
+            claims=performed.claims,
+            did=performed.did,
+            partitions=performed.partitions,
             parents=(head.node,),
         )
 
     def merge(self, source: str, into: str, dice: Dice) -> None:
         """Merge a branch into another, and hold that it came out as the rules say."""
-        mine, theirs = self.ledger.head(source), self.ledger.head(into)
-        new = bool(self.ledger.since(mine.within, theirs.within))
-        outcomes = merges(self.ledger, mine, theirs)
+        mine, theirs = self.graph.head(source), self.graph.head(into)
+        new = bool(self.graph.since(mine.within, theirs.within))
+        outcomes = merges(self.graph, mine, theirs)
         agreed = laws.one_of(outcomes)
-        before = {branch: opened(self.uri, branch).version for branch in self.ledger.heads}
+        before = {branch: opened(self.uri, branch).version for branch in self.graph.heads}
         kept = laws.row_ids(opened(self.uri, into)) if self.stable else {}
         self.told.append(f"merge {source} into {into} ...")
         beside = self._beside(source, into, dice)
@@ -234,8 +243,8 @@ class World:
             return
         number = opened(self.uri, into).version
         self.told[-1] = f"{into}@{number}: merge {source}"
-        clashes = [clash for outcome in outcomes for clash in outcome.clashes if clash.hard]
-        hold(not all(outcome.must_refuse for outcome in outcomes), "missed conflict", f"merged in spite of {clashes}")
+        conflicts = [conflict for outcome in outcomes for conflict in outcome.conflicts if conflict.hard]
+        hold(not all(outcome.must_refuse for outcome in outcomes), "missed conflict", f"merged in spite of {conflicts}")
         hold(not foretold, "preview", f"merged, but {foretold} were foretold")
         candidates = [outcome.result for outcome in outcomes if not outcome.must_refuse]
         result = laws.same_as_one(self.table, into, candidates, "merge")
@@ -246,28 +255,28 @@ class World:
             node = (into, number)
             within, ever = mine.within | theirs.within | {node}, mine.ever | theirs.ever | {node}
             parents = (theirs.node, mine.node)
-            self.ledger.add(Made(node=node, snapshot=result, within=within, ever=ever, did="merge", parents=parents))
+            self.graph.add(Made(node=node, snapshot=result, within=within, ever=ever, did="merge", parents=parents))
         else:
             hold(laws.alike(result, theirs.snapshot), "merge", "nothing was committed")
-        did = {made.did for made in self.ledger.since(mine.within, theirs.within)}
+        did = {made.did for made in self.graph.since(mine.within, theirs.within)}
         if self.stable and not did & {"overwrite", "restore"}:
             laws.lineage_kept(kept, laws.row_ids(opened(self.uri, into)), number)
         self._after(source, into, number)
         if new and number != before[into]:
-            beside.made(self.ledger.head(into), before[into])
+            beside.made(self.graph.head(into), before[into])
 
-    def _beside(self, source: str, into: str, dice: Dice) -> Beside:
-        return Beside(
+    def _beside(self, source: str, into: str, dice: Dice) -> MergeChecks:
+        return MergeChecks(
             uri=self.uri,
             source=source,
             into=into,
-            mine=self.ledger.head(source),
-            theirs=self.ledger.head(into),
-            ledger=self.ledger,
+            mine=self.graph.head(source),
+            theirs=self.graph.head(into),
+            graph=self.graph,
             tally=self.tally,
             told=self.told,
             dice=dice,
-            undoing=lambda: self.trials,
+            revert_checks=lambda: self.pick_checks,
         )
 
     def _after(self, source: str, into: str, number: int) -> None:
@@ -276,7 +285,7 @@ class World:
         hold(number == opened(self.uri, into).version, "merged again", "a second merge made a version")
         hold(self.table.is_merged(source, into) is not None, "merged again", "it is said not to be merged")
         laws.well_formed(self.table, into)
-        laws.indexed(self.uri, into, self.ledger.head(into).snapshot)
+        laws.indexed(self.uri, into, self.graph.head(into).snapshot)
 
     def _refused(
         self,

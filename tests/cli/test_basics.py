@@ -17,9 +17,9 @@ from lance_dagster import LanceTable
 from lance_dagster.cli.main import main
 from tests.conftest import S3Storage
 from tests.damage import removed
-from tests.ledger import SCHEMA, as_pylance, entries, new_table
+from tests.table_factory import SCHEMA, as_pylance, entries, new_table
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 COMMANDS = ["log", "show", "branches", "tags", "verify", "gc"]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from lance_dagster import LanceTable
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.transaction import Operation
-from tests.ledger import as_pylance, entries
+from tests.table_factory import as_pylance, entries
 
 Lineage = list[dict[str, Any]]
 _VERSIONS = ["_row_created_at_version", "_row_last_updated_at_version"]

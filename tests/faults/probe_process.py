@@ -1,6 +1,6 @@
 """Use damaged tables in a process of its own, so that a hang, a crash or a full memory is seen from outside.
 
-    python -m tests.faults.trial table mutations report
+    python -m tests.faults.probe_process table mutations report
 
 Writes one line of JSON to the report for each mutation, before it is tried and after, so that the last line names
 the one that killed the process.

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from lance_dagster.store import open_store
-from tests.aging import DAY, age
-from tests.ledger import SCHEMA, entries, parts_on
+from tests.backdating import DAY, age
 from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import SCHEMA, entries, parts_on
 
 _CHANGES = frozenset({"os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
 _FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -24,7 +24,7 @@ _ROWS = pa.table({"key": ["p"], "value": [1]}, schema=SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class Operation:
     """What is prepared and what is done."""
 
     prepare: Callable[[LanceTable], None]
@@ -67,17 +67,17 @@ def _garbage_prepared(table: LanceTable) -> None:
         age(table, 30 * DAY)
 
 
-DEEDS: Mapping[str, Deed] = {
-    "merge": Deed(prepare=_merge_prepared, act=lambda table: table.merge("run")),
-    "tag": Deed(prepare=_tag_prepared, act=lambda table: table.move_tag("production", "main@4")),
-    "garbage": Deed(
+OPERATIONS: Mapping[str, Operation] = {
+    "merge": Operation(prepare=_merge_prepared, act=lambda table: table.merge("run")),
+    "tag": Operation(prepare=_tag_prepared, act=lambda table: table.move_tag("production", "main@4")),
+    "garbage": Operation(
         prepare=_garbage_prepared,
         act=lambda table: table.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0)),
     ),
 }
 
 
-def die_at_change(uri: str, deed: str, step: int) -> None:
+def die_at_change(uri: str, operation: str, step: int) -> None:
     """Do a deed on local disk, killed for good just before the change of a number to the file system."""
     table, left = LanceTable.open(uri), step
 
@@ -91,10 +91,10 @@ def die_at_change(uri: str, deed: str, step: int) -> None:
             left -= 1
 
     sys.addaudithook(watch)
-    DEEDS[deed].act(table)
+    OPERATIONS[operation].act(table)
 
 
-def die_at_request(uri: str, options: Mapping[str, str], deed: str, step: int) -> None:
+def die_at_request(uri: str, options: Mapping[str, str], operation: str, step: int) -> None:
     """Do a deed, killed for good just before the request of a number to the store, or at the end, which counts too."""
     left = step
 
@@ -105,12 +105,12 @@ def die_at_request(uri: str, options: Mapping[str, str], deed: str, step: int) -
         left -= 1
         return request.send()
 
-    DEEDS[deed].act(LanceTable(parts_on(ScriptedStore(open_store(uri, options), script))))
+    OPERATIONS[operation].act(LanceTable(parts_on(ScriptedStore(open_store(uri, options), script))))
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fresh(folder: Path, deed: str) -> LanceTable:
+def fresh(folder: Path, operation: str) -> LanceTable:
     """A table that a deed is about to be done to; made without waiting for the disk."""
-    DEEDS[deed].prepare(LanceTable.create(folder, SCHEMA, storage_options={"durability": "process"}))
+    OPERATIONS[operation].prepare(LanceTable.create(folder, SCHEMA, storage_options={"durability": "process"}))
     return LanceTable.open(folder)

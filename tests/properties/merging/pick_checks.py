@@ -9,16 +9,16 @@ import lance
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from tests.properties.merging import laws
-from tests.properties.merging.deeds import DEEDS
+from tests.properties.merging.change_ranges import ChangeRange, after_pick, known_rows, outcome, with_rows
 from tests.properties.merging.laws import hold
+from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS, ExpectedConflict, MergeInputs, Outcome
+from tests.properties.merging.operation_context import FAST, Dice, opened
+from tests.properties.merging.operations import OPERATIONS
 from tests.properties.merging.oracle import merges, resolved
-from tests.properties.merging.rows_model import Ledger, Made, Node, Snapshot
-from tests.properties.merging.scene import FAST, Dice, opened
+from tests.properties.merging.rows_model import Made, Node, Snapshot, VersionGraph
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Clash, Outcome, Three
-from tests.properties.merging.ways import Way, after_pick, known_rows, outcome, with_rows
 
-TRIALS = ("pick", "revert", "restore")
+CHECKED = ("pick", "revert", "restore")
 Work = Callable[[str, str, Dice], None]
 """Does some work of a kind on a branch."""
 
@@ -31,12 +31,12 @@ class Take(Protocol):
 
 
 @dataclass(slots=True)
-class Trials:
+class PickChecks:
     """What is tried beside a history, at the heads it has at the time."""
 
     uri: str
     stable: bool
-    ledger: Ledger
+    graph: VersionGraph
     tally: Tally
     told: list[str]
     work: Work
@@ -54,45 +54,45 @@ class Trials:
             {"pick": self.pick, "revert": self.revert, "restore": self.restore}[kind](branch, dice)
         finally:
             for fork in self._forks:
-                del self.ledger.heads[fork]
+                del self.graph.heads[fork]
             self._forks.clear()
         if not self.told[-1]:
             self.told.pop()
 
     def pick(self, onto: str, dice: Dice) -> None:
         """Make the change of some version again, then at times all of the branch it is from."""
-        head = self.ledger.head(onto)
-        commits = [made for made in self.ledger.made.values() if made.parents and not made.merged]
+        head = self.graph.head(onto)
+        commits = [made for made in self.graph.made.values() if made.parents and not made.merged]
         new = [made for made in commits if made.node not in head.within]
         if not commits:
             return
         commit = dice.pick(new if new and dice.below(5) else commits)
-        if commit.node in head.ever and _columns(commit) - _columns(self.ledger.made[commit.parents[0]]):
+        if commit.node in head.ever and _columns(commit) - _columns(self.graph.made[commit.parents[0]]):
             # Whether a column that was renamed since, and has no values any more, is the one that is added is open.
             return
         trial = self._fork(onto)
         self.tell(f"pick {_name(commit)} onto {trial}")
-        parent = self.ledger.made[commit.parents[0]]
-        way = Way.of(commit, parent)
+        parent = self.graph.made[commit.parents[0]]
+        change = ChangeRange.of(commit, parent)
 
         def take(branch: str, strategy: str | None = None) -> object:
             return self.table.cherry_pick(_name(commit), branch, strategy=strategy)
 
-        result = self._taken("pick", way, trial, take, dice)
+        result = self._taken("pick", change, trial, take, dice)
         if result is None:
             return
-        if dice.below(2) == 0 and commit.node[0] in self.ledger.heads:
+        if dice.below(2) == 0 and commit.node[0] in self.graph.heads:
             self._merged_too(commit, trial, result)
 
     def revert(self, where: str, dice: Dice) -> None:
         """Take some version back; then take that back, and once more the version."""
-        head = self.ledger.head(where)
-        commits = [self.ledger.made[node] for node in sorted(head.ever) if self.ledger.made[node].parents]
+        head = self.graph.head(where)
+        commits = [self.graph.made[node] for node in sorted(head.ever) if self.graph.made[node].parents]
         if not commits:
             return
         commit = head if head.parents and dice.below(3) == 0 else dice.pick(commits)
         number = 1 + dice.below(len(commit.parents))
-        parent = self.ledger.made[commit.parents[number - 1]]
+        parent = self.graph.made[commit.parents[number - 1]]
         given = number if commit.merged else None
         trial = self._fork(where)
         self.tell(f"revert {_name(commit)} on {trial}" + (f", parent {number}" if commit.merged else ""))
@@ -108,7 +108,7 @@ class Trials:
             self.tally.done["reverted the last"] += 1
             made: Made | None = self._made(trial, parent.snapshot, head, commit)
         else:
-            made = self._taken("revert", Way.back(commit, parent), trial, take, dice)
+            made = self._taken("revert", ChangeRange.back(commit, parent), trial, take, dice)
         if made is None or made.node == head.node:
             return
         self.tell("... then that")
@@ -134,12 +134,12 @@ class Trials:
         """Go back to any version, on a branch that at times did something itself; then back again; merge it."""
         trial, other = self._fork(branch), self._fork(branch)
         for _ in range(dice.below(3)):
-            self.work(dice.pick(list(DEEDS)), trial, dice)
-        head = self.ledger.head(trial)
-        past = self.ledger.past(trial)
+            self.work(dice.pick(list(OPERATIONS)), trial, dice)
+        head = self.graph.head(trial)
+        past = self.graph.past(trial)
         if not past:
             return
-        target = self.ledger.made[dice.pick(past)]
+        target = self.graph.made[dice.pick(past)]
         number = opened(self.uri, trial).version
         self.told.append("")
         self.tell(f"restore {_name(target)} on {trial}")
@@ -172,7 +172,7 @@ class Trials:
     def _fork(self, branch: str) -> str:
         name = f"x{len(self.told)}-{len(self._forks)}"
         self.table.create_branch(name, branch)
-        self.ledger.fork(name, self.ledger.heads[branch], branch)
+        self.graph.fork(name, self.graph.heads[branch], branch)
         self._forks.append(name)
         self.tell(f"fork {name} from {branch}.")
         return name
@@ -193,24 +193,24 @@ class Trials:
             partitions=of.partitions,
             parents=(head.node,),
         )
-        self.ledger.add(made)
+        self.graph.add(made)
         return made
 
-    def _taken(self, kind: str, way: Way, trial: str, take: Take, dice: Dice) -> Made | None:
+    def _taken(self, kind: str, change: ChangeRange, trial: str, take: Take, dice: Dice) -> Made | None:
         """Take a change over, or back, by the rules; None when it is refused."""
-        head = self.ledger.head(trial)
-        threes = way.threes(self.ledger, head)
-        outcomes = [outcome(three) for three in threes]
+        head = self.graph.head(trial)
+        all_inputs = change.all_inputs(self.graph, head)
+        outcomes = [outcome(inputs) for inputs in all_inputs]
         # Taking back a replacement is to bring back what the branch had; a pick brings it only where it is not gone.
-        known = [known_rows(self.ledger, head, three) if kind == "pick" else {} for three in threes]
-        if kind == "pick" and (any(known) or way.did.node in head.ever):
+        known = [known_rows(self.graph, head, inputs) if kind == "pick" else {} for inputs in all_inputs]
+        if kind == "pick" and (any(known) or change.did.node in head.ever):
             # What was done since may hide that it is there. Rows that were taken out may be meant to come again.
-            told = [outcome(with_rows(three, rows)) for three, rows in zip(threes, known, strict=True)]
-            again = way.did.node not in head.ever and any(rows.keys() - head.snapshot.rows.keys() for rows in known)
+            told = [outcome(with_rows(inputs, rows)) for inputs, rows in zip(all_inputs, known, strict=True)]
+            again = change.did.node not in head.ever and any(rows.keys() - head.snapshot.rows.keys() for rows in known)
             outcomes = [*told, *outcomes] if again or not self.stable else told
-            there = Clash("history", "picked where it is", hard=False)
+            there = ExpectedConflict("history", "picked where it is", hard=False)
             outcomes = [one.but(there) for one in outcomes]
-            if way.did.node in head.ever:
+            if change.did.node in head.ever:
                 outcomes.append(Outcome(head.snapshot, [there]))
         kept = laws.row_ids(opened(self.uri, trial)) if self.stable else {}
         try:
@@ -219,22 +219,22 @@ class Trials:
             self._refused(kind, error, outcomes)
             hold(head.node[1] == opened(self.uri, trial).version, "refusal", "a version was made")
             if dice.below(3) == 0:
-                three = with_rows(threes[0], known[0])
-                self._decided(kind, three, error, take, trial, dice.pick([SOURCE_WINS, DEST_WINS]))
+                inputs = with_rows(all_inputs[0], known[0])
+                self._decided(kind, inputs, error, take, trial, dice.pick([SOURCE_WINS, DEST_WINS]))
             return None
         result = self._outcome(kind, trial, outcomes)
-        result = replace(result, indices=self._indices(trial, way.source, head))
+        result = replace(result, indices=self._indices(trial, change.source, head))
         self.tally.done[kind] += 1
         laws.well_formed(self.table, trial, deep=dice.below(8) == 0)
         laws.indexed(self.uri, trial, result)
-        if self.stable and way.did.did not in ("overwrite", "restore", "merge"):
+        if self.stable and change.did.did not in ("overwrite", "restore", "merge"):
             laws.lineage_kept(kept, laws.row_ids(opened(self.uri, trial)), opened(self.uri, trial).version)
         self._again(kind, trial, take)
-        return self._made(trial, result, head, way.did)
+        return self._made(trial, result, head, change.did)
 
     def _outcome(self, law: str, trial: str, outcomes: Sequence[Outcome]) -> Snapshot:
-        clashes = [clash for one in outcomes for clash in one.clashes if clash.hard]
-        hold(not all(one.must_refuse for one in outcomes), f"missed conflict, {law}", f"done in spite of {clashes}")
+        conflicts = [conflict for one in outcomes for conflict in one.conflicts if conflict.hard]
+        hold(not all(one.must_refuse for one in outcomes), f"missed conflict, {law}", f"done in spite of {conflicts}")
         return laws.same_as_one(self.table, trial, [one.result for one in outcomes if not one.must_refuse], law)
 
     def _again(self, kind: str, trial: str, take: Take) -> None:
@@ -244,7 +244,7 @@ class Trials:
             take(trial)
         except MergeConflictError as error:
             self.tally.done[f"{kind} again refused"] += 1
-            self.tally.needless_ways.append(("; ".join(map(str, error.conflicts)), "\n".join([*self.told, "again"])))
+            self.tally.needless_picks.append(("; ".join(map(str, error.conflicts)), "\n".join([*self.told, "again"])))
         hold(number == opened(self.uri, trial).version, f"{kind} again", "a version was made")
 
     def _refused(self, kind: str, error: MergeConflictError, outcomes: Sequence[Outcome]) -> None:
@@ -255,11 +255,11 @@ class Trials:
             self.tally.done[f"{kind}: refused where that is allowed"] += 1
         else:
             self.tally.done[f"{kind}: needless"] += 1
-            self.tally.needless_ways.append(("; ".join(map(str, error.conflicts)), "\n".join(self.told)))
+            self.tally.needless_picks.append(("; ".join(map(str, error.conflicts)), "\n".join(self.told)))
         self.tell("refused")
 
     def _decided(
-        self, kind: str, three: Three, told: MergeConflictError, take: Take, trial: str, strategy: str
+        self, kind: str, inputs: MergeInputs, told: MergeConflictError, take: Take, trial: str, strategy: str
     ) -> None:
         """Hold that a conflict can be decided for either side."""
         self.tell(f"... then {strategy}")
@@ -269,10 +269,10 @@ class Trials:
             self.tally.undecided.append((strategy, "; ".join(map(str, error.conflicts)), "\n".join(self.told)))
             return
         self.tally.done[f"{kind}, {strategy}"] += 1
-        since = [made.snapshot for made in (*three.source_did, *three.dest_did)]
-        unknown = any("no key" in clash.unit for clash in outcome(three).clashes)
-        wanted = None if unknown else resolved(three, strategy, told.conflicts)
-        laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
+        since = [made.snapshot for made in (*inputs.source_did, *inputs.dest_did)]
+        unknown = any("no key" in conflict.unit for conflict in outcome(inputs).conflicts)
+        wanted = None if unknown else resolved(inputs, strategy, told.conflicts)
+        laws.decided(self.table, trial, (*since, inputs.base, inputs.source, inputs.dest), wanted)
 
     def _merged_too(self, commit: Made, trial: str, picked: Made) -> None:
         """Merge the branch that a change was picked from: the change is not made twice.
@@ -281,12 +281,14 @@ class Trials:
         """
         source = commit.node[0]
         self.tell(f"... then merge {source}")
-        plain = merges(self.ledger, self.ledger.head(source), picked)
-        outcomes = after_pick(self.ledger, self.ledger.head(source), picked, commit)
-        columns = _columns(commit) <= _columns(self.ledger.made[commit.parents[0]])
-        if not columns or any(one.clashes for one in plain):
-            outcomes = [one.but(Clash("rows", "picked", hard=False)) for one in outcomes]
-        twins = not columns and any(clash.hard for one in outcomes for clash in one.clashes if clash.kind == "column")
+        plain = merges(self.graph, self.graph.head(source), picked)
+        outcomes = after_pick(self.graph, self.graph.head(source), picked, commit)
+        columns = _columns(commit) <= _columns(self.graph.made[commit.parents[0]])
+        if not columns or any(one.conflicts for one in plain):
+            outcomes = [one.but(ExpectedConflict("rows", "picked", hard=False)) for one in outcomes]
+        twins = not columns and any(
+            conflict.hard for one in outcomes for conflict in one.conflicts if conflict.kind == "column"
+        )
         number = opened(self.uri, trial).version
         try:
             self.table.merge(source, into=trial)

@@ -7,17 +7,17 @@ lack what the base has although nobody took it out, and a column may come with v
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tests.properties.merging.merge_inputs import ExpectedConflict, MergeInputs, Outcome
 from tests.properties.merging.oracle import expected, merges
-from tests.properties.merging.rows_model import Cell, Column, Ledger, Made, Row, Snapshot
-from tests.properties.merging.three import Clash, Outcome, Three
-from tests.properties.mirror import KEY
+from tests.properties.merging.rows_model import Cell, Column, Made, Row, Snapshot, VersionGraph
+from tests.properties.replica import KEY
 
 UNWRITTEN = Cell(None, 0)
 CLAIMED = ("partition", "table")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ChangeRange:
     """From one version to another: what was picked, or, going back, what is taken back."""
 
     base: Made
@@ -25,39 +25,39 @@ class Way:
     did: Made
 
     @classmethod
-    def of(cls, commit: Made, parent: Made) -> "Way":
+    def of(cls, commit: Made, parent: Made) -> "ChangeRange":
         """Make the change of a version once more."""
         return cls(parent, commit, commit)
 
     @classmethod
-    def back(cls, commit: Made, parent: Made) -> "Way":
+    def back(cls, commit: Made, parent: Made) -> "ChangeRange":
         """Take the change of a version back. That claims nothing."""
         return cls(commit, parent, replace(commit, claims=(), partitions=()))
 
-    def threes(self, ledger: Ledger, head: Made) -> list[Three]:
+    def all_inputs(self, graph: VersionGraph, head: Made) -> list[MergeInputs]:
         """The states of a merge into a branch; with what a restore took out as there, and as gone."""
         base, source, dest = (_seen(one.snapshot) for one in (self.base, self.source, head))
         source, dest = (_prepared(_matched(side, base), base) for side in (source, dest))
         known = dict.fromkeys(((head.within, self.base.within), (head.ever, self.base.ever)))
-        return [Three(base, source, dest, [self.did], ledger.since(*pair)) for pair in known]
+        return [MergeInputs(base, source, dest, [self.did], graph.since(*pair)) for pair in known]
 
 
 def _prepared(side: Snapshot, base: Snapshot) -> Snapshot:
     return _partly(_with_nulls(_computed(side, base), base), base)
 
 
-def outcome(three: Three) -> Outcome:
+def outcome(inputs: MergeInputs) -> Outcome:
     """Merge by the rules; a row of which no column is left has no meaning there."""
-    found = expected(three)
-    alike = {f"cast {column.name}" for column in three.dest.columns if _is_alike(column, three.base)}
-    clashes = [
+    found = expected(inputs)
+    alike = {f"cast {column.name}" for column in inputs.dest.columns if _is_alike(column, inputs.base)}
+    conflicts = [
         # What the branch has in a column that is dropped may only be older than what the base has.
-        replace(clash, hard=False)
-        if clash.unit.partition(" beside ")[0] in alike or clash.unit.startswith("dropped ")
-        else clash
-        for clash in found.clashes
+        replace(conflict, hard=False)
+        if conflict.unit.partition(" beside ")[0] in alike or conflict.unit.startswith("dropped ")
+        else conflict
+        for conflict in found.conflicts
     ]
-    return Outcome(_without_unwritten(found.result), [*clashes, *_unreadable(found.result)])
+    return Outcome(_without_unwritten(found.result), [*conflicts, *_unreadable(found.result)])
 
 
 def _without_unwritten(state: Snapshot) -> Snapshot:
@@ -75,37 +75,40 @@ def _is_alike(column: Column, base: Snapshot) -> bool:
     return was is not None and (was.name, was.type) == (column.name, column.type)
 
 
-def known_rows(ledger: Ledger, head: Made, three: Three) -> dict[int, Row]:
+def known_rows(graph: VersionGraph, head: Made, inputs: MergeInputs) -> dict[int, Row]:
     """The rows that the source puts in and a branch once had, just so."""
-    there = {(uid, row.stamp) for node in head.ever for uid, row in ledger.made[node].snapshot.rows.items()}
-    new = three.source.rows.keys() - three.base.rows.keys()
-    return {uid: three.source.rows[uid] for uid in new if (uid, three.source.rows[uid].stamp) in there}
+    there = {(uid, row.stamp) for node in head.ever for uid, row in graph.made[node].snapshot.rows.items()}
+    new = inputs.source.rows.keys() - inputs.base.rows.keys()
+    return {uid: inputs.source.rows[uid] for uid in new if (uid, inputs.source.rows[uid].stamp) in there}
 
 
-def with_rows(three: Three, rows: Mapping[int, Row]) -> Three:
+def with_rows(inputs: MergeInputs, rows: Mapping[int, Row]) -> MergeInputs:
     """Take rows as known to both sides."""
-    return replace(three, base=replace(three.base, rows={**rows, **three.base.rows}))
+    return replace(inputs, base=replace(inputs.base, rows={**rows, **inputs.base.rows}))
 
 
-def after_pick(ledger: Ledger, source: Made, picked: Made, commit: Made) -> list[Outcome]:
+def after_pick(graph: VersionGraph, source: Made, picked: Made, commit: Made) -> list[Outcome]:
     """Merge a branch into one that has the rows of one of its versions already: those are no news.
 
     What the version claimed, the branch claims too: that contradicts nothing it did since.
     """
-    before = ledger.made[commit.parents[0]].snapshot.rows
+    before = graph.made[commit.parents[0]].snapshot.rows
     known = {uid: row for uid, row in commit.snapshot.rows.items() if uid not in before and uid in picked.snapshot.rows}
-    found = merges(ledger, source, picked, known)
+    found = merges(graph, source, picked, known)
     if not commit.claims:
         return found
     return [
-        Outcome(one.result, [replace(clash, hard=clash.hard and clash.kind not in CLAIMED) for clash in one.clashes])
+        Outcome(
+            one.result,
+            [replace(conflict, hard=conflict.hard and conflict.kind not in CLAIMED) for conflict in one.conflicts],
+        )
         for one in found
     ]
 
 
-def _unreadable(result: Snapshot) -> Sequence[Clash]:
+def _unreadable(result: Snapshot) -> Sequence[ExpectedConflict]:
     key = result.by_name(KEY)
-    return [Clash("rows", f"row {uid} has no key") for uid, row in result.rows.items() if _lacks(row, key)]
+    return [ExpectedConflict("rows", f"row {uid} has no key") for uid, row in result.rows.items() if _lacks(row, key)]
 
 
 def _lacks(row: Row, key: object) -> bool:

@@ -7,20 +7,20 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import LanceDagsterError, MergeConflictError, Reason
 from lance_dagster.merge.rules.merge_side import Conflict
 from tests.properties.merging import laws
-from tests.properties.merging.both_ways import OTHER, mirrored, mirrors, same_rows
 from tests.properties.merging.crashes import cut_short
 from tests.properties.merging.laws import hold
+from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS, MergeInputs, Outcome
+from tests.properties.merging.operation_context import FAST, Dice, opened
 from tests.properties.merging.oracle import resolved
-from tests.properties.merging.rows_model import Ledger, Made, Node, Snapshot
-from tests.properties.merging.scene import FAST, Dice, opened
+from tests.properties.merging.revert_checks import RevertChecks
+from tests.properties.merging.rows_model import Made, Node, Snapshot, VersionGraph
+from tests.properties.merging.symmetry import OTHER, mirrored, mirrors, same_rows
 from tests.properties.merging.tally import Tally
-from tests.properties.merging.three import DEST_WINS, SOURCE_WINS, Outcome, Three
-from tests.properties.merging.undoing import Undoing
 from tests.properties.merging.unknown import MANIFESTS, OPERATION, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class MergeChecks:
     """One merge, of the heads that two branches have before it."""
 
     uri: str
@@ -28,11 +28,11 @@ class Beside:
     into: str
     mine: Made
     theirs: Made
-    ledger: Ledger
+    graph: VersionGraph
     tally: Tally
     told: list[str]
     dice: Dice
-    undoing: Callable[[], Undoing]
+    revert_checks: Callable[[], RevertChecks]
 
     @property
     def table(self) -> LanceTable:
@@ -64,7 +64,7 @@ class Beside:
 
     def unknown(self) -> None:
         """Hold that nothing is made of a version that says something nobody knows."""
-        bases = self.ledger.bases(self.mine.within, self.theirs.within)
+        bases = self.graph.bases(self.mine.within, self.theirs.within)
         what = self.dice.pick([*MANIFESTS, OPERATION])
         choices = [self.mine.node, self.theirs.node, *(base.node for base in bases)]
         if what == OPERATION:
@@ -85,20 +85,20 @@ class Beside:
     def _not_merged(self) -> list[Node]:
         """Return what either side did itself, and nobody merged before: whoever did that knew what it is."""
         sides = sorted(self.mine.within ^ self.theirs.within)
-        merges = [made for made in self.ledger.made.values() if made.merged]
+        merges = [made for made in self.graph.made.values() if made.merged]
         return [
             node
             for node in sides
-            if not self.ledger.made[node].merged
+            if not self.graph.made[node].merged
             and not any(node in made.within and node[0] != made.node[0] for made in merges)
         ]
 
     def decided(self, conflicts: Sequence[Reason], *, mirrored: bool) -> None:
         """Hold that conflicts can be decided for either side; where all are mirrored, it is the same both ways."""
-        bases = self.ledger.bases(self.mine.within, self.theirs.within)
-        did = self.ledger.since(self.mine.within, self.theirs.within)
-        others = self.ledger.since(self.theirs.within, self.mine.within)
-        three = Three(bases[0].snapshot, self.mine.snapshot, self.theirs.snapshot, did, others)
+        bases = self.graph.bases(self.mine.within, self.theirs.within)
+        did = self.graph.since(self.mine.within, self.theirs.within)
+        others = self.graph.since(self.theirs.within, self.mine.within)
+        inputs = MergeInputs(bases[0].snapshot, self.mine.snapshot, self.theirs.snapshot, did, others)
         told = self.told[-1]
         both = self.dice.pick([SOURCE_WINS, DEST_WINS])
         for strategy in (SOURCE_WINS, DEST_WINS):
@@ -111,9 +111,9 @@ class Beside:
                 self.tally.undecided.append((strategy, "; ".join(map(str, error.conflicts)), "\n".join(self.told)))
             else:
                 self.tally.done[strategy] += 1
-                wanted = resolved(three, strategy, conflicts) if len(bases) == 1 else None
+                wanted = resolved(inputs, strategy, conflicts) if len(bases) == 1 else None
                 since = [made.snapshot for made in (*did, *others)]
-                laws.decided(self.table, trial, (*since, three.base, three.source, three.dest), wanted)
+                laws.decided(self.table, trial, (*since, inputs.base, inputs.source, inputs.dest), wanted)
                 if mirrored and strategy == both:
                     self._decided_back(trial, OTHER[strategy])
         self.told[-1] = told
@@ -142,7 +142,7 @@ class Beside:
         elif sort == 1:
             self._made_back(dest)
         elif sort == 2:
-            self.undoing().merge_taken_back(merge, self.theirs, self.dice)
+            self.revert_checks().merge_taken_back(merge, self.theirs, self.dice)
 
     def _made_back(self, dest: str) -> None:
         mirror = f"m{len(self.told)}"

@@ -9,7 +9,7 @@ SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
 
 
 @dataclass(frozen=True, slots=True)
-class Clash:
+class ExpectedConflict:
     """One conflict: the kind of thing, which one, and whether it must not be merged."""
 
     kind: str
@@ -22,30 +22,30 @@ class Outcome:
     """What the rules say of one merge."""
 
     result: Snapshot
-    clashes: list[Clash] = field(default_factory=list)
+    conflicts: list[ExpectedConflict] = field(default_factory=list)
 
-    def but(self, clash: Clash) -> "Outcome":
+    def but(self, conflict: ExpectedConflict) -> "Outcome":
         """The same with one more conflict."""
-        return Outcome(self.result, [*self.clashes, clash])
+        return Outcome(self.result, [*self.conflicts, conflict])
 
     @property
     def must_refuse(self) -> bool:
         """Whether a merge would be wrong."""
-        return any(clash.hard for clash in self.clashes)
+        return any(conflict.hard for conflict in self.conflicts)
 
     @property
     def may_refuse(self) -> bool:
         """Whether a refusal is right."""
-        return bool(self.clashes)
+        return bool(self.conflicts)
 
     @property
     def kinds(self) -> set[str]:
         """What the conflicts are about."""
-        return {clash.kind for clash in self.clashes}
+        return {conflict.kind for conflict in self.conflicts}
 
 
 @dataclass(frozen=True, slots=True)
-class Three:
+class MergeInputs:
     """The three states of a merge, and what each side did since the base."""
 
     base: Snapshot

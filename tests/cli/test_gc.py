@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from lance_dagster import LanceTable
 from lance_dagster.cli.main import main
-from tests.aging import DAY, age, files, manifest
-from tests.ledger import contents, entries, new_table
+from tests.backdating import DAY, age, files, manifest
+from tests.table_factory import contents, entries, new_table
 
 
 def run(*arguments: str) -> Result:

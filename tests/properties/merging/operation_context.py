@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from tests.properties.merging.rows_model import PART, Claim, Column, Node, Snapshot, Value
-from tests.properties.mirror import KEY
-from tests.properties.writers import Ours, Theirs
+from tests.properties.replica import KEY
+from tests.properties.writers import PackageWriter, PylanceWriter
 
 T = TypeVar("T")
-Writer = Ours | Theirs
+Writer = PackageWriter | PylanceWriter
 FAST = {"durability": "process"}
 PARTS = ("a", "b", "c", "d")
 MOST_ROWS, MOST_COLUMNS = 24, 9
@@ -94,7 +94,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class OperationContext:
     """Where a deed takes place."""
 
     uri: str
@@ -120,7 +120,11 @@ class Scene:
     @property
     def writer(self) -> Writer:
         """Who works."""
-        return Ours(lambda: LanceTable.open(self.uri, FAST)) if self.ours else Theirs(lambda b: opened(self.uri, b))
+        return (
+            PackageWriter(lambda: LanceTable.open(self.uri, FAST))
+            if self.ours
+            else PylanceWriter(lambda b: opened(self.uri, b))
+        )
 
     @property
     def stamp(self) -> int:
@@ -152,7 +156,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class OperationResult:
     """What was done: in words, what the branch holds then, and what was claimed."""
 
     did: str

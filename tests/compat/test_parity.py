@@ -19,7 +19,7 @@ from lance_dagster import LanceTable, Transaction
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGED_PREFIX, CreateIndex, Operation, Restore
 from lance_dagster.transactions.index_updates import covered, indices_of
-from tests.ledger import SCHEMA, entries
+from tests.table_factory import SCHEMA, entries
 
 Ours = Callable[[LanceTable], object]
 Theirs = Callable[[lance.LanceDataset], object]

@@ -10,7 +10,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.refs.ref_files import NEVER_A_VERSION
 from tests.format.histories import OPERATIONS, written
-from tests.ledger import as_pylance, contents, entries
+from tests.table_factory import as_pylance, contents, entries
 
 UNREADABLE = frozenset({"compacted index"})
 """Operations whose transaction pylance cannot show: it writes rewritten indices without details."""
