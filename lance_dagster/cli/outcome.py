@@ -132,12 +132,12 @@ def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) ->
 
 def _open(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[str]:
     """Return what a strategy can be given for, that was not given one in vain; by kind where that has several units."""
-    from lance_dagster.merge.rules.strategy import Arbiter
+    from lance_dagster.merge.rules.strategy import StrategyResolver
 
-    arbiter = Arbiter(strategy)
+    resolver = StrategyResolver(strategy)
     units: dict[str, set[str]] = {}
     for conflict in conflicts:
-        if arbiter.winner(conflict.kind, conflict.unit) is None:
+        if resolver.winner(conflict.kind, conflict.unit) is None:
             units.setdefault(conflict.kind, set()).add(conflict.unit)
     # Rows have no names, and are not the same ones next time.
     return [kind if kind == "rows" or len(found) > 1 else next(iter(found)) for kind, found in units.items()]

@@ -30,7 +30,7 @@ from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.names import texts
 from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State
-from lance_dagster.merge.rules import Contradiction
+from lance_dagster.merge.rules import MergeRefusal
 from lance_dagster.merge.rules.conflict_locations import (
     ABSENT,
     ADDED,
@@ -41,8 +41,8 @@ from lance_dagster.merge.rules.conflict_locations import (
     REWRITTEN,
     SOURCE,
     UNCHANGED,
-    Disputes,
-    Images,
+    ConflictLocations,
+    RowLocations,
 )
 from lance_dagster.merge.rules.merge_side import Conflict
 
@@ -109,7 +109,7 @@ class ConflictColumns:
         base, source, dest = (list(fields.below(None)) for fields in self._fields)
         to_source, to_dest = self._matched
         from_dest = {own: number for number, own in to_dest.items()}
-        olds, mine = {field.id: field for field in base}, {field.id: field for field in source}
+        base_fields, source_fields = {field.id: field for field in base}, {field.id: field for field in source}
         # What only the sides have is the same where it is called the same.
         new = {field.name: field for field in source if field.id not in set(to_source.values())}
         taken: set[str] = set()
@@ -125,11 +125,11 @@ class ConflictColumns:
                 found.append(SharedColumn(_free(known.name, taken), (base_name, source_name, dest_name), number))
 
         for field in dest:
-            was = olds.pop(from_dest.get(field.id, -1), None)
-            own = new.pop(field.name, None) if was is None else mine.get(to_source.get(was.id, -1))
+            was = base_fields.pop(from_dest.get(field.id, -1), None)
+            own = new.pop(field.name, None) if was is None else source_fields.get(to_source.get(was.id, -1))
             put(was, own, field)
-        for was in olds.values():
-            put(was, mine.get(to_source.get(was.id, -1)), None)
+        for was in base_fields.values():
+            put(was, source_fields.get(to_source.get(was.id, -1)), None)
         for own in new.values():
             put(None, own, None)
         return found
@@ -154,7 +154,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class RowKeys:
     """How rows are known: the columns of the key, as the source has them beside the merge base, and as the dest has.
 
     `put_in` returns where all rows lie that a side put in.
@@ -164,21 +164,21 @@ class Keys:
     columns: tuple[tuple[ComparedColumn, ...], tuple[ComparedColumn, ...]]
     put_in: "Callable[[int], Positions]"
 
-    def applied(self, images: Images) -> Images:
+    def applied(self, locations: RowLocations) -> RowLocations:
         """Return the rows of a conflict, each key once.
 
         Raises:
             InvalidInputError: Two rows of one version have the same key.
         """
         for side in (SOURCE, DEST):
-            images = self._with_base(images, side)
-        return self._with_each_other(images)
+            locations = self._with_base(locations, side)
+        return self._with_each_other(locations)
 
-    def _with_base(self, images: Images, side: int) -> Images:
+    def _with_base(self, locations: RowLocations, side: int) -> RowLocations:
         """Look for rows of the merge base that a side does not have among those it put in."""
-        addresses, did = images.addresses.copy(), images.did.copy()
+        addresses, did = locations.addresses.copy(), locations.did.copy()
         missing = np.flatnonzero((addresses[:, BASE] != ABSENT) & (addresses[:, side] == ABSENT))
-        alone = np.flatnonzero(_only(images, side))
+        alone = np.flatnonzero(_only(locations, side))
         pool = addresses[alone, side]
         untold = did[missing, side - SOURCE] == REWRITTEN
         if untold.any():
@@ -189,16 +189,20 @@ class Keys:
         did[missing[gone & untold], side - SOURCE] = REMOVED
         addresses[missing[olds], side] = pool[news]
         did[missing[olds], side - SOURCE] = CHANGED
-        return _without(Images(addresses=addresses, did=did, fields=images.fields), alone[news[news < len(alone)]])
+        return _without(
+            RowLocations(addresses=addresses, did=did, fields=locations.fields), alone[news[news < len(alone)]]
+        )
 
-    def _with_each_other(self, images: Images) -> Images:
+    def _with_each_other(self, locations: RowLocations) -> RowLocations:
         """Bring rows together that source and dest put in."""
-        addresses, did = images.addresses.copy(), images.did.copy()
-        mine, theirs = (np.flatnonzero(_only(images, side)) for side in (SOURCE, DEST))
-        ours, others, _ = self._paired((SOURCE, addresses[mine, SOURCE]), (DEST, addresses[theirs, DEST]), DEST)
-        addresses[mine[ours], DEST] = addresses[theirs[others], DEST]
-        did[mine[ours], DEST - SOURCE] = did[theirs[others], DEST - SOURCE]
-        return _without(Images(addresses=addresses, did=did, fields=images.fields), theirs[others])
+        addresses, did = locations.addresses.copy(), locations.did.copy()
+        source_only, dest_only = (np.flatnonzero(_only(locations, side)) for side in (SOURCE, DEST))
+        source_places, dest_places, _ = self._paired(
+            (SOURCE, addresses[source_only, SOURCE]), (DEST, addresses[dest_only, DEST]), DEST
+        )
+        addresses[source_only[source_places], DEST] = addresses[dest_only[dest_places], DEST]
+        did[source_only[source_places], DEST - SOURCE] = did[dest_only[dest_places], DEST - SOURCE]
+        return _without(RowLocations(addresses=addresses, did=did, fields=locations.fields), dest_only[dest_places])
 
     def _paired(
         self, one: tuple[int, Positions], other: tuple[int, Positions], side: int
@@ -219,21 +223,21 @@ class Keys:
         return np.flatnonzero(~old_null)[found.before], np.flatnonzero(~new_null)[found.after], np.flatnonzero(old_null)
 
 
-def _only(images: Images, side: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+def _only(locations: RowLocations, side: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """Tell which rows only one side has."""
-    there = images.addresses != ABSENT
+    there = locations.addresses != ABSENT
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = there[:, side] & (there.sum(axis=1) == 1)
     return found
 
 
-def _without(images: Images, places: Places) -> Images:
-    kept = np.ones(len(images), np.bool_)
+def _without(locations: RowLocations, places: Places) -> RowLocations:
+    kept = np.ones(len(locations), np.bool_)
     kept[places] = False
-    return images.at(kept)
+    return locations.at(kept)
 
 
 KIND, UNIT, ROW_ID, KEY = "_conflict_kind", "_conflict_unit", "_row_id", "key"
-IMAGES = ("base", "source", "dest")
+VERSION_FIELDS = ("base", "source", "dest")
 DID = ("_source_change", "_dest_change")
 _WORDS = {UNCHANGED: "unchanged", ADDED: "added", CHANGED: "changed", REMOVED: "removed", REWRITTEN: "rewritten"}
 FlagsOfRows = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
@@ -241,7 +245,7 @@ FlagsOfRows = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RowsRequest:
     """Which rows are wanted, and what of them: the conflicts, the columns, those of the key, at most how many rows."""
 
     conflicts: tuple[Conflict, ...]
@@ -253,7 +257,7 @@ class Asked:
 class ConflictRows:
     """The rows of the conflicts of one merge."""
 
-    def __init__(self, parts: Parts, states: tuple[State, State, State], found: Contradiction) -> None:
+    def __init__(self, parts: Parts, states: tuple[State, State, State], found: MergeRefusal) -> None:
         """Read nothing yet.
 
         Args:
@@ -261,9 +265,9 @@ class ConflictRows:
             states: The merge base, the source and the dest.
             found: Why they cannot be merged.
         """
-        self._conflicts, self._disputes = found.conflicts, found.disputes
+        self._conflicts, self._locations = found.conflicts, found.locations
         self._versions = [VersionedRows(parts, state, after=place != BASE) for place, state in enumerate(states)]
-        ids = [] if found.disputes is None else [party.columns.ids for party in found.disputes.parties]
+        ids = [] if found.locations is None else [party.columns.ids for party in found.locations.parties]
         base, source, dest = (state.manifest for state in states)
         self._columns = ConflictColumns((base, source, dest), ids or [{}, {}])
 
@@ -281,14 +285,14 @@ class ConflictRows:
             )
         if limit is not None and limit < 0:
             raise InvalidInputError(f"a limit is a number of rows, not {limit}")
-        asked = Asked(
+        request = RowsRequest(
             conflicts=self._conflicts if conflict is None else (conflict,),
             columns=self._columns.chosen(columns),
             keys=None if key is None else self._keys(key),
             limit=limit,
         )
-        schema = self._schema(asked)
-        return pa.RecordBatchReader.from_batches(schema, self._batches(asked, schema))
+        schema = self._schema(request)
+        return pa.RecordBatchReader.from_batches(schema, self._batches(request, schema))
 
     def _keys(self, key: Sequence[str]) -> tuple[SharedColumn, ...]:
         chosen = self._columns.chosen(key_columns(key))
@@ -300,18 +304,20 @@ class ConflictRows:
                 )
         return chosen
 
-    def _schema(self, asked: Asked) -> pa.Schema:
+    def _schema(self, request: RowsRequest) -> pa.Schema:
         marks: list[pa.Field[Any]] = [
             pa.field(KIND, pa.string(), nullable=False),
             pa.field(UNIT, pa.string(), nullable=False),
             pa.field(ROW_ID, pa.uint64(), nullable=False),
             *(pa.field(name, pa.string()) for name in DID),
         ]
-        if asked.keys is not None:
+        if request.keys is not None:
             # Rows of all versions are known by it: in the type in which the dest has it.
-            marks.append(pa.field(KEY, pa.struct(self._fields(asked.keys, DEST)), nullable=False))
-        images = [pa.field(name, pa.struct(self._fields(asked.columns, place))) for place, name in enumerate(IMAGES)]
-        return pa.schema([*marks, *images])
+            marks.append(pa.field(KEY, pa.struct(self._fields(request.keys, DEST)), nullable=False))
+        locations = [
+            pa.field(name, pa.struct(self._fields(request.columns, place))) for place, name in enumerate(VERSION_FIELDS)
+        ]
+        return pa.schema([*marks, *locations])
 
     def _fields(self, columns: Sequence[SharedColumn], version: int) -> "list[pa.Field[Any]]":
         names = {own: column.name for column in columns if (own := column.names[version]) is not None}
@@ -320,74 +326,78 @@ class ConflictRows:
             for field in (self._versions[version].schema(list(names)) if names else ())
         ]
 
-    def _batches(self, asked: Asked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if self._disputes is None:
+    def _batches(self, request: RowsRequest, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        if self._locations is None:
             return
-        left = asked.limit
+        left = request.limit
         step = min(rows_at_once(version.dataset.schema) for version in self._versions)
-        for conflict in asked.conflicts:
-            images = self._found(self._disputes, conflict, asked)
-            for part in parts_of(len(images), step):
-                lines = self._told_apart(images.at(part)) if images.fields else images.at(part)
+        for conflict in request.conflicts:
+            locations = self._found(self._locations, conflict, request)
+            for part in parts_of(len(locations), step):
+                lines = self._with_differing_values(locations.at(part)) if locations.fields else locations.at(part)
                 lines = lines if left is None else lines.at(slice(left))
                 left = None if left is None else left - len(lines)
                 if len(lines):
-                    yield self._batch(lines, conflict, asked, schema)
+                    yield self._batch(lines, conflict, request, schema)
                 if left == 0:
                     return
 
-    def _found(self, disputes: Disputes, conflict: Conflict, asked: Asked) -> Images:
-        found = disputes.images(conflict)
-        if asked.keys is None:
+    def _found(self, locations: ConflictLocations, conflict: Conflict, request: RowsRequest) -> RowLocations:
+        found = locations.rows_of(conflict)
+        if request.keys is None:
             return found
-        own, other = (self._columns.compared(asked.keys, side) for side in (SOURCE, DEST))
-        return Keys(versions=self._versions, columns=(own, other), put_in=disputes.put_in).applied(found)
+        own, other = (self._columns.compared(request.keys, side) for side in (SOURCE, DEST))
+        return RowKeys(versions=self._versions, columns=(own, other), put_in=locations.put_in).applied(found)
 
-    def _told_apart(self, images: Images) -> Images:
+    def _with_differing_values(self, locations: RowLocations) -> RowLocations:
         """Leave out rows in which neither side has other values, of columns that both wrote anew for all of them."""
-        differ = np.zeros(len(images), np.bool_)
-        for column in self._columns.holding(images.fields):
+        differ = np.zeros(len(locations), np.bool_)
+        for column in self._columns.holding(locations.fields):
             for side in (SOURCE, DEST):
-                differ |= self._differ(images, column, side)
-        return images.at(differ)
+                differ |= self._differ(locations, column, side)
+        return locations.at(differ)
 
-    def _differ(self, images: Images, column: SharedColumn, side: int) -> Flags:
+    def _differ(self, locations: RowLocations, column: SharedColumn, side: int) -> Flags:
         """Tell in which rows a side has another value than the merge base; where nobody can say, in all."""
         compared = self._columns.compared([column], side)
-        there = images.addresses != ABSENT
+        there = locations.addresses != ABSENT
         both = there[:, BASE] & there[:, side]
         differ: Flags = ~both
         if not compared:
-            return np.ones(len(images), np.bool_)
+            return np.ones(len(locations), np.bool_)
         if both.any():
             olds, news = (
-                self._versions[version].digests(_unsigned(images.addresses[both, version]), compared)[0]
+                self._versions[version].digests(_unsigned(locations.addresses[both, version]), compared)[0]
                 for version in (BASE, side)
             )
             differ[both] = np.any(olds != news, axis=1)
         return differ
 
-    def _batch(self, images: Images, conflict: Conflict, asked: Asked, schema: pa.Schema) -> pa.RecordBatch:
-        wanted = tuple(dict.fromkeys([*asked.columns, *(asked.keys or ())]))
-        read = [self._read(images, version, wanted) for version in (BASE, SOURCE, DEST)]
-        rows = len(images)
+    def _batch(
+        self, locations: RowLocations, conflict: Conflict, request: RowsRequest, schema: pa.Schema
+    ) -> pa.RecordBatch:
+        wanted = tuple(dict.fromkeys([*request.columns, *(request.keys or ())]))
+        read = [self._read(locations, version, wanted) for version in (BASE, SOURCE, DEST)]
+        rows = len(locations)
         found: list[pa.Array[Any]] = [
             pa.array([conflict.kind] * rows, pa.string()),
             pa.array([conflict.unit] * rows, pa.string()),
-            pa.array(self._row_ids(images), pa.uint64()),
-            *(pa.array([_WORDS.get(code) for code in did], pa.string()) for did in images.did.T.tolist()),
+            pa.array(self._row_ids(locations), pa.uint64()),
+            *(pa.array([_WORDS.get(code) for code in did], pa.string()) for did in locations.did.T.tolist()),
         ]
-        there = images.addresses != ABSENT
-        if asked.keys is not None:
+        there = locations.addresses != ABSENT
+        if request.keys is not None:
             found.append(_coalesced(read, there, schema.field(KEY).type))
-        for version, name in enumerate(IMAGES):
+        for version, name in enumerate(VERSION_FIELDS):
             found.append(_struct(read[version], there[:, version], schema.field(name).type))
         return pa.RecordBatch.from_arrays(found, schema=schema)
 
-    def _read(self, images: Images, version: int, columns: Sequence[SharedColumn]) -> "dict[str, pa.Array[Any]]":
+    def _read(
+        self, locations: RowLocations, version: int, columns: Sequence[SharedColumn]
+    ) -> "dict[str, pa.Array[Any]]":
         """Read columns as one version has them, by the names they have for all; null where it lacks the row."""
         names = {column.name: own for column in columns if (own := column.names[version]) is not None}
-        addresses = images.addresses[:, version]
+        addresses = locations.addresses[:, version]
         there = addresses != ABSENT
         if not names or not there.any():
             return {}
@@ -395,11 +405,11 @@ class ConflictRows:
         rows = self._versions[version].take(_unsigned(addresses[there]), list(names.values()))
         return {name: _whole(rows.column(own).take(places)) for name, own in names.items()}
 
-    def _row_ids(self, images: Images) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    def _row_ids(self, locations: RowLocations) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         """Return what readers know rows by: of the first version that has one, its id, or else its address."""
-        there = images.addresses != ABSENT
+        there = locations.addresses != ABSENT
         first = there.argmax(axis=1)
-        ids = _unsigned(np.take_along_axis(images.addresses, first[:, None], axis=1)[:, 0])
+        ids = _unsigned(np.take_along_axis(locations.addresses, first[:, None], axis=1)[:, 0])
         for place, version in enumerate(self._versions):
             own = first == place
             if version.state.manifest.stable_row_ids and own.any():

@@ -53,8 +53,8 @@ from lance_dagster.history.lineage import (
 from lance_dagster.history.rebase import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, kept_records, picked_across
-from lance_dagster.merge.rules import Brought, MergePlan, Question, Strategy, plan_merge
-from lance_dagster.merge.rules.merge_side import Conflict, Lookups, Side
+from lance_dagster.merge.rules import MergedFragment, MergeInput, MergePlan, Strategy, plan_merge
+from lance_dagster.merge.rules.merge_side import Conflict, Lookups, SideHistory
 from lance_dagster.store import copy_file, copy_folder
 from lance_dagster.transactions.apply import as_next, without_dropped
 from lance_dagster.transactions.base_paths import data_folder, folder_of, placed_under_root, shared_places
@@ -63,7 +63,7 @@ from lance_dagster.transactions.claims import Change, Claim, claims_of, encode_c
 _FEW, _WRITERS = 4, 16
 
 
-def carried_out(
+def materialize(
     parts: Parts, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
 ) -> tuple[Operation, Manifest]:
     """Store what the plan needs; returns the operation to record, and the state that follows the head.
@@ -78,8 +78,8 @@ def carried_out(
     Raises:
         InvalidInputError: A fragment would be left without a file, since all columns it has values of are dropped.
     """
-    carrier = _Carrier(parts, source, head)
-    finished = carrier.all_finished([*plan.changed.values(), *plan.added])
+    materializer = _Materializer(parts, source, head)
+    finished = materializer.all_finished([*plan.changed.values(), *plan.added])
     changed = dict(zip(plan.changed, finished[: len(plan.changed)], strict=True))
     added = finished[len(plan.changed) :]
     fragments = plan.manifest.fragments
@@ -98,9 +98,9 @@ def carried_out(
     return _recorded(plan, manifest, changed, added, overwrites=overwrites), manifest
 
 
-def _open_to_file_versions(manifest: Manifest, brought: Iterable[Fragment]) -> Manifest:
+def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragment]) -> Manifest:
     """Say so where files come that are of another version than those of the table: nobody could read it otherwise."""
-    versions = {version_of_file(file) for fragment in brought for file in fragment.files}
+    versions = {version_of_file(file) for fragment in merged_fragment for file in fragment.files}
     if manifest.file_version == "" or versions <= {manifest.file_version}:
         return manifest
     mixed = int(Flag.MIXED_FILE_VERSIONS)
@@ -110,7 +110,7 @@ def _open_to_file_versions(manifest: Manifest, brought: Iterable[Fragment]) -> M
 def _recorded(
     plan: MergePlan, manifest: Manifest, changed: Mapping[int, Fragment], added: Sequence[Fragment], *, overwrites: bool
 ) -> Operation:
-    """Return the operation that lets the changes others have in flight follow wherever they still mean the same."""
+    """Choose the operation to record: the one that lets most commits that are in flight be rebased onto the merge."""
     if overwrites:
         return Overwrite(fragments=added, fields=manifest.fields, schema_metadata=manifest.schema_metadata)
     if plan.changes_columns:
@@ -129,31 +129,31 @@ def _recorded(
     )
 
 
-class _Carrier:
+class _Materializer:
     def __init__(self, parts: Parts, source: State, head: State) -> None:
         self._parts, self._source, self._head = parts, source, head
         self._shared = shared_places(source.manifest, head.manifest, parts.uri)
 
-    def all_finished(self, brought: Sequence[Brought]) -> list[Fragment]:
+    def all_finished(self, merged_fragment: Sequence[MergedFragment]) -> list[Fragment]:
         """Return fragments as the result names them, in the same order."""
-        if sum(one.deleted is not None or bool(one.files) for one in brought) <= _FEW:
-            return [self.finished(one) for one in brought]
+        if sum(one.deleted is not None or bool(one.files) for one in merged_fragment) <= _FEW:
+            return [self.finished(one) for one in merged_fragment]
         # Each may be a request or more: one after the other, a thousand fragments would take a minute.
         with ThreadPoolExecutor(_WRITERS) as writers:
-            return list(writers.map(self.finished, brought))
+            return list(writers.map(self.finished, merged_fragment))
 
-    def finished(self, brought: Brought) -> Fragment:
+    def finished(self, merged_fragment: MergedFragment) -> Fragment:
         """Return a fragment as the result names it, its files placed and its deletion vector stored."""
-        for file in brought.files:
+        for file in merged_fragment.files:
             self._bring(file)
-        carrier = Fragment(id=0, files=brought.files, physical_rows=0)
+        materializer = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
         files: tuple[DataFile, ...] = ()
-        if brought.files:
-            files = placed_under_root([carrier], self._head.manifest, self._parts.uri, self._shared)[0].files
-        fragment = replace(brought.fragment, files=(*brought.fragment.files, *files))
-        if brought.deleted is None:
+        if merged_fragment.files:
+            files = placed_under_root([materializer], self._head.manifest, self._parts.uri, self._shared)[0].files
+        fragment = replace(merged_fragment.fragment, files=(*merged_fragment.fragment.files, *files))
+        if merged_fragment.deleted is None:
             return fragment
-        return with_deleted(self._parts.versions, self._head, fragment, brought.deleted)
+        return with_deleted(self._parts.versions, self._head, fragment, merged_fragment.deleted)
 
     def _bring(self, file: DataFile) -> None:
         """Copy a data file that another program put into the branch's own folder, with its blobs.
@@ -180,7 +180,7 @@ _FEW_FILES, _READERS = 4, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class MergeOptions:
     """How to merge: who wins conflicts, whether the merge is recorded, what is kept with the transaction."""
 
     strategy: Strategy = None
@@ -197,36 +197,36 @@ class Joining:
         check_said(self.message, self.properties)
 
 
-def merge(parts: Parts, source: State, into: str, how: Joining) -> State:
+def merge(parts: Parts, source: State, into: str, options: MergeOptions) -> State:
     """Merge a version into a branch; returns the version that has it, which is not new when it was merged before.
 
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
-    check_mode(how.mode)
-    ours = lineage_at(parts, source)
+    check_mode(options.mode)
+    source_lineage = lineage_at(parts, source)
     transaction_id = str(uuid.uuid4())
 
     def propose(head: State) -> Proposal | State:
-        theirs = lineage_at(parts, head)
-        merged = merged_as(ours, theirs, parts.versions)
+        dest_lineage = lineage_at(parts, head)
+        merged = merged_as(source_lineage, dest_lineage, parts.versions)
         if merged is not None:
             return merged
-        base = merge_base(ours, theirs, parts.refs, parts.versions)
-        question = question_of(parts, ours, theirs, base, strategy=how.strategy)
-        with naming_damage(parts, source, head):
-            plan = refusal(how, ours, theirs, base) or plan_merge(question)
+        base = merge_base(source_lineage, dest_lineage, parts.refs, parts.versions)
+        merge_input = gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=options.strategy)
+        with naming_damaged_manifests(parts, source, head):
+            plan = immediate_conflicts(options, source_lineage, dest_lineage, base) or plan_merge(merge_input)
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
-        operation, changed = carried_out(parts, plan, source, head, changes=question.source.changes)
+        operation, changed = materialize(parts, plan, source, head, changes=merge_input.source.changes)
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
             operation=operation,
-            properties=_properties(how, ours, head, question.source.changes) | columns_moved(plan),
+            properties=_properties(options, source_lineage, head, merge_input.source.changes) | columns_moved(plan),
         )
-        kept = kept_records(theirs, changed.table_metadata, parts.refs, parts.versions)
-        metadata = kept | _records(how, ours, theirs, base=base, plan=plan)
+        kept = kept_records(dest_lineage, changed.table_metadata, parts.refs, parts.versions)
+        metadata = kept | _records(options, source_lineage, dest_lineage, base=base, plan=plan)
         changed = replace(changed, table_metadata=metadata)
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
@@ -244,7 +244,7 @@ def check_mode(mode: str) -> None:
 
 
 @contextmanager
-def naming_damage(parts: Parts, source: State, head: State) -> Iterator[None]:
+def naming_damaged_manifests(parts: Parts, source: State, head: State) -> Iterator[None]:
     """Say which manifests damage was found in, where that was found by rules that know no files."""
     try:
         yield
@@ -256,8 +256,8 @@ def naming_damage(parts: Parts, source: State, head: State) -> Iterator[None]:
 
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
     """Return the version of `into` that contains everything `source` has, or None when it has something new."""
-    ours, theirs = lineage_at(parts, source), lineage_at(parts, parts.head(into))
-    return merged_as(ours, theirs, parts.versions)
+    source_lineage, dest_lineage = lineage_at(parts, source), lineage_at(parts, parts.head(into))
+    return merged_as(source_lineage, dest_lineage, parts.versions)
 
 
 def base_of(parts: Parts, one: State, other: State) -> State:
@@ -299,29 +299,31 @@ def lineage_at(parts: Parts, state: State) -> Lineage:
     return found
 
 
-def question_of(parts: Parts, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy) -> Question:
+def gather_merge_input(
+    parts: Parts, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
+) -> MergeInput:
     """Gather what a merge needs to know."""
-    ours, theirs = side_of(parts, source, dest, base), side_of(parts, dest, source, base)
-    picked = picked_across(ours.changes, dest, base) or picked_across(theirs.changes, source, base)
-    mine, others = ours.changes, theirs.changes
-    ours = replace(ours, changes=claiming(mine, source, others, dest))
-    theirs = replace(theirs, changes=claiming(others, dest, mine, source))
-    return Question(
+    source_side, dest_side = side_history(parts, source, dest, base), side_history(parts, dest, source, base)
+    picked = picked_across(source_side.changes, dest, base) or picked_across(dest_side.changes, source, base)
+    source_changes, dest_changes = source_side.changes, dest_side.changes
+    source_side = replace(source_side, changes=claiming(source_changes, source, dest_changes, dest))
+    dest_side = replace(dest_side, changes=claiming(dest_changes, dest, source_changes, source))
+    return MergeInput(
         base=base.state.manifest,
         space=row_space(base, parts.versions),
-        source=ours,
-        dest=theirs,
+        source=source_side,
+        dest=dest_side,
         lookups=lookups(parts),
         strategy=strategy,
         crosswise=picked or crosswise(source, dest, base),
     )
 
 
-def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
+def side_history(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> SideHistory:
     """Gather what a version did that another one does not contain."""
     anchor, since, same_ids = anchored(of, base, parts.versions)
     changes = changes_since(of, other, parts.versions)
-    return Side(
+    return SideHistory(
         name=str(of.state),
         manifest=of.state.manifest,
         changes=changes,
@@ -334,19 +336,23 @@ def side_of(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Side:
     )
 
 
-def refusal(how: Joining, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
+def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
     """Return why the merge is refused whatever the sides did."""
-    if how.mode == FAST_FORWARD and not source.contains(dest):
+    if options.mode == FAST_FORWARD and not source.contains(dest):
         told = f"{dest.state} has changes that {source.state} does not contain"
         return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=told),)
-    ours, theirs, known = (_squashed(lineage) for lineage in (source, dest, base))
-    mine, other = _beyond(ours, dest, source), _beyond(theirs, source, dest)
-    both = sorted(ours.keys() & theirs.keys() - known.keys())
+    source_squashed, dest_squashed, base_squashed = (_squashed(lineage) for lineage in (source, dest, base))
+    source_beyond, dest_beyond = _beyond(source_squashed, dest, source), _beyond(dest_squashed, source, dest)
+    both = sorted(source_squashed.keys() & dest_squashed.keys() - base_squashed.keys())
     told = "{} has {} by a squash, so nobody can tell which rows both have; reset or delete the branch it is of"
-    if mine or other or both:
+    if source_beyond or dest_beyond or both:
         did = (
-            told.format(source.state, ours[both[0]] if both else mine) if both or mine else str(source.state),
-            told.format(dest.state, theirs[both[0]] if both else other) if both or other else str(dest.state),
+            told.format(source.state, source_squashed[both[0]] if both else source_beyond)
+            if both or source_beyond
+            else str(source.state),
+            told.format(dest.state, dest_squashed[both[0]] if both else dest_beyond)
+            if both or dest_beyond
+            else str(dest.state),
         )
         return (Conflict(kind="history", unit="history", source=did[0], dest=did[1]),)
     return ()
@@ -366,13 +372,14 @@ def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str |
     return None
 
 
-def _properties(how: Joining, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
+def _properties(options: MergeOptions, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
     properties = {
-        MESSAGE: how.message or f"{'squash' if how.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
-        **how.properties,
+        MESSAGE: options.message
+        or f"{'squash' if options.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
+        **options.properties,
         CLAIMS: encode_claims(all_claims(changes)),
     }
-    if how.mode != SQUASH:
+    if options.mode != SQUASH:
         properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}
     return properties
 
@@ -382,8 +389,10 @@ def columns_moved(plan: MergePlan) -> dict[str, str]:
     return {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
 
 
-def _records(how: Joining, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan) -> dict[str, str]:
-    if how.mode == SQUASH:
+def _records(
+    options: MergeOptions, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan
+) -> dict[str, str]:
+    if options.mode == SQUASH:
         # Nor can the branches be merged any more that were merged into the source.
         new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
         squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}

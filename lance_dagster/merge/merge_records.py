@@ -38,17 +38,17 @@ def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> b
     return any(_is_of(change, other, base) and not isinstance(change.operation, Delete) for change in changes)
 
 
-def claiming(changes: Sequence[Change], of: Lineage, others: Sequence[Change], other: Lineage) -> list[Change]:
+def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Change], other: Lineage) -> list[Change]:
     """Return the changes of a side, those that the other side has as well as claiming nothing against it.
 
     Args:
         changes: What the side did since the merge base.
         of: The side.
-        others: What the other side did.
+        other_changes: What the other side did.
         other: The other side.
     """
     names = {line.id: line.branch for line in of.lines}
-    taken = {f"{names[own]}@{number}" for change in others for own, number in _origins(change) if own in names}
+    taken = {f"{names[own]}@{number}" for change in other_changes for own, number in _origins(change) if own in names}
     return [
         replace(change, known=True) if change.version in taken or _is_of(change, other) else change
         for change in changes

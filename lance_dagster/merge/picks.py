@@ -53,17 +53,17 @@ from lance_dagster.history.lineage import (
 )
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.versions import State
-from lance_dagster.merge.merge_commit import all_claims, carried_out, columns_moved, lookups, side_of
+from lance_dagster.merge.merge_commit import all_claims, columns_moved, lookups, materialize, side_history
 from lance_dagster.merge.merge_records import origins, picked_across
-from lance_dagster.merge.rules import MergePlan, Question, Strategy, fields_across, plan_merge
-from lance_dagster.merge.rules.merge_side import Side
+from lance_dagster.merge.rules import MergeInput, MergePlan, Strategy, fields_across, plan_merge
+from lance_dagster.merge.rules.merge_side import SideHistory
 from lance_dagster.transactions.apply import as_next
 from lance_dagster.transactions.claims import Change, encode_claims
 from lance_dagster.transactions.row_id_spaces import Alias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picking:
+class PickOptions:
     """How to take over or take back a change: against which parent, who wins conflicts, what is kept with it."""
 
     parent: int | None = None
@@ -82,7 +82,7 @@ class Picking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ChangeRange:
     """From one version to another, as a merge sees it: the base, the source, and what happened in between.
 
     `kind` is the property that says what it is for, `of` the version that was named. `since` is what was done on one
@@ -145,14 +145,14 @@ class Way:
         return f"{verb} {self.of}" if message is None else f"{verb} {self.of}: {message}"
 
 
-def carried_over(parts: Parts, way_from: Callable[[State], Way], branch: str, how: Picking) -> State:
+def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions) -> State:
     """Merge a way into a branch as its next version; the head where that changes nothing.
 
     Args:
         parts: The table.
-        way_from: Tells the way, given the head: asked again where somebody else commits first.
+        range_from: Returns the change range for a head. It is called again when the head moved.
         branch: The branch.
-        how: Who wins conflicts, and what is kept with the transaction.
+        options: Who wins conflicts, and what is kept with the transaction.
 
     Raises:
         MergeConflictError: With every reason; nothing was written.
@@ -160,17 +160,17 @@ def carried_over(parts: Parts, way_from: Callable[[State], Way], branch: str, ho
     transaction_id = str(uuid.uuid4())
 
     def propose(head: State) -> Proposal | State:
-        way = way_from(head)
-        question = _question(parts, way, head, how)
-        plan = plan_merge(question)
+        change_range = range_from(head)
+        merge_input = _gather_merge_input(parts, change_range, head, options)
+        plan = plan_merge(merge_input)
         if not isinstance(plan, MergePlan):
-            raise MergeConflictError(f"cannot {way.verb(head)} of {parts.uri}; nothing was written:", plan)
-        operation, changed = carried_out(parts, plan, way.source, head, changes=way.changes)
+            raise MergeConflictError(f"cannot {change_range.verb(head)} of {parts.uri}; nothing was written:", plan)
+        operation, changed = materialize(parts, plan, change_range.source, head, changes=change_range.changes)
         known = alias_records(head.manifest, _aliases_of_brought(plan))
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             return head
-        properties = {MESSAGE: way.message(), **how.properties, **way.marks(parts)}
+        properties = {MESSAGE: change_range.message(), **options.properties, **change_range.marks(parts)}
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
@@ -188,38 +188,43 @@ def identity(of: State) -> str:
     return of.id or str(of)
 
 
-def _question(parts: Parts, way: Way, head: State, how: Picking) -> Question:
-    base, source, dest = (lineage_of(state, parts.refs) for state in (way.base, way.source, head))
+def _gather_merge_input(parts: Parts, change_range: ChangeRange, head: State, options: PickOptions) -> MergeInput:
+    base, source, dest = (lineage_of(state, parts.refs) for state in (change_range.base, change_range.source, head))
     # One may know rows by a record that another one has no more: they had it when they parted.
-    shared = merge_base(lineage_of(way.older, parts.refs), dest, parts.refs, parts.versions)
+    shared = merge_base(lineage_of(change_range.older, parts.refs), dest, parts.refs, parts.versions)
     spaces = [row_space_since(one, shared, parts.versions) for one in (base, source, dest)]
     same_line = _on_one_line(base, source) or _on_one_line(source, base)
-    theirs, unlike = side_of(parts, dest, base, base), tuple[str, ...]()
-    if not theirs.same_ids and shared.state != base.state:
-        across = fields_across(shared.state.manifest, *(side_of(parts, one, shared, shared) for one in (base, dest)))
-        theirs, unlike = replace(theirs, fields=across.ids), across.unlike if way.carries_rows else ()
-    return Question(
-        base=way.base.manifest,
+    dest_history, incompatible = side_history(parts, dest, base, base), tuple[str, ...]()
+    if not dest_history.same_ids and shared.state != base.state:
+        across = fields_across(
+            shared.state.manifest, *(side_history(parts, one, shared, shared) for one in (base, dest))
+        )
+        dest_history, incompatible = (
+            replace(dest_history, fields=across.ids),
+            across.incompatible if change_range.carries_rows else (),
+        )
+    return MergeInput(
+        base=change_range.base.manifest,
         space=spaces[0],
-        source=Side(
-            name=way.name,
-            manifest=way.source.manifest,
-            changes=way.changes,
-            anchor=way.base.manifest if same_line else None,
-            since=way.since,
+        source=SideHistory(
+            name=change_range.name,
+            manifest=change_range.source.manifest,
+            changes=change_range.changes,
+            anchor=change_range.base.manifest if same_line else None,
+            since=change_range.since,
             same_ids=same_line,
             space=spaces[1],
             common=last_common(source, base),
         ),
-        dest=replace(theirs, space=spaces[2]),
+        dest=replace(dest_history, space=spaces[2]),
         lookups=lookups(parts),
-        strategy=how.strategy,
-        unlike=unlike,
-        crosswise=way.puts_in
+        strategy=options.strategy,
+        incompatible=incompatible,
+        crosswise=change_range.puts_in
         and (
             dest.contains(source)
-            or picked_across(theirs.changes, source, base)
-            or picked_across(way.changes, dest, base)
+            or picked_across(dest_history.changes, source, base)
+            or picked_across(change_range.changes, dest, base)
         ),
     )
 
@@ -232,10 +237,10 @@ def _on_one_line(newer: Lineage, older: Lineage) -> bool:
 def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
     """Return the ids of the rows that came, and of no others: a later merge of the branch has to bring these."""
     sequences = [np.empty(0, np.uint64)]
-    for brought in plan.added if plan.aliases else ():
-        rows = brought.fragment.physical_rows
-        alive = BitMap(range(rows)) - (brought.deleted or BitMap())
-        ids = decode_row_ids(brought.fragment.row_ids, rows, f"fragment {brought.fragment.id}")
+    for merged_fragment in plan.added if plan.aliases else ():
+        rows = merged_fragment.fragment.physical_rows
+        alive = BitMap(range(rows)) - (merged_fragment.deleted or BitMap())
+        ids = decode_row_ids(merged_fragment.fragment.row_ids, rows, f"fragment {merged_fragment.fragment.id}")
         sequences.append(ids[np.array(alive, np.int64)])
     here = np.unique(np.concatenate(sequences)).astype(np.int64)
     found: dict[str, list[Alias]] = {}
@@ -249,7 +254,7 @@ def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
     return found
 
 
-def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
+def cherry_pick(parts: Parts, commit_: State, onto: str, options: PickOptions) -> State:
     """Make the change of a version on another branch too; the head as it is when it has that already.
 
     Raises:
@@ -257,18 +262,18 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, how: Picking) -> State:
         InvalidInputError: It is a merge and no parent was given.
         VersionNotFoundError: The parent is gone.
     """
-    parent = _parent(parts, commit_, how.parent)
+    parent = _parent(parts, commit_, options.parent)
     head = parts.head(onto)
     if str(head) == str(commit_) or _says(head, PICKED, commit_) or _changes_no_row(commit_):
         return head
     changes = [_change(parent, commit_)]
     # The first parent is the version before on the same line, whatever the branch was called there.
-    since = changes if how.parent in (None, 1) else []
-    way = Way(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
-    return carried_over(parts, lambda _: way, onto, how)
+    since = changes if options.parent in (None, 1) else []
+    change_range = ChangeRange(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
+    return apply_change(parts, lambda _: change_range, onto, options)
 
 
-def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
+def revert(parts: Parts, commit_: State, branch: str, options: PickOptions) -> State:
     """Take the change of a version back, as the next version of a branch; the head when there is nothing to take back.
 
     Raises:
@@ -276,22 +281,22 @@ def revert(parts: Parts, commit_: State, branch: str, how: Picking) -> State:
         InvalidInputError: It is a merge and no parent was given.
         VersionNotFoundError: The parent is gone.
     """
-    parent = _parent(parts, commit_, how.parent)
+    parent = _parent(parts, commit_, options.parent)
     head = parts.head(branch)
     to = parent if len(parts.versions.describe(commit_).parents) > 1 else None
-    standing = _standing(parts, commit_, head, to)
-    if standing is not commit_:
-        commit_, parent, to = standing, _parent(parts, standing, None), None
+    reinstated = _latest_reinstated(parts, commit_, head, to)
+    if reinstated is not commit_:
+        commit_, parent, to = reinstated, _parent(parts, reinstated, None), None
     if _takes_back(head, commit_, to) or _changes_no_row(commit_):
         return head
     if to is not None:
-        how = replace(how, properties={**how.properties, REVERTED_TO: identity(to)})
+        options = replace(options, properties={**options.properties, REVERTED_TO: identity(to)})
     changes = [replace(_change(parent, commit_), undone=True)]
-    way = Way(kind=REVERTED, of=commit_, base=commit_, source=parent, changes=changes)
-    return carried_over(parts, lambda _: way, branch, how)
+    change_range = ChangeRange(kind=REVERTED, of=commit_, base=commit_, source=parent, changes=changes)
+    return apply_change(parts, lambda _: change_range, branch, options)
 
 
-def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
+def restore(parts: Parts, to: State, branch: str, options: PickOptions) -> State:
     """Make a version a branch had the next one of it; the head as it is when that is the one.
 
     One from before the branch was forked cannot be named by a restoring transaction: what was done since is taken back.
@@ -304,10 +309,10 @@ def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
         return head
     if to.branch == branch:
         same = head.number == to.number or _operation(head) == Restore(version=to.number)
-        return head if same else submit(parts, head, Restore(version=to.number), how.properties)
+        return head if same else submit(parts, head, Restore(version=to.number), options.properties)
     target = lineage_of(to, parts.refs)
 
-    def way(head: State) -> Way:
+    def change_range(head: State) -> ChangeRange:
         of = lineage_of(head, parts.refs)
         if not any(line.id == target.id and to.number <= line.number for line in of.lines):
             anew = Remedy("{} makes the branch anew from it", Call("reset", (branch, str(to))))
@@ -318,9 +323,9 @@ def restore(parts: Parts, to: State, branch: str, how: Picking) -> State:
             )
         done = anchored(of, target, parts.versions)[1]
         changes = [replace(change, undone=True) for change in reversed(done)]
-        return Way(kind=RESTORED, of=to, base=head, source=to, changes=changes)
+        return ChangeRange(kind=RESTORED, of=to, base=head, source=to, changes=changes)
 
-    return carried_over(parts, way, branch, how)
+    return apply_change(parts, change_range, branch, options)
 
 
 def _changes_no_row(commit_: State) -> bool:
@@ -332,12 +337,12 @@ def _operation(of: State) -> Operation | None:
     return of.transaction.operation if of.transaction is not None else None
 
 
-def _standing(parts: Parts, commit_: State, head: State, to: State | None) -> State:
+def _latest_reinstated(parts: Parts, commit_: State, head: State, to: State | None) -> State:
     """Return the version that a change stands by: the last one that took back that it was taken back."""
-    ours, theirs = lineage_of(commit_, parts.refs), lineage_of(head, parts.refs)
-    if not theirs.contains(ours):
+    commit_lineage, head_lineage = lineage_of(commit_, parts.refs), lineage_of(head, parts.refs)
+    if not head_lineage.contains(commit_lineage):
         return commit_
-    reverts = (change for change in changes_since(theirs, ours, parts.versions) if _reverts(change))
+    reverts = (change for change in changes_since(head_lineage, commit_lineage, parts.versions) if _reverts(change))
     later = [parts.recalled(Written(change.version)) for change in reverts]
     while back := next((state for state in later if _takes_back(state, commit_, to)), None):
         again = next((state for state in later if _says(state, REVERTED, back)), None)

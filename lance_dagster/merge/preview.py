@@ -16,15 +16,15 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_rows import ConflictRows
 from lance_dagster.merge.merge_commit import (
     MERGE_COMMIT,
-    Joining,
+    MergeOptions,
     check_mode,
+    gather_merge_input,
+    immediate_conflicts,
     lineage_at,
     merge,
-    naming_damage,
-    question_of,
-    refusal,
+    naming_damaged_manifests,
 )
-from lance_dagster.merge.rules import Contradiction, MergePlan, Strategy, Tally, planned
+from lance_dagster.merge.rules import MergePlan, MergeRefusal, Strategy, Tally, plan_or_refuse
 from lance_dagster.merge.rules.merge_side import Conflict
 from lance_dagster.transactions.index_updates import indices_of, not_covering
 
@@ -99,18 +99,18 @@ class MergePreview:
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         """Pickle without the way to the storage, which holds secrets."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "_rows"}
-        return _copied, (values, *self._rows.asked)
+        return _copied, (values, *self._rows.request)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """How to come to the rows of conflicts, and what to ask again where that way is gone."""
 
-    asked: tuple[str, Strategy, _Three]
+    request: tuple[str, Strategy, _Three]
     find: Callable[[], ConflictRows]
 
 
-def shown_on(parts: Parts, name: str, source: State, head: State, *, strategy: Strategy) -> Branch:
+def preview_on_branch(parts: Parts, name: str, source: State, head: State, *, strategy: Strategy) -> Branch:
     """Make a branch that holds what merging a version into the head of a branch gives; go on where that was begun.
 
     Raises:
@@ -125,7 +125,7 @@ def shown_on(parts: Parts, name: str, source: State, head: State, *, strategy: S
         if found is None or not _is_begun(parts, found, source, head):
             raise
         made = found
-    merge(parts, source, name, Joining(strategy=strategy))
+    merge(parts, source, name, MergeOptions(strategy=strategy))
     # Only from here on it says what it shows: until then it holds what the dest has.
     done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
     return parts.refs.change_branch(made, lambda current: with_metadata(current, done))
@@ -145,36 +145,38 @@ def preview(
 ) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     check_mode(mode)
-    return _previewed(parts, source, parts.head(into), Joining(strategy=strategy, mode=mode))
+    return _previewed(parts, source, parts.head(into), MergeOptions(strategy=strategy, mode=mode))
 
 
-def _previewed(parts: Parts, source: State, head: State, how: Joining) -> MergePreview:
-    ours, theirs = lineage_at(parts, source), lineage_at(parts, head)
-    base = merge_base(ours, theirs, parts.refs, parts.versions)
-    asked = parts.uri, how.strategy, (_written(base), _written(ours), _written(theirs))
+def _previewed(parts: Parts, source: State, head: State, options: MergeOptions) -> MergePreview:
+    source_lineage, dest_lineage = lineage_at(parts, source), lineage_at(parts, head)
+    base = merge_base(source_lineage, dest_lineage, parts.refs, parts.versions)
+    request = parts.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
 
-    def rows(found: Contradiction) -> _Rows:
+    def rows(found: MergeRefusal) -> _Rows:
         states = base.state, source, head
-        return _Rows(asked, lambda: ConflictRows(parts, states, found))
+        return _Rows(request, lambda: ConflictRows(parts, states, found))
 
     made = MergePreview(
         source=str(source),
         dest=str(head),
         base=str(base.state),
-        fast_forward=ours.contains(theirs),
-        _rows=rows(Contradiction(conflicts=())),
+        fast_forward=source_lineage.contains(dest_lineage),
+        _rows=rows(MergeRefusal(conflicts=())),
     )
-    if merged_as(ours, theirs, parts.versions) is not None:
+    if merged_as(source_lineage, dest_lineage, parts.versions) is not None:
         return replace(made, already_merged=True)
-    refused = refusal(how, ours, theirs, base)
-    with naming_damage(parts, source, head):
+    refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
+    with naming_damaged_manifests(parts, source, head):
         plan = (
-            Contradiction(conflicts=refused)
+            MergeRefusal(conflicts=refused)
             if refused
-            else planned(question_of(parts, ours, theirs, base, strategy=how.strategy))
+            else plan_or_refuse(
+                gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=options.strategy)
+            )
         )
         lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
-    if isinstance(plan, Contradiction):
+    if isinstance(plan, MergeRefusal):
         return replace(made, conflicts=plan.conflicts, _rows=rows(plan))
     tally: Tally = plan.tally
     return replace(
@@ -192,7 +194,9 @@ def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
     """Return the names of indices that do not speak for every fragment of the result, or that only the source has."""
     names = {index.name for index in indices_of(plan.manifest)}
     missing = {index.name for index in indices_of(source.manifest)} - names
-    changed = plan.manifest.fragments.changed(plan.removed, {}).added([brought.fragment for brought in plan.added])
+    changed = plan.manifest.fragments.changed(plan.removed, {}).added(
+        [merged_fragment.fragment for merged_fragment in plan.added]
+    )
     return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
 
 
@@ -200,22 +204,26 @@ def _written(lineage: Lineage) -> Written:
     return Written(str(lineage.state), lineage.id)
 
 
-def _as_told(found: Contradiction | MergePlan | None, conflicts: tuple[Conflict, ...]) -> Contradiction:
+def _as_told(found: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, ...]) -> MergeRefusal:
     """Return what was found out again, by the conflicts as they were told: branches may have had other names then."""
-    if not isinstance(found, Contradiction) or found.disputes is None:
-        return Contradiction(conflicts=conflicts)
-    known = found.disputes.notes
+    if not isinstance(found, MergeRefusal) or found.locations is None:
+        return MergeRefusal(conflicts=conflicts)
+    known = found.locations.notes
     pairs = [pair for pair in zip(conflicts, found.conflicts, strict=False) if pair[1] in known]
     notes = {told: known[again] for told, again in pairs if (told.kind, told.unit) == (again.kind, again.unit)}
-    return Contradiction(conflicts=conflicts, disputes=replace(found.disputes, notes=notes))
+    return MergeRefusal(conflicts=conflicts, locations=replace(found.locations, notes=notes))
 
 
 def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:
     def again() -> ConflictRows:
         parts = open_parts(uri, None)
         base_at, source, dest = map(parts.recalled, versions)
-        base, ours, theirs = (lineage_at(parts, state) for state in (base_at, source, dest))
-        found = planned(question_of(parts, ours, theirs, base, strategy=strategy)) if copy.conflicts else None
+        base, source_lineage, dest_lineage = (lineage_at(parts, state) for state in (base_at, source, dest))
+        found = (
+            plan_or_refuse(gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=strategy))
+            if copy.conflicts
+            else None
+        )
         return ConflictRows(parts, (base_at, source, dest), _as_told(found, copy.conflicts))
 
     copy = MergePreview(**values, _rows=_Rows((uri, strategy, versions), again))  # type: ignore[arg-type]  # of another one

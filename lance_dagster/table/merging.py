@@ -6,8 +6,8 @@ from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_store import Branch
 from lance_dagster.history.versions import Version
-from lance_dagster.merge import merge_commit as joining, preview
-from lance_dagster.merge.merge_commit import MERGE_COMMIT, Joining
+from lance_dagster.merge import merge_commit, preview
+from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeOptions
 from lance_dagster.merge.preview import MergePreview
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.table.facade import Facade
@@ -50,8 +50,8 @@ class Merging(Facade):
             CommitStateUnknownError: It may or may not have landed; merge again, which finds out.
         """
         state = self._parts.at(source)
-        how = Joining(strategy=strategy, mode=mode, message=message, properties=properties or {})
-        return self._described(joining.merge(self._parts, state, into, how))
+        how = MergeOptions(strategy=strategy, mode=mode, message=message, properties=properties or {})
+        return self._described(merge_commit.merge(self._parts, state, into, how))
 
     def preview_merge(
         self, source: str, into: str = MAIN, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
@@ -122,7 +122,7 @@ class Merging(Facade):
         if conflicts:
             raise MergeConflictError(f"cannot merge {state} into {head} of {self.uri}; nothing was written:", conflicts)
         name = name or preview_name(state.branch, into)
-        return preview.shown_on(self._parts, name, state, head, strategy=strategy)
+        return preview.preview_on_branch(self._parts, name, state, head, strategy=strategy)
 
     def merge_base(self, one: str, other: str) -> Version:
         """Return the newest version that two versions contain.
@@ -131,7 +131,7 @@ class Merging(Facade):
             RefNotFoundError: There is no such version.
             VersionNotFoundError: It was cleaned up.
         """
-        return self._described(joining.base_of(self._parts, self._parts.at(one), self._parts.at(other)))
+        return self._described(merge_commit.base_of(self._parts, self._parts.at(one), self._parts.at(other)))
 
     def is_merged(self, source: str, into: str = MAIN) -> Version | None:
         """Return the version of `into` that contains all of `source`, or None when `source` has something new.
@@ -139,7 +139,7 @@ class Merging(Facade):
         Raises:
             RefNotFoundError: There is no such source, or no such branch `into`.
         """
-        found = joining.find_merged(self._parts, self._parts.at(source), into)
+        found = merge_commit.find_merged(self._parts, self._parts.at(source), into)
         return None if found is None else self._described(found)
 
 

@@ -6,7 +6,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MESSAGE
 from lance_dagster.history.versions import Version
 from lance_dagster.merge import picks
-from lance_dagster.merge.picks import Picking
+from lance_dagster.merge.picks import PickOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.table.facade import Facade
 
@@ -37,7 +37,7 @@ class Undoing(Facade):
             InvalidInputError: It is a merge and no parent was given.
             VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
-        how = Picking(parent=parent, strategy=strategy, properties=properties or {})
+        how = PickOptions(parent=parent, strategy=strategy, properties=properties or {})
         return self._described(picks.cherry_pick(self._parts, self._parts.at(commit), onto, how))
 
     def revert(
@@ -68,7 +68,7 @@ class Undoing(Facade):
             InvalidInputError: It is a merge and no parent was given.
             VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
-        how = Picking(parent=parent, strategy=strategy, properties=properties or {})
+        how = PickOptions(parent=parent, strategy=strategy, properties=properties or {})
         return self._described(picks.revert(self._parts, self._parts.at(commit), branch, how))
 
     def restore(
@@ -94,5 +94,5 @@ class Undoing(Facade):
             CommitConflictError: Somebody changed the settings of the schema meanwhile.
         """
         to = self._parts.at(ref)
-        how = Picking(properties={**(properties or {}), MESSAGE: message or f"restore {to}"})
+        how = PickOptions(properties={**(properties or {}), MESSAGE: message or f"restore {to}"})
         return self._described(picks.restore(self._parts, to, branch, how))

@@ -14,9 +14,9 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
-from lance_dagster.merge.rules.merge_side import Conflict, Lookups, Matching, Side, makers
-from lance_dagster.merge.rules.row_changes import Elsewhere, Fates, live_rows, present
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Arbiter, Disputed, add
+from lance_dagster.merge.rules.merge_side import Conflict, Lookups, Matching, SideHistory, makers
+from lance_dagster.merge.rules.row_changes import RelocatedRows, RowChanges, live_rows, present
+from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, ConflictingRows, StrategyResolver, add
 from lance_dagster.transactions.claims import APPEND, OVERWRITE, UPSERT, Change, Claim
 
 Rows = Mapping[int, BitMap]
@@ -24,7 +24,7 @@ Rows = Mapping[int, BitMap]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contested:
+class ClaimConflict:
     """A conflict about a scope that a side claims as its own, and the condition its rows fulfil.
 
     `by_source` says whose claim it is. `scope` is None for all rows; without `known`, nobody can tell the rows.
@@ -37,13 +37,13 @@ class Contested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class SideWrites:
     """What one side did: the rows it put in or gave new values, by its fragments; those it took out, by the base's.
 
     `columns` says whether it changed the schema, or values beside rows.
     """
 
-    side: Side
+    side: SideHistory
     written: Rows
     gone: Rows
     columns: bool
@@ -55,51 +55,53 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlaps:
+class ClaimOverlaps:
     """The claims of two sides, and what each did to rows."""
 
     base: Manifest
-    source: Work
-    dest: Work
+    source: SideWrites
+    dest: SideWrites
     matching: Matching
 
-    def contested(self) -> list[Contested]:
+    def claim_conflicts(self) -> list[ClaimConflict]:
         """Return where one side claims rows as its own and the other put or replaced rows too, each scope once."""
-        found: dict[str, Contested] = {}
+        found: dict[str, ClaimConflict] = {}
         # By name first: a partition that both sides name need not be looked up in the rows.
-        for contested in (*self._named(), *self._found_in_dest(), *self._found_in_source()):
-            found.setdefault(contested.conflict.unit, contested)
+        for claim_conflicts in (*self._named(), *self._found_in_dest(), *self._found_in_source()):
+            found.setdefault(claim_conflicts.conflict.unit, claim_conflicts)
         return list(found.values())
 
-    def _named(self) -> Iterator[Contested]:
+    def _named(self) -> Iterator[ClaimConflict]:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
-        for mine, claim in _standing(self.source):
-            for theirs, other in _standing(self.dest):
+        for source_change, claim in _standing(self.source):
+            for dest_change, other in _standing(self.dest):
                 if not (claim.exclusive or other.exclusive):
                     continue
-                did = _did(mine, claim), _did(theirs, other)
+                described = _describe(source_change, claim), _describe(dest_change, other)
                 by_source = claim.exclusive
                 stronger = claim if by_source else other
                 if OVERWRITE in (claim.mode, other.mode):
                     stronger = claim if claim.mode == OVERWRITE else other
-                    yield _contested("table", "the whole table", did, stronger, by_source=stronger is claim)
+                    yield _claim_conflict("table", "the whole table", described, stronger, by_source=stronger is claim)
                     continue
                 for partition in claim.shared_partitions(other) or ():
-                    yield _contested("partition", f"partition {partition}", did, stronger, by_source=by_source)
+                    yield _claim_conflict(
+                        "partition", f"partition {partition}", described, stronger, by_source=by_source
+                    )
 
-    def _found_in_dest(self) -> Iterator[Contested]:
-        for mine, claim in _claims(self.source.side):
+    def _found_in_dest(self) -> Iterator[ClaimConflict]:
+        for change, claim in _claims(self.source.side):
             if _has_to_look(claim, self.dest.side) and self._matches(self.dest, claim):
-                did = _did(mine, claim), _changed_there(self.dest.side)
-                yield _contested(_kind(claim), _scope(claim), did, claim, by_source=True)
+                described = _describe(change, claim), _changed_there(self.dest.side)
+                yield _claim_conflict(_kind(claim), _scope(claim), described, claim, by_source=True)
 
-    def _found_in_source(self) -> Iterator[Contested]:
-        for theirs, claim in _claims(self.dest.side):
+    def _found_in_source(self) -> Iterator[ClaimConflict]:
+        for change, claim in _claims(self.dest.side):
             if _has_to_look(claim, self.source.side) and self._matches(self.source, claim):
-                did = _changed_there(self.source.side), _did(theirs, claim)
-                yield _contested(_kind(claim), _scope(claim), did, claim, by_source=False)
+                described = _changed_there(self.source.side), _describe(change, claim)
+                yield _claim_conflict(_kind(claim), _scope(claim), described, claim, by_source=False)
 
-    def _matches(self, work: Work, claim: Claim) -> bool:
+    def _matches(self, work: SideWrites, claim: Claim) -> bool:
         """Tell whether a side put rows into a scope, or took rows out of it."""
         if claim.mode == OVERWRITE and work.columns:
             return True
@@ -117,17 +119,19 @@ class Overlaps:
         return any(rows[number] & offsets for number, offsets in found.items())
 
 
-def _contested(kind: str, unit: str, did: tuple[str, str], claim: Claim, *, by_source: bool) -> Contested:
+def _claim_conflict(
+    kind: str, unit: str, described: tuple[str, str], claim: Claim, *, by_source: bool
+) -> ClaimConflict:
     known = claim.predicate is not None or claim.mode == OVERWRITE
-    conflict = Conflict(kind=kind, unit=unit, source=did[0], dest=did[1])
-    return Contested(conflict=conflict, by_source=by_source, scope=claim.predicate, known=known)
+    conflict = Conflict(kind=kind, unit=unit, source=described[0], dest=described[1])
+    return ClaimConflict(conflict=conflict, by_source=by_source, scope=claim.predicate, known=known)
 
 
-def _claims(side: Side) -> Iterator[tuple[Change, Claim]]:
+def _claims(side: SideHistory) -> Iterator[tuple[Change, Claim]]:
     return ((change, claim) for change in side.changes for claim in change.claims)
 
 
-def _standing(work: Work) -> Iterator[tuple[Change, Claim]]:
+def _standing(work: SideWrites) -> Iterator[tuple[Change, Claim]]:
     """Return what a side claims: of one that ended where it began, what it says there is, unless it took that back."""
     if not work.nothing:
         return _claims(work.side)
@@ -142,7 +146,7 @@ def _takes_back(change: Change) -> bool:
     )
 
 
-def _has_to_look(claim: Claim, other: Side) -> bool:
+def _has_to_look(claim: Claim, other: SideHistory) -> bool:
     """Tell whether some change of the other side says too little about its rows to be compared by name."""
     return claim.exclusive and any(not _tells(change) or not claim.partitions for change in other.changes)
 
@@ -164,23 +168,23 @@ def _scope(claim: Claim) -> str:
     return f"partition {named}" if named else f"rows where {claim.predicate}"
 
 
-def _changed_there(side: Side) -> str:
+def _changed_there(side: SideHistory) -> str:
     who = makers(side, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite)))
     there = f" on {side.name}" if who != side.name else ""
     return f"{who} changed rows there{there}"
 
 
-def _did(change: Change, claim: Claim) -> str:
+def _describe(change: Change, claim: Claim) -> str:
     verbs = {APPEND: "added rows to it", OVERWRITE: "replaced all rows", UPSERT: "upserted new keys there"}
     verb = verbs.get(claim.mode, "replaced it")
     return f"{change.who} {verb} in {change.version}"
 
 
-Located = Mapping[int, Elsewhere]
+Located = Mapping[int, RelocatedRows]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class ClaimLoss:
     """What one side loses: rows it put in, by its fragments; rows of the base that it counts as not having changed."""
 
     dropped: dict[int, BitMap] = field(default_factory=dict)
@@ -188,78 +192,90 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claims:
+class ClaimSettlement:
     """Two sides that claim scopes, where their rows are, and whether each changed columns."""
 
     base: Manifest
-    source: Side
-    dest: Side
-    source_rows: Fates
-    dest_rows: Fates
+    source: SideHistory
+    dest: SideHistory
+    source_rows: RowChanges
+    dest_rows: RowChanges
     columns_changed: tuple[bool, bool]
     lookups: Lookups
 
-    def settled(self, arbiter: Arbiter) -> tuple[Loss, Loss]:
-        """Return what source and dest lose; conflicts without a strategy stay with the arbiter."""
-        losses = Loss(), Loss()
+    def settled(self, resolver: StrategyResolver) -> tuple[ClaimLoss, ClaimLoss]:
+        """Return what source and dest lose; conflicts without a strategy stay with the resolver."""
+        losses = ClaimLoss(), ClaimLoss()
         overlaps = self._overlaps()
-        for contested in overlaps.contested():
+        for claim_conflicts in overlaps.claim_conflicts():
             # Of a whole table, all rows would be meant.
-            rows = partial(self._disputed, overlaps, contested.scope) if contested.scope is not None else None
-            winner = arbiter.settle(contested.conflict, BOTH if contested.known else (), rows)
+            rows = (
+                partial(self._conflicting_rows, overlaps, claim_conflicts.scope)
+                if claim_conflicts.scope is not None
+                else None
+            )
+            winner = resolver.settle(claim_conflicts.conflict, BOTH if claim_conflicts.known else (), rows)
             if winner == SOURCE_WINS:
-                side, fates, loss = self.dest, self.dest_rows, losses[1]
+                side, row_changes, loss = self.dest, self.dest_rows, losses[1]
             elif winner == DEST_WINS:
-                side, fates, loss = self.source, self.source_rows, losses[0]
+                side, row_changes, loss = self.source, self.source_rows, losses[0]
             else:
                 continue
             try:
-                self._lose(side, fates.elsewhere, loss, contested, claimed=contested.by_source == (winner == DEST_WINS))
+                self._lose(
+                    side,
+                    row_changes.relocated,
+                    loss,
+                    claim_conflicts,
+                    claimed=claim_conflicts.by_source == (winner == DEST_WINS),
+                )
             except InvalidInputError:
                 # The condition is about columns that the other rows do not have.
-                arbiter.refuse(contested.conflict, rows)
-            again = any(offsets & fates.of(number).rewritten for number, offsets in loss.undone.items())
-            if again and contested.scope is not None:
+                resolver.refuse(claim_conflicts.conflict, rows)
+            again = any(offsets & row_changes.of(number).rewritten for number, offsets in loss.undone.items())
+            if again and claim_conflicts.scope is not None:
                 # They became rows outside the scope perhaps, nobody can tell which, and would be there twice.
-                arbiter.refuse(contested.conflict, rows)
+                resolver.refuse(claim_conflicts.conflict, rows)
         return losses
 
-    def _overlaps(self) -> Overlaps:
+    def _overlaps(self) -> ClaimOverlaps:
         source, dest = (
-            Work(side=side, written=_written(rows.elsewhere), gone=self._gone(rows), columns=changed)
+            SideWrites(side=side, written=_written(rows.relocated), gone=self._gone(rows), columns=changed)
             for side, rows, changed in zip(
                 (self.source, self.dest), (self.source_rows, self.dest_rows), self.columns_changed, strict=True
             )
         )
-        return Overlaps(base=self.base, source=source, dest=dest, matching=self.lookups.matching)
+        return ClaimOverlaps(base=self.base, source=source, dest=dest, matching=self.lookups.matching)
 
-    def _gone(self, rows: Fates) -> dict[int, BitMap]:
+    def _gone(self, rows: RowChanges) -> dict[int, BitMap]:
         found: dict[int, BitMap] = {}
         for number in rows.matched.changed:
             fragment = present(self.base, number)
             add(found, number, live_rows(self.base, fragment, self.lookups.deleted) - rows.of(number).alive)
         return found
 
-    def _lose(self, side: Side, rows: Located, loss: Loss, contested: Contested, *, claimed: bool) -> None:
+    def _lose(
+        self, side: SideHistory, rows: Located, loss: ClaimLoss, claim_conflicts: ClaimConflict, *, claimed: bool
+    ) -> None:
         """Note what a side loses.
 
         Args:
             side: Who loses.
             rows: Its rows that the base does not have where they are.
             loss: What is noted.
-            contested: The scope.
+            claim_conflicts: The conflict, which has the scope.
             claimed: Whether it was this side that claimed the scope, and so took rows out of it.
         """
-        for number, offsets in self._in_scope(side.manifest, _written(rows), contested.scope).items():
+        for number, offsets in self._in_scope(side.manifest, _written(rows), claim_conflicts.scope).items():
             add(loss.dropped, number, offsets & rows[number].inserted)
             for base_id, in_base in rows[number].in_base(offsets).items():
                 add(loss.undone, base_id, in_base)
         if claimed:
             whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in self.base.fragments}
-            for number, offsets in self._in_scope(self.base, whole, contested.scope).items():
+            for number, offsets in self._in_scope(self.base, whole, claim_conflicts.scope).items():
                 add(loss.undone, number, offsets)
 
-    def _disputed(self, overlaps: Overlaps, scope: str) -> Disputed:
+    def _conflicting_rows(self, overlaps: ClaimOverlaps, scope: str) -> ConflictingRows:
         """Return the rows of a scope that either side put in, gave new values or took out."""
         gone: dict[int, BitMap] = {}
         for work in (overlaps.source, overlaps.dest):
@@ -274,7 +290,7 @@ class Claims:
             )
         )
         base, source, dest = found
-        return Disputed(base=base, source=source, dest=dest)
+        return ConflictingRows(base=base, source=source, dest=dest)
 
     def _perhaps_in_scope(self, manifest: Manifest, rows: Mapping[int, BitMap], scope: str) -> Mapping[int, BitMap]:
         try:
@@ -290,7 +306,7 @@ class Claims:
         return {number: rows[number] & offsets for number, offsets in found.items()}
 
 
-def claimed(sides: Iterable[Side]) -> bool:
+def claimed(sides: Iterable[SideHistory]) -> bool:
     """Tell whether any of the sides claims a scope as its own."""
     return any(claim.exclusive for side in sides for change in side.changes for claim in change.claims)
 

@@ -10,23 +10,23 @@ from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update
 from lance_dagster.merge.rules.column_matching import Columns, paths_of
-from lance_dagster.merge.rules.merge_side import Conflict, Lookups, Side, makers
-from lance_dagster.merge.rules.row_changes import Fates
+from lance_dagster.merge.rules.merge_side import Conflict, Lookups, SideHistory, makers
+from lance_dagster.merge.rules.row_changes import RowChanges
 from lance_dagster.merge.rules.schema_merge import MergedSchema, casts
-from lance_dagster.merge.rules.strategy import Dispute, Rows, of_side
+from lance_dagster.merge.rules.strategy import Rows, RowsLookup, of_side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Party:
     """One side with its columns, and its rows, which are looked at only when that matters."""
 
-    side: Side
+    side: SideHistory
     columns: Columns
-    rows: Callable[[], Fates]
+    rows: Callable[[], RowChanges]
 
     def written(self) -> dict[int, BitMap]:
         """Return the rows that it put in or gave new values, by its fragments."""
-        return {number: offsets for number, found in self.rows().elsewhere.items() if (offsets := found.written)}
+        return {number: offsets for number, found in self.rows().relocated.items() if (offsets := found.written)}
 
     def nulls(self, number_in_base: int, path: str, lookups: Lookups) -> Rows:
         """Return the rows it put in or gave new values that have no value in a column, by its fragments."""
@@ -55,13 +55,13 @@ class Party:
             for place in map(self.rows().matched.place, places):
                 if place is not None:
                     found[place.id] = BitMap(range(place.physical_rows))
-            found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows().elsewhere.items()}
+            found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows().relocated.items()}
         return found
 
 
 def columns_lost(
     base: Manifest, schema: MergedSchema, parties: tuple[Party, Party], lookups: Lookups
-) -> Iterator[tuple[Conflict, Dispute]]:
+) -> Iterator[tuple[Conflict, RowsLookup]]:
     """Find columns whose type or nullability one side changed while the other wrote rows of the old kind: which."""
     source, dest = parties
     for one, other in ((source, dest), (dest, source)):

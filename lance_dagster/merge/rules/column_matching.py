@@ -17,8 +17,8 @@ from lance_dagster.format.transaction import (
     Rewrite,
     Update,
 )
-from lance_dagster.merge.rules.merge_side import Side
-from lance_dagster.merge.rules.row_changes import Matched, present
+from lance_dagster.merge.rules.merge_side import SideHistory
+from lance_dagster.merge.rules.row_changes import MatchedFragments, present
 from lance_dagster.transactions.claims import Change
 
 
@@ -54,7 +54,7 @@ class Columns:
         return {own: number for number, own in self.ids.items()}
 
 
-def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
+def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> Columns:
     """Find out what became of the columns of the merge base on one side."""
     through = side.anchor if side.anchor is not None else side.manifest
     if side.anchor is not None and side.same_ids:
@@ -70,7 +70,7 @@ def columns_of(base: Manifest, side: Side, matched: Matched) -> Columns:
         for own, fields in _written(change).items():
             number = origin.get(own)
             written[number] = written.get(number, frozenset()) | (fields & live)
-        written[None] = written.get(None, frozenset()) | (_moved_in(change) & live)
+        written[None] = written.get(None, frozenset()) | (_columns_moved(change) & live)
     if any(change.after is None for change in side.changes):
         # Nobody can look up any more beside which rows they were written.
         written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
@@ -98,7 +98,7 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
 
 
 def _corresponding(
-    base: Manifest, other: Manifest, matched: Matched, known: Mapping[int, int] | None
+    base: Manifest, other: Manifest, matched: MatchedFragments, known: Mapping[int, int] | None
 ) -> dict[int, int]:
     """Match fields across lines: by the files that hold their values, else by what a merge wrote down or by path.
 
@@ -114,17 +114,19 @@ def _corresponding(
             same = files.get(file.path)
             if same is not None and len(same.fields) == len(file.fields):
                 pairs = zip(file.fields, same.fields, strict=True)
-                found.update((mine, theirs) for mine, theirs in pairs if mine in live[0] and theirs in live[1])
+                found.update(
+                    (base_id, other_id) for base_id, other_id in pairs if base_id in live[0] and other_id in live[1]
+                )
     _add_parents(base, other, found)
     taken = set(found.values())
-    for number, image in _alike(base, other, known):
+    for number, image in _matching_fields(base, other, known):
         if number not in found and image not in taken:
             found[number] = image
             taken.add(image)
     return found
 
 
-def _alike(base: Manifest, other: Manifest, known: Mapping[int, int] | None) -> Iterator[tuple[int, int]]:
+def _matching_fields(base: Manifest, other: Manifest, known: Mapping[int, int] | None) -> Iterator[tuple[int, int]]:
     """Return which field of the base may be which, by known ids and type, or else by path and type."""
     if known is None:
         by_name = {named: number for number, named in named_fields(other).items()}
@@ -141,13 +143,13 @@ def _alike(base: Manifest, other: Manifest, known: Mapping[int, int] | None) -> 
 
 def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None:
     """Match what is around matched fields: files name only what holds values."""
-    mine, theirs = ({field.id: field.parent_id for field in state.fields} for state in (base, other))
+    base_parents, other_parents = ({field.id: field.parent_id for field in state.fields} for state in (base, other))
     for one, two in list(found.items()):
-        while (one := mine.get(one, -1)) >= 0 and (two := theirs.get(two, -1)) >= 0:
+        while (one := base_parents.get(one, -1)) >= 0 and (two := other_parents.get(two, -1)) >= 0:
             found.setdefault(one, two)
 
 
-def _kept(side: Side, anchor: Manifest, matched: Matched) -> set[int]:
+def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set[int]:
     """Return the ids of the anchor's fields that were never out of the schema since."""
     kept = {field.id for field in anchor.fields}
     known = named_fields(anchor)
@@ -181,7 +183,7 @@ def _around(fields: Iterable[int], manifest: Manifest) -> set[int]:
     return found
 
 
-def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Matched) -> bool:
+def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: MatchedFragments) -> bool:
     """Tell whether a field has its values in the files in which it had them before: by another name, it is the same."""
     for base_id, own in matched.anchored.items():
         place, then = matched.place(base_id), anchor.fragments.find(own)
@@ -191,7 +193,7 @@ def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Ma
     return False
 
 
-def _moved_in(change: Change) -> frozenset[int]:
+def _columns_moved(change: Change) -> frozenset[int]:
     """Return the fields of which a merge brought values for rows it moved."""
     told = change.transaction.properties.get(COLUMNS_MOVED, "") if change.transaction is not None else ""
     return frozenset(int(number) for number in told.split(",") if number.isascii() and number.isdigit())
@@ -220,7 +222,7 @@ def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, froze
             )
 
 
-def _nulls(side: Side) -> frozenset[int]:
+def _nulls(side: SideHistory) -> frozenset[int]:
     """Return the fields that a side added on its own line and never filled."""
     added, filled = set[int](), set[int]()
     for change in side.since:

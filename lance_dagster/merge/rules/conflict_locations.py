@@ -15,19 +15,19 @@ from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_side import Conflict, Deleted
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.row_changes import INSERTED, OFFSET_BITS, Addresses, Flags, live_rows, present
-from lance_dagster.merge.rules.strategy import Dispute, Disputed, Rows, add
+from lance_dagster.merge.rules.strategy import ConflictingRows, Rows, RowsLookup, add
 
 BASE, SOURCE, DEST = range(3)
 Codes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ABSENT = -1
-"""Stands in `Images.addresses` for a row that a version does not have."""
+"""Stands in `RowLocations.addresses` for a row that a version does not have."""
 NEVER, UNCHANGED, ADDED, CHANGED, REMOVED, REWRITTEN = range(6)
 """What a side did to a row. `NEVER`: it does not have it, nor has the merge base. `REWRITTEN`: it took the row out, or
 gave it new values; which of the rows it put in this one would be, nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
+class RowLocations:
     """Rows of a conflict, a line for each.
 
     `addresses` has three columns: where the row lies in the merge base, on the source and on the dest, or `ABSENT`.
@@ -43,64 +43,66 @@ class Images:
         """Count the rows."""
         return len(self.addresses)
 
-    def at(self, places: "slice | Flags") -> "Images":
+    def at(self, places: "slice | Flags") -> "RowLocations":
         """Return some of the rows."""
-        return Images(addresses=self.addresses[places], did=self.did[places], fields=self.fields)
+        return RowLocations(addresses=self.addresses[places], did=self.did[places], fields=self.fields)
 
 
 @dataclass(slots=True, kw_only=True)
-class Disputes:
+class ConflictLocations:
     """The rows of conflicts as they were noted, and what it takes to find them.
 
     `parties` are the source and the dest.
     """
 
-    notes: Mapping[Conflict, Sequence[Dispute]]
+    notes: Mapping[Conflict, Sequence[RowsLookup]]
     base: Manifest
     parties: tuple[Party, Party]
     deleted: Deleted
-    _whereabouts: "tuple[_Whereabouts, _Whereabouts] | None" = field(default=None)
+    _side_locations: "tuple[_SideLocations, _SideLocations] | None" = field(default=None)
 
-    def images(self, conflict: Conflict) -> Images:
+    def rows_of(self, conflict: Conflict) -> RowLocations:
         """Return the rows of a conflict: those of the base in its order, then those the source put in, then the dest's.
 
         There are none where nobody can tell them.
         """
         found = [note() for note in self.notes.get(conflict, ())]
         try:
-            return self._images(found)
+            return self._locate(found)
         except UntraceableError:
             return _put_in(_joined([]), SOURCE)
 
     def put_in(self, side: int) -> Addresses:
         """Return where all rows lie that a side put in, as far as that can be told."""
-        rows = self.parties[side - SOURCE].rows().elsewhere
+        rows = self.parties[side - SOURCE].rows().relocated
         return _joined([_addresses(number, here.inserted) for number, here in sorted(rows.items())])
 
-    def _images(self, found: Sequence[Disputed]) -> Images:
+    def _locate(self, found: Sequence[ConflictingRows]) -> RowLocations:
         base: dict[int, BitMap] = {}
         alone: tuple[dict[int, BitMap], dict[int, BitMap]] = {}, {}
-        for disputed in found:
-            for number, offsets in disputed.base.items():
+        for conflicting_rows in found:
+            for number, offsets in conflicting_rows.base.items():
                 add(base, number, offsets)
-            for side, rows, own in zip(self._sides(), (disputed.source, disputed.dest), alone, strict=True):
+            for side, rows, own in zip(
+                self._sides(), (conflicting_rows.source, conflicting_rows.dest), alone, strict=True
+            ):
                 side.collect(rows, base, own)
         parts = [self._in_base(number, np.array(base[number], np.int64)) for number in sorted(base)]
         for own, place in zip(alone, (SOURCE, DEST), strict=True):
             parts.append(_put_in(_joined([_addresses(number, own[number]) for number in sorted(own)]), place))
-        return Images(
+        return RowLocations(
             addresses=np.concatenate([part.addresses for part in parts]),
             did=np.concatenate([part.did for part in parts]),
-            fields=frozenset().union(*(disputed.fields for disputed in found)),
+            fields=frozenset().union(*(conflicting_rows.fields for conflicting_rows in found)),
         )
 
-    def _sides(self) -> "tuple[_Whereabouts, _Whereabouts]":
-        if self._whereabouts is None:
+    def _sides(self) -> "tuple[_SideLocations, _SideLocations]":
+        if self._side_locations is None:
             source, dest = self.parties
-            self._whereabouts = _Whereabouts(source, self.base), _Whereabouts(dest, self.base)
-        return self._whereabouts
+            self._side_locations = _SideLocations(source, self.base), _SideLocations(dest, self.base)
+        return self._side_locations
 
-    def _in_base(self, number: int, offsets: Addresses) -> Images:
+    def _in_base(self, number: int, offsets: Addresses) -> RowLocations:
         """Find rows of a fragment of the base, or of what stands for one of rows that it does not have."""
         fragment = self.base.fragments.find(number)
         alive = np.zeros(len(offsets), np.bool_)
@@ -108,26 +110,26 @@ class Disputes:
             alive = _among(offsets, live_rows(self.base, fragment, self.deleted))
         where = np.where(alive, offsets + (number << OFFSET_BITS), ABSENT)
         source, dest = (side.of(number, offsets, alive) for side in self._sides())
-        return Images(
+        return RowLocations(
             addresses=np.stack([where, source[0], dest[0]], axis=1), did=np.stack([source[1], dest[1]], axis=1)
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contradiction:
+class MergeRefusal:
     """Why there is no merge: every conflict, and what it takes to find the rows of those that are about rows."""
 
     conflicts: tuple[Conflict, ...]
-    disputes: Disputes | None = None
+    locations: ConflictLocations | None = None
 
 
-class _Whereabouts:
+class _SideLocations:
     """Where rows of the merge base lie on one side."""
 
     def __init__(self, party: Party, base: Manifest) -> None:
-        self._base, self._columns, self._fates = base, party.columns, party.rows()
+        self._base, self._columns, self._row_changes = base, party.columns, party.rows()
         origins, places, updated = [], [], [np.empty(0, np.bool_)]
-        for number, rows in self._fates.elsewhere.items():
+        for number, rows in self._row_changes.relocated.items():
             live = np.array(rows.live, np.int64)
             known = live[rows.addresses[live] != INSERTED]
             origins.append(rows.addresses[known])
@@ -140,7 +142,7 @@ class _Whereabouts:
     def collect(self, rows: Rows, base: dict[int, BitMap], alone: dict[int, BitMap]) -> None:
         """Sort rows, given by where they lie on the side, into those the merge base has and those put in."""
         for number, offsets in rows.items():
-            found = self._fates.elsewhere.get(number)
+            found = self._row_changes.relocated.get(number)
             away = BitMap() if found is None else offsets & found.live
             if found is not None and away:
                 add(alone, number, away & found.inserted)
@@ -149,7 +151,7 @@ class _Whereabouts:
                 for origin in np.unique(fragments[origins != INSERTED]).tolist():
                     there = origins[(fragments == origin) & (origins != INSERTED)] & (2**OFFSET_BITS - 1)
                     add(base, origin, BitMap(there.tolist()))
-            own = self._fates.matched.base_of(number)
+            own = self._row_changes.matched.base_of(number)
             if own is not None:
                 add(base, own, offsets - away)
 
@@ -161,14 +163,14 @@ class _Whereabouts:
             offsets: The rows.
             alive: Which of them the base has.
         """
-        fate = self._fates.of(number)
+        row_changes = self._row_changes.of(number)
         places, did = np.full(len(offsets), ABSENT, np.int64), np.full(len(offsets), NEVER, np.uint8)
         did[alive] = REMOVED
-        did[alive & _among(offsets, fate.rewritten)] = REWRITTEN
-        if fate.place is not None:
-            stays = _among(offsets, fate.stays)
-            places[stays] = offsets[stays] + (fate.place.id << OFFSET_BITS)
-            did[stays] = CHANGED if self._other_files(fate.place, number) else UNCHANGED
+        did[alive & _among(offsets, row_changes.rewritten)] = REWRITTEN
+        if row_changes.place is not None:
+            stays = _among(offsets, row_changes.stays)
+            places[stays] = offsets[stays] + (row_changes.place.id << OFFSET_BITS)
+            did[stays] = CHANGED if self._other_files(row_changes.place, number) else UNCHANGED
         if len(self._origins):
             origins = offsets + (number << OFFSET_BITS)
             at = np.minimum(np.searchsorted(self._origins, origins), len(self._origins) - 1)
@@ -185,13 +187,13 @@ class _Whereabouts:
         return any(had.get(base_ids.get(own, ABSENT)) != path for own, path in backing(place).items())
 
 
-def _put_in(addresses: Addresses, side: int) -> Images:
+def _put_in(addresses: Addresses, side: int) -> RowLocations:
     """Return rows that only one side has."""
     everywhere = np.full((len(addresses), 3), ABSENT, np.int64)
     everywhere[:, side] = addresses
     did = np.full((len(addresses), 2), NEVER, np.uint8)
     did[:, side - SOURCE] = ADDED
-    return Images(addresses=everywhere, did=did)
+    return RowLocations(addresses=everywhere, did=did)
 
 
 def _among(offsets: Addresses, rows: BitMap) -> Flags:

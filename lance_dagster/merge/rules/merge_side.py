@@ -16,7 +16,7 @@ Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class SideHistory:
     """One side of a merge.
 
     `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
@@ -75,7 +75,7 @@ class Conflict:
         return f"{self.unit}: {self.source}; {self.dest}"
 
 
-def makers(side: Side, select: Callable[[Change], bool]) -> str:
+def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
     """Name who made the selected changes of a side; the side itself when none was selected."""
     named = [
         f"taking back {change.version}" if change.undone else f"{change.who} ({change.version})"

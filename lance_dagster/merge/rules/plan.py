@@ -5,10 +5,11 @@
     dest    what it is merged into; the result is its next version
 
 Why it is safe. Whatever a side did, a row of the merge base either is where it was, or was moved as it is, or got new
-values, or is gone (`fates`), and a row it put in is its own. What both sides did to a row is decided by one table
-(`rows`), what they did to a column by another (`schemas`); settings are merged key by key (`maps`); and two sides that
-both mean to provide the rows of one scope contradict each other although no row shows it (`contest`). A conflict is
-found before anything is written, and all are told at once. What cannot be known is refused.
+values, or is gone (`row_changes`), and a row it put in is its own. What both sides did to a row is decided by one table
+(`row_decisions`), what they did to a column by another (`schema_merge`); settings are merged key by key
+(`settings_merge`); and two sides that both mean to provide the rows of one scope contradict each other although no row
+shows it (`claim_conflicts`). A conflict is found before anything is written, and all are told at once. What cannot be
+known is refused.
 
 Nothing but metadata is new. The dest's fragments stay as they are but for rows that are deleted from them and files
 of columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there.
@@ -24,20 +25,28 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.evolution import next_field_id
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.claim_conflicts import Claims, Loss, claimed
+from lance_dagster.merge.rules.claim_conflicts import ClaimLoss, ClaimSettlement, claimed
 from lance_dagster.merge.rules.column_losses import Party, brought_back, columns_lost
 from lance_dagster.merge.rules.column_matching import Columns, columns_of, paths_of
-from lance_dagster.merge.rules.conflict_locations import Contradiction, Disputes
-from lance_dagster.merge.rules.merge_side import Conflict, Lookups, Side
-from lance_dagster.merge.rules.preconditions import gaps, obstacles, unlike_columns
+from lance_dagster.merge.rules.conflict_locations import ConflictLocations, MergeRefusal
+from lance_dagster.merge.rules.merge_side import Conflict, Lookups, SideHistory
+from lance_dagster.merge.rules.preconditions import blocking_conflicts, incompatible_columns, missing_versions
 from lance_dagster.merge.rules.relocated_rows import Identities, UntraceableError, located_by_ids, located_by_replay
-from lance_dagster.merge.rules.result import Assembly, Brought, Drawing, Tally
-from lance_dagster.merge.rules.row_changes import GONE, SHARED, Fates, Matched, live_rows, match, present
-from lance_dagster.merge.rules.row_conflicts import Clashes
-from lance_dagster.merge.rules.row_decisions import Holder, Situation, decide, other_values, told_apart
+from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
+from lance_dagster.merge.rules.row_changes import (
+    GONE,
+    SHARED,
+    MatchedFragments,
+    RowChanges,
+    live_rows,
+    match_fragments,
+    present,
+)
+from lance_dagster.merge.rules.row_conflicts import RowConflicts
+from lance_dagster.merge.rules.row_decisions import Holder, Situation, compare_rows, decide, differing_fields
 from lance_dagster.merge.rules.schema_merge import MergedSchema, Schemas
 from lance_dagster.merge.rules.settings_merge import merge_maps
-from lance_dagster.merge.rules.strategy import Arbiter, Strategy
+from lance_dagster.merge.rules.strategy import Strategy, StrategyResolver
 from lance_dagster.transactions.apply import LAST_ROW_ID
 from lance_dagster.transactions.index_updates import (
     indices_of,
@@ -50,21 +59,21 @@ from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias, RowSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class MergeInput:
     """What is to be merged: the newest version both sides contain with the row ids it has, the sides, how to look.
 
     Where merges went crosswise, both contain versions that this one does not.
-    `unlike` are the paths of columns that source and dest have in other types, changed before the base.
+    `incompatible` are the paths of columns that source and dest have in other types, changed before the base.
     """
 
     base: Manifest
     space: RowSpace
-    source: Side
-    dest: Side
+    source: SideHistory
+    dest: SideHistory
     lookups: Lookups
     strategy: Strategy = None
     crosswise: bool = False
-    unlike: tuple[str, ...] = ()
+    incompatible: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +88,9 @@ class MergePlan:
     """
 
     manifest: Manifest
-    changed: Mapping[int, Brought]
+    changed: Mapping[int, MergedFragment]
     removed: tuple[int, ...]
-    added: tuple[Brought, ...]
+    added: tuple[MergedFragment, ...]
     aliases: Mapping[str, list[Alias]]
     fields: Mapping[int, int]
     columns: frozenset[int]
@@ -93,70 +102,72 @@ class MergePlan:
         return self.tally.schema_changed or self.tally.columns_changed
 
 
-def plan_merge(question: Question) -> MergePlan | tuple[Conflict, ...]:
+def plan_merge(merge_input: MergeInput) -> MergePlan | tuple[Conflict, ...]:
     """Merge the source into the dest, or return every conflict there is."""
-    found = planned(question)
-    return found.conflicts if isinstance(found, Contradiction) else found
+    found = plan_or_refuse(merge_input)
+    return found.conflicts if isinstance(found, MergeRefusal) else found
 
 
-def planned(question: Question) -> MergePlan | Contradiction:
+def plan_or_refuse(merge_input: MergeInput) -> MergePlan | MergeRefusal:
     """Merge the source into the dest, or return every conflict there is and what tells its rows."""
-    arbiter = Arbiter(question.strategy)
-    for conflict in obstacles(question.base, question.source, question.dest, crosswise=question.crosswise):
-        arbiter.refuse(conflict)
-    for conflict in unlike_columns(question.source, question.dest, question.unlike):
-        arbiter.refuse(conflict)
-    for conflict in gaps(question.source, question.dest):
-        arbiter.settle(conflict)
-    if arbiter.conflicts:
-        return Contradiction(conflicts=tuple(arbiter.conflicts))
-    planner = _Planner(question, arbiter)
+    resolver = StrategyResolver(merge_input.strategy)
+    for conflict in blocking_conflicts(
+        merge_input.base, merge_input.source, merge_input.dest, crosswise=merge_input.crosswise
+    ):
+        resolver.refuse(conflict)
+    for conflict in incompatible_columns(merge_input.source, merge_input.dest, merge_input.incompatible):
+        resolver.refuse(conflict)
+    for conflict in missing_versions(merge_input.source, merge_input.dest):
+        resolver.settle(conflict)
+    if resolver.conflicts:
+        return MergeRefusal(conflicts=tuple(resolver.conflicts))
+    planner = _Planner(merge_input, resolver)
     try:
         plan = planner.plan()
     except UntraceableError as error:
         unit = Conflict(kind="history", unit="history", source=str(error), dest="what became of its rows is unknown")
-        arbiter.refuse(unit)
-        return Contradiction(conflicts=tuple(arbiter.conflicts))
-    return planner.contradiction() if plan is None else plan
+        resolver.refuse(unit)
+        return MergeRefusal(conflicts=tuple(resolver.conflicts))
+    return planner.refusal() if plan is None else plan
 
 
 class _Planner:
-    def __init__(self, question: Question, arbiter: Arbiter) -> None:
-        self._base, self._source, self._dest = question.base, question.source, question.dest
-        self._space, self._lookups, self._arbiter = question.space, question.lookups, arbiter
-        self._crosswise = question.crosswise
+    def __init__(self, merge_input: MergeInput, resolver: StrategyResolver) -> None:
+        self._base, self._source, self._dest = merge_input.base, merge_input.source, merge_input.dest
+        self._space, self._lookups, self._resolver = merge_input.space, merge_input.lookups, resolver
+        self._crosswise = merge_input.crosswise
 
     def plan(self) -> MergePlan | None:
-        arbiter = self._arbiter
+        resolver = self._resolver
         self._lookups.ahead(self._read_ahead())
-        maps = merge_maps(self._base, self._source, self._dest, arbiter)
+        maps = merge_maps(self._base, self._source, self._dest, resolver)
         self._losses = self._settled_claims()
         for conflict, rows in columns_lost(self._base, self._schema, self._parties(), self._lookups):
-            arbiter.refuse(conflict, rows)
-        clashes = Clashes(schema=self._schema, source=self._source, dest=self._dest, arbiter=arbiter)
+            resolver.refuse(conflict, rows)
+        row_conflicts = RowConflicts(schema=self._schema, source=self._source, dest=self._dest, resolver=resolver)
         for number in sorted({*self._touched(), *self._losses[1].undone, *self._shared()}):
-            self._decide(number, clashes)
-        for number, found in self._source_rows.elsewhere.items():
-            self._drawing.draft.take(number, found.inserted - self._losses[0].dropped.get(number, BitMap()))
+            self._decide(number, row_conflicts)
+        for number, found in self._source_rows.relocated.items():
+            self._builder.edits.take(number, found.inserted - self._losses[0].dropped.get(number, BitMap()))
         for number, offsets in self._losses[1].dropped.items():
-            self._drawing.draft.mask(number, offsets)
-        for beside in self._drawing.beside_others():
-            clashes.beside(*beside)
-        clashes.finish()
-        given_up = clashes.given_up_by_source, clashes.given_up_by_dest
+            self._builder.edits.mask(number, offsets)
+        for beside in self._builder.beside_others():
+            row_conflicts.beside(*beside)
+        row_conflicts.finish()
+        given_up = row_conflicts.given_up_by_source, row_conflicts.given_up_by_dest
         for party, loss, count in zip(self._parties(), self._losses, given_up, strict=True):
             back = brought_back(self._base, party, by_source=party.side is self._source)
             for conflict in back if loss.undone or count else ():
-                arbiter.refuse(conflict)
-        made = None if arbiter.conflicts else self._assembled(maps, clashes)
-        return None if arbiter.conflicts else made
+                resolver.refuse(conflict)
+        made = None if resolver.conflicts else self._build(maps, row_conflicts)
+        return None if resolver.conflicts else made
 
-    def contradiction(self) -> Contradiction:
+    def refusal(self) -> MergeRefusal:
         """Return the conflicts there are, each once."""
-        disputes = Disputes(
-            notes=self._arbiter.disputes, base=self._base, parties=self._parties(), deleted=self._lookups.deleted
+        locations = ConflictLocations(
+            notes=self._resolver.locations, base=self._base, parties=self._parties(), deleted=self._lookups.deleted
         )
-        return Contradiction(conflicts=tuple(dict.fromkeys(self._arbiter.conflicts)), disputes=disputes)
+        return MergeRefusal(conflicts=tuple(dict.fromkeys(self._resolver.conflicts)), locations=locations)
 
     def _touched(self) -> Collection[int]:
         """Return the fragments of the base in which the source may have changed something."""
@@ -174,8 +185,8 @@ class _Planner:
         return [(manifest, place) for manifest, place in places if place is not None and place.deletion is not None]
 
     @cached_property
-    def _drawing(self) -> Drawing:
-        return Drawing(
+    def _builder(self) -> ResultBuilder:
+        return ResultBuilder(
             source=self._source_matched,
             dest=self._dest_matched,
             source_rows=self._source_rows,
@@ -184,21 +195,21 @@ class _Planner:
         )
 
     @cached_property
-    def _source_matched(self) -> Matched:
-        return match(self._base, self._source)
+    def _source_matched(self) -> MatchedFragments:
+        return match_fragments(self._base, self._source)
 
     @cached_property
-    def _dest_matched(self) -> Matched:
-        return match(self._base, self._dest)
+    def _dest_matched(self) -> MatchedFragments:
+        return match_fragments(self._base, self._dest)
 
     @cached_property
-    def _source_rows(self) -> Fates:
-        return self._fates(self._source, self._source_matched)
+    def _source_rows(self) -> RowChanges:
+        return self._row_changes(self._source, self._source_matched)
 
     @cached_property
-    def _dest_rows(self) -> Fates:
+    def _dest_rows(self) -> RowChanges:
         # Looked up only when something depends on it: a source that only appended does not ask what the dest did.
-        return self._fates(self._dest, self._dest_matched)
+        return self._row_changes(self._dest, self._dest_matched)
 
     @cached_property
     def _source_columns(self) -> Columns:
@@ -212,15 +223,15 @@ class _Planner:
     def _schema(self) -> MergedSchema:
         columns = self._source_columns, self._dest_columns
         schemas = Schemas(self._base, self._source, self._dest, *columns, crosswise=self._crosswise)
-        return schemas.merged(lambda: next_field_id(self._dest.manifest), self._arbiter)
+        return schemas.merged(lambda: next_field_id(self._dest.manifest), self._resolver)
 
-    def _fates(self, side: Side, matched: Matched) -> Fates:
+    def _row_changes(self, side: SideHistory, matched: MatchedFragments) -> RowChanges:
         deleted = self._lookups.deleted
         if side.manifest.stable_row_ids:
-            ours, theirs = self._identities
-            mine = ours if side is self._source else theirs
-            return Fates(matched, deleted, located_by_ids(mine, side, matched, deleted))
-        return Fates(matched, deleted, *located_by_replay(side, matched, deleted))
+            source_ids, dest_ids = self._identities
+            identities = source_ids if side is self._source else dest_ids
+            return RowChanges(matched, deleted, located_by_ids(identities, side, matched, deleted))
+        return RowChanges(matched, deleted, *located_by_replay(side, matched, deleted))
 
     @cached_property
     def _identities(self) -> tuple[Identities, Identities]:
@@ -230,13 +241,13 @@ class _Planner:
         """Return what stands for fragments of rows that both sides have and the base has not."""
         if not self._base.stable_row_ids:
             return set()
-        mine = self._source_rows.shared()
-        return mine | self._dest_rows.shared() if mine or self._identities[0].shared.stretches else set()
+        shared = self._source_rows.shared()
+        return shared | self._dest_rows.shared() if shared or self._identities[0].shared.stretches else set()
 
-    def _settled_claims(self) -> tuple[Loss, Loss]:
+    def _settled_claims(self) -> tuple[ClaimLoss, ClaimLoss]:
         if not claimed((self._source, self._dest)):
-            return Loss(), Loss()
-        return Claims(
+            return ClaimLoss(), ClaimLoss()
+        return ClaimSettlement(
             base=self._base,
             source=self._source,
             dest=self._dest,
@@ -247,36 +258,36 @@ class _Planner:
                 _changed(self._base, self._dest, self._dest_columns),
             ),
             lookups=self._lookups,
-        ).settled(self._arbiter)
+        ).settled(self._resolver)
 
-    def _decide(self, number: int, clashes: Clashes) -> None:
-        source, dest = told_apart(number, *self._holders)
+    def _decide(self, number: int, row_conflicts: RowConflicts) -> None:
+        source, dest = compare_rows(number, *self._holders)
         fragment = None if number >= GONE else present(self._base, number)
         # Rows that came to both on other ways, a base of both would have; what the base had deleted, it has not.
-        unplaced = source.alive | dest.alive if number >= SHARED else BitMap()
-        live = unplaced if fragment is None else live_rows(self._base, fragment, self._lookups.deleted)
+        rows_out_of_place = source.alive | dest.alive if number >= SHARED else BitMap()
+        live = rows_out_of_place if fragment is None else live_rows(self._base, fragment, self._lookups.deleted)
         undone = tuple(loss.undone.get(number, BitMap()) for loss in self._losses)
         kept = frozenset(field.id for field in self._schema.fields)
-        mine, theirs = other_values(number, fragment, (source, dest), self._holders)
-        mine, theirs = mine & kept, (theirs | self._schema.kept) & kept
-        if source.stays == live and not mine and not source.moved and not source.updated and not undone[1]:
+        source_columns, dest_columns = differing_fields(number, fragment, (source, dest), self._holders)
+        source_columns, dest_columns = source_columns & kept, (dest_columns | self._schema.kept) & kept
+        if source.stays == live and not source_columns and not source.moved and not source.updated and not undone[1]:
             return
-        mine, theirs = clashes.written_by(number, (source, dest), mine, theirs)
+        source_columns, dest_columns = row_conflicts.written_by(number, (source, dest), source_columns, dest_columns)
         facts = Situation(
             live=live,
             source=source,
             dest=dest,
-            source_columns=mine,
-            dest_columns=theirs,
+            source_columns=source_columns,
+            dest_columns=dest_columns,
             source_undone=undone[0],
             dest_undone=undone[1],
             traceable=self._base.stable_row_ids,
             uncertain=bool(self._source_columns.written.get(None) or self._dest_columns.written.get(None)),
         )
-        columns = clashes.columns_strategy(mine), clashes.columns_strategy(theirs)
-        decision = decide(facts, rows=clashes.rows_strategy(), columns=columns)
-        clashes.decided(number, facts, decision)
-        self._drawing.draw(number, facts, decision)
+        columns = row_conflicts.columns_strategy(source_columns), row_conflicts.columns_strategy(dest_columns)
+        decision = decide(facts, rows=row_conflicts.rows_strategy(), columns=columns)
+        row_conflicts.decided(number, facts, decision)
+        self._builder.add(number, facts, decision)
 
     @cached_property
     def _holders(self) -> tuple[Holder, Holder]:
@@ -297,7 +308,9 @@ class _Planner:
             ),
         )
 
-    def _assembled(self, maps: tuple[dict[str, str], dict[str, str], dict[str, bytes]], clashes: Clashes) -> MergePlan:
+    def _build(
+        self, maps: tuple[dict[str, str], dict[str, str], dict[str, bytes]], row_conflicts: RowConflicts
+    ) -> MergePlan:
         dest = self._dest.manifest
         space, aliases = self._source.space.brought_to(self._dest.space)
         if space.end > LAST_ROW_ID:
@@ -305,27 +318,27 @@ class _Planner:
                 f"version {dest.version} gave row ids up to {dest.next_row_id}; there are no more ids after it"
             )
         ids = self._schema.from_source
-        assembly = Assembly(
-            draft=self._drawing.draft,
+        fragment_builder = FragmentBuilder(
+            edits=self._builder.edits,
             source=self._source_matched,
             dest=self._dest_matched,
             dest_rows=lambda: self._dest_rows,
-            source_rows=self._source_rows.elsewhere,
+            source_rows=self._source_rows.relocated,
             from_source=ids,
             row_ids=self._source.space.translation(space),
             deleted=self._lookups.deleted,
             # Up to the merge base, the numbers of both sides' versions mean the same.
             common=self._base.version if self._source.same_ids and self._dest.same_ids else 0,
         )
-        changed, removed = assembly.changed()
+        changed, removed = fragment_builder.changed()
         last = -1 if dest.max_fragment_id is None else dest.max_fragment_id
-        added = assembly.added(max(last, max(dest.fragments.ids, default=-1)) + 1)
-        doubled = assembly.doubled(added)
+        added = fragment_builder.added(max(last, max(dest.fragments.ids, default=-1)) + 1)
+        doubled = fragment_builder.doubled(added)
         if doubled:
             # Nothing leads here that is known; rows that are there twice would be worse than a refusal.
             unit, told = f"{doubled} rows", f"{self._source.name} brings them in again"
             has = f"{self._dest.name} has them"
-            self._arbiter.refuse(Conflict(kind="history", unit=unit, source=told, dest=has))
+            self._resolver.refuse(Conflict(kind="history", unit=unit, source=told, dest=has))
         manifest = replace(
             dest,
             fields=self._schema.fields,
@@ -342,37 +355,37 @@ class _Planner:
             added=tuple(added),
             aliases=aliases if added else {},
             fields={field.id: ids.get(field.id, NO_FIELD) for field in self._source.manifest.fields},
-            columns=clashes.columns_moved,
-            tally=self._tally(clashes, added),
+            columns=row_conflicts.columns_moved,
+            tally=self._tally(row_conflicts, added),
         )
 
     def _indexed(self, manifest: Manifest) -> Manifest:
         """Leave of the dest's indices what is still true; those of the source speak for fragments of other ids."""
-        manifest = without_fragments(with_relevant(manifest), self._drawing.draft.revived)
-        for number, (_, columns) in self._drawing.draft.columns.items():
+        manifest = without_fragments(with_relevant(manifest), self._builder.edits.revived)
+        for number, (_, columns) in self._builder.edits.columns.items():
             manifest = without_values(manifest, columns, [number])
         before, after = ({index.name for index in indices_of(state)} for state in (self._base, self._source.manifest))
         return without_indices(manifest, before - after)
 
-    def _tally(self, clashes: Clashes, added: Sequence[Brought]) -> Tally:
-        schema, draft = self._schema, self._drawing.draft
-        mine = self._source_rows.elsewhere
-        inserted = sum(len(draft.taken.get(number, BitMap()) & rows.inserted) for number, rows in mine.items())
-        filled = {number for brought in added for file in brought.files for number in file.fields}
-        filled |= {number for _, columns in draft.columns.values() for number in columns}
+    def _tally(self, row_conflicts: RowConflicts, added: Sequence[MergedFragment]) -> Tally:
+        schema, edits = self._schema, self._builder.edits
+        source_rows = self._source_rows.relocated
+        inserted = sum(len(edits.taken.get(number, BitMap()) & rows.inserted) for number, rows in source_rows.items())
+        filled = {number for merged_fragment in added for file in merged_fragment.files for number in file.fields}
+        filled |= {number for _, columns in edits.columns.values() for number in columns}
         lacking = {number: inserted for number in schema.added_by_dest & self._dest_columns.filled if inserted}
         if schema.added_by_source & filled:
-            theirs = sum(len(rows.inserted) for rows in self._dest_rows.elsewhere.values())
-            lacking |= {number: theirs for number in schema.added_by_source & filled if theirs}
+            dest_inserted = sum(len(rows.inserted) for rows in self._dest_rows.relocated.values())
+            lacking |= {number: dest_inserted for number in schema.added_by_source & filled if dest_inserted}
         paths, before = paths_of(schema.fields), self._dest.manifest.fields
         could_be_null = {field.id for field in before if field.nullable}
         dropped = sum(len(offsets) for offsets in self._losses[1].dropped.values())
         return Tally(
-            rows_added=inserted + clashes.rows_back,
-            rows_updated=clashes.rows_updated,
-            rows_removed=clashes.rows_removed + dropped,
+            rows_added=inserted + row_conflicts.rows_back,
+            rows_updated=row_conflicts.rows_updated,
+            rows_removed=row_conflicts.rows_removed + dropped,
             schema_changed=before != schema.fields,
-            columns_changed=bool(draft.columns),
+            columns_changed=bool(edits.columns),
             keeps_nulls=all(field.nullable or field.id not in could_be_null for field in schema.fields),
             needs_backfill={paths[number]: rows for number, rows in sorted(lacking.items()) if number in paths},
         )
@@ -384,7 +397,7 @@ class _Planner:
         )
 
 
-def _changed(base: Manifest, side: Side, columns: Columns) -> bool:
+def _changed(base: Manifest, side: SideHistory, columns: Columns) -> bool:
     """Tell whether a side changed its schema, or values beside rows."""
     now = {field.id: field for field in side.manifest.fields}
     kept = [now.get(columns.ids.get(field.id, -1)) for field in base.fields]

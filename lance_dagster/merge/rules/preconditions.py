@@ -4,14 +4,16 @@ from collections.abc import Iterable, Iterator
 
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import OF_PICKS, DataOverlay, Restore, UpdateMemWalState
-from lance_dagster.merge.rules.merge_side import Conflict, Side
+from lance_dagster.merge.rules.merge_side import Conflict, SideHistory
 from lance_dagster.merge.rules.row_changes import GONE
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
 _WAIVED = "cannot be held against that; a strategy for 'history' says that it was nothing"
 
 
-def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> Iterator[Conflict]:
+def blocking_conflicts(
+    base: Manifest, source: SideHistory, dest: SideHistory, *, crosswise: bool
+) -> Iterator[Conflict]:
     """Find what no strategy settles: other row ids, other files, changes nobody can look up or understand.
 
     Args:
@@ -41,7 +43,7 @@ def obstacles(base: Manifest, source: Side, dest: Side, *, crosswise: bool) -> I
     yield from _unknown(source, dest)
 
 
-def _unknown(source: Side, dest: Side) -> Iterator[Conflict]:
+def _unknown(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
     """Find versions nobody can understand."""
     for side in (source, dest):
         for change in side.changes:
@@ -52,14 +54,14 @@ def _unknown(source: Side, dest: Side) -> Iterator[Conflict]:
                 yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
 
 
-def unlike_columns(source: Side, dest: Side, paths: Iterable[str]) -> Iterator[Conflict]:
+def incompatible_columns(source: SideHistory, dest: SideHistory, paths: Iterable[str]) -> Iterator[Conflict]:
     """Find columns of which one side has values that are none of the other's column."""
     for path in paths:
         did = f"{source.name} has it in one type", f"{dest.name} has it in another one, changed since both parted"
         yield Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
 
 
-def gaps(source: Side, dest: Side) -> Iterator[Conflict]:
+def missing_versions(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
     """Find versions that were cleaned up with what they claimed: a strategy for these says that it was nothing."""
     for side in (source, dest):
         for change in side.changes:
@@ -70,11 +72,11 @@ def gaps(source: Side, dest: Side) -> Iterator[Conflict]:
 
 
 def can_be_waived(conflict: Conflict) -> bool:
-    """Tell whether a conflict is of those that `gaps` finds: of the history, and settled by a strategy all the same."""
+    """Tell whether a strategy for "history" settles a conflict, as it does those that `missing_versions` finds."""
     return conflict.kind == "history" and _WAIVED in (conflict.source, conflict.dest)
 
 
-def _brought_back(side: Side) -> bool:
+def _brought_back(side: SideHistory) -> bool:
     """Tell whether a side may have put rows in that are there already, or were once, elsewhere."""
     first = side.anchor.version if side.anchor is not None else 0
     return any(

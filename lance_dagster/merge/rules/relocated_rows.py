@@ -33,20 +33,20 @@ from lance_dagster.format.transaction import (
     RewriteGroup,
     Update,
 )
-from lance_dagster.merge.rules.merge_side import Deleted, Side
+from lance_dagster.merge.rules.merge_side import Deleted, SideHistory
 from lance_dagster.merge.rules.row_changes import (
     GONE,
     INSERTED,
     OFFSET_BITS,
     SHARED,
     Addresses,
-    Elsewhere,
     Flags,
-    Matched,
+    MatchedFragments,
+    RelocatedRows,
     addresses_of,
     live_rows,
     present,
-    unplaced,
+    rows_out_of_place,
 )
 from lance_dagster.transactions.claims import APPEND, REPLACE, Change, claims_of
 from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
@@ -69,13 +69,13 @@ class Identities:
 
         Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the base.
         """
-        ours, theirs, both = source.translation(base), dest.translation(base), source.translation(dest)
-        shared = both.beyond(ours)
+        source_ids, dest_ids, both = source.translation(base), dest.translation(base), source.translation(dest)
+        shared = both.beyond(source_ids)
         gone = both.beyond(shared)
         return (
-            cls(ours, shared.shifted(SHARED << OFFSET_BITS), gone.shifted(GONE << OFFSET_BITS)),
+            cls(source_ids, shared.shifted(SHARED << OFFSET_BITS), gone.shifted(GONE << OFFSET_BITS)),
             cls(
-                theirs,
+                dest_ids,
                 _itself(shared.back).shifted(SHARED << OFFSET_BITS),
                 _itself(gone.back).shifted(GONE << OFFSET_BITS),
             ),
@@ -87,7 +87,9 @@ def _itself(translation: Translation) -> Translation:
     return Translation(tuple((first, end, first) for first, end, _ in translation.stretches))
 
 
-def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted: Deleted) -> dict[int, Elsewhere]:
+def located_by_ids(
+    identities: Identities, side: SideHistory, matched: MatchedFragments, deleted: Deleted
+) -> dict[int, RelocatedRows]:
     """Return the rows of a side that are in the place of no fragment of the merge base.
 
     Args:
@@ -99,8 +101,8 @@ def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted
     index = _Index(matched.base, matched.changed, deleted)
     updated = _Updated.of(side, deleted)
     known_below = max(identities.base.end, identities.shared.end)
-    found: dict[int, Elsewhere] = {}
-    for number, live in unplaced(matched, deleted):
+    found: dict[int, RelocatedRows] = {}
+    for number, live in rows_out_of_place(matched, deleted):
         fragment = present(side.manifest, number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
         if lowest is not None and lowest >= known_below:
@@ -124,7 +126,7 @@ def located_by_ids(identities: Identities, side: Side, matched: Matched, deleted
                 # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
                 addresses = np.where(alive | back, addresses, addresses_of(fragment, own))
                 new, back = alive, ~alive
-        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=new, back=back, live=live)
+        found[number] = RelocatedRows(fragment=fragment, addresses=addresses, updated=new, back=back, live=live)
     return found
 
 
@@ -188,7 +190,7 @@ class _Updated:
     by_stamps: bool
 
     @classmethod
-    def of(cls, side: Side, deleted: Deleted) -> "_Updated":
+    def of(cls, side: SideHistory, deleted: Deleted) -> "_Updated":
         ids = np.empty(0, np.uint64)
         known: dict[int, U64Array] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
         by_stamps = side.anchor is None
@@ -250,7 +252,9 @@ class _Rows:
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
 
 
-def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[dict[int, Elsewhere], dict[int, BitMap]]:
+def located_by_replay(
+    side: SideHistory, matched: MatchedFragments, deleted: Deleted
+) -> tuple[dict[int, RelocatedRows], dict[int, BitMap]]:
     """Return the rows of a side that are not where the base has them, and by fragment those that updates wrote anew.
 
     Raises:
@@ -262,8 +266,8 @@ def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[d
     if not side.same_ids and any(number not in matched.anchored for number in matched.base.fragments.ids):
         raise UntraceableError("rows were moved before an earlier merge, and the table has no stable row ids")
     rows = _replayed(side, matched, deleted) if side.complete else _Rows()
-    found: dict[int, Elsewhere] = {}
-    for number, live in unplaced(matched, deleted):
+    found: dict[int, RelocatedRows] = {}
+    for number, live in rows_out_of_place(matched, deleted):
         fragment = present(side.manifest, number)
         own = matched.base_of(number)
         if own is not None:
@@ -272,13 +276,13 @@ def located_by_replay(side: Side, matched: Matched, deleted: Deleted) -> tuple[d
             addresses = rows.addresses.get(number, np.full(fragment.physical_rows, INSERTED, np.int64))
         none = np.zeros(fragment.physical_rows, np.bool_)
         back = none if own is None else ~none
-        found[number] = Elsewhere(fragment=fragment, addresses=addresses, updated=none, back=back, live=live)
+        found[number] = RelocatedRows(fragment=fragment, addresses=addresses, updated=none, back=back, live=live)
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
     return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
 
 
-def _before_anchor(side: Side, matched: Matched, deleted: Deleted) -> dict[int, BitMap]:
+def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
     """Return the rows that a side did not have where the merge base has them when that came in.
 
     It had taken them out, or given them new values, or has them elsewhere among rows that cannot be told apart.
@@ -293,7 +297,7 @@ def _before_anchor(side: Side, matched: Matched, deleted: Deleted) -> dict[int, 
     return found
 
 
-def _replayed(side: Side, matched: Matched, deleted: Deleted) -> _Rows:
+def _replayed(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> _Rows:
     anchor = side.anchor
     if anchor is None:
         return _Rows()

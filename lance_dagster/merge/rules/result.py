@@ -23,10 +23,10 @@ from lance_dagster.merge.rules.row_changes import (
     INSERTED,
     OFFSET_BITS,
     Addresses,
-    Elsewhere,
-    Fates,
     Flags,
-    Matched,
+    MatchedFragments,
+    RelocatedRows,
+    RowChanges,
     live_rows,
     present,
 )
@@ -56,7 +56,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
+class MergedFragment:
     """A fragment of the result that has files of the source, as the source names them, and its deleted rows.
 
     `deleted` is None when the deletion vector it has is right.
@@ -68,7 +68,7 @@ class Brought:
 
 
 @dataclass(slots=True)
-class Draft:
+class FragmentEdits:
     """What becomes of the rows, collected while fragment after fragment is decided.
 
     `masked` and `revived` are offsets by fragment of the dest, `taken` by fragment of the source; `columns` are the
@@ -98,18 +98,18 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
+class FragmentBuilder:
     """What it takes to make fragments of the result out of a draft.
 
     `from_source` gives by field id of the source the one of the result, `row_ids` the row ids likewise. Versions up to
     `common` have the same numbers on both sides.
     """
 
-    draft: Draft
-    source: Matched
-    dest: Matched
-    dest_rows: Callable[[], Fates]
-    source_rows: Mapping[int, Elsewhere]
+    edits: FragmentEdits
+    source: MatchedFragments
+    dest: MatchedFragments
+    dest_rows: Callable[[], RowChanges]
+    source_rows: Mapping[int, RelocatedRows]
     from_source: Mapping[int, int]
     row_ids: Translation
     deleted: Deleted
@@ -120,37 +120,37 @@ class Assembly:
         """The number of the version that is made."""
         return self.dest.side.version + 1
 
-    def changed(self) -> tuple[dict[int, Brought], tuple[int, ...]]:
+    def changed(self) -> tuple[dict[int, MergedFragment], tuple[int, ...]]:
         """Return the dest's fragments that change, by id, and the ids of those of which no row is left."""
-        changed: dict[int, Brought] = {}
+        changed: dict[int, MergedFragment] = {}
         removed: list[int] = []
-        for number in sorted({*self.draft.masked, *self.draft.revived, *self.draft.columns}):
+        for number in sorted({*self.edits.masked, *self.edits.revived, *self.edits.columns}):
             fragment = present(self.dest.side, number)
             before = self.deleted(self.dest.side, fragment)
-            after = self.draft.deleted(number, before)
+            after = self.edits.deleted(number, before)
             if len(after) == fragment.physical_rows:
                 removed.append(number)
                 continue
             fragment, files = self._with_columns(fragment)
             if not after and before:
                 fragment = replace(fragment, deletion=None)
-            if number in self.draft.columns or after != before:
+            if number in self.edits.columns or after != before:
                 same = after == before or not after
-                changed[number] = Brought(fragment=fragment, files=files, deleted=None if same else after)
+                changed[number] = MergedFragment(fragment=fragment, files=files, deleted=None if same else after)
         return changed, tuple(removed)
 
-    def added(self, first_id: int) -> list[Brought]:
+    def added(self, first_id: int) -> list[MergedFragment]:
         """Return the fragments of the source that are new, numbered from `first_id`.
 
         Raises:
             InvalidInputError: There are no more ids.
         """
-        if first_id + len(self.draft.taken) > LAST_FRAGMENT_ID:
+        if first_id + len(self.edits.taken) > LAST_FRAGMENT_ID:
             version = self.dest.side.version
             raise InvalidInputError(f"version {version} has a fragment {first_id - 1}; there are no more ids after it")
-        found: list[Brought] = []
+        found: list[MergedFragment] = []
         for number in self.source.side.fragments.ids:
-            alive = self.draft.taken.get(number)
+            alive = self.edits.taken.get(number)
             if alive is None:
                 continue
             fragment = present(self.source.side, number)
@@ -159,51 +159,54 @@ class Assembly:
             stamped = self._stamped(fragment) if self.dest.side.stable_row_ids else fragment
             deleted = BitMap(range(fragment.physical_rows)) - alive
             new = replace(stamped, id=first_id + len(found), files=(), deletion=None)
-            found.append(Brought(fragment=new, files=files, deleted=deleted or None))
+            found.append(MergedFragment(fragment=new, files=files, deleted=deleted or None))
         return found
 
-    def doubled(self, added: Sequence[Brought]) -> int:
+    def doubled(self, added: Sequence[MergedFragment]) -> int:
         """Return how many rows of the source would be in the result twice: none, unless something was overlooked."""
         same = self._in_same_files(added)
         if same or not self.dest.side.stable_row_ids or not added:
             return same
         ids = np.concatenate(
-            [_live_ids(brought.fragment, brought.deleted or BitMap(), "the result") for brought in added]
+            [
+                _live_ids(merged_fragment.fragment, merged_fragment.deleted or BitMap(), "the result")
+                for merged_fragment in added
+            ]
         )
         known = ids[ids < np.uint64(self.dest.side.next_row_id)]
         twice = len(ids) - len(np.unique(ids))
         if not len(known):
             return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
-        there = [self._ids_left(number) for number in {*self.dest.others, *places, *self.draft.revived}]
+        there = [self._ids_left(number) for number in {*self.dest.unmatched, *places, *self.edits.revived}]
         return twice + int(np.isin(np.concatenate([known[:0], *there]), known).sum())
 
     def _ids_left(self, number: int) -> U64Array:
         fragment = present(self.dest.side, number)
-        return _live_ids(fragment, self.draft.deleted(number, self.deleted(self.dest.side, fragment)), "the dest")
+        return _live_ids(fragment, self.edits.deleted(number, self.deleted(self.dest.side, fragment)), "the dest")
 
-    def _in_same_files(self, added: Sequence[Brought]) -> int:
+    def _in_same_files(self, added: Sequence[MergedFragment]) -> int:
         """Count the rows that are alive in the same file on the dest: it has them by a way that nothing tells of."""
-        holders = {brought.files[0].path: brought for brought in added if brought.files}
+        holders = {merged_fragment.files[0].path: merged_fragment for merged_fragment in added if merged_fragment.files}
         twice = 0
-        for number in self.dest.others if holders else ():
+        for number in self.dest.unmatched if holders else ():
             fragment = present(self.dest.side, number)
-            for brought in (holders[file.path] for file in fragment.files if file.path in holders):
-                dead = self.draft.deleted(number, self.deleted(self.dest.side, fragment))
-                twice += len(BitMap(range(fragment.physical_rows)) - dead - (brought.deleted or BitMap()))
+            for merged_fragment in (holders[file.path] for file in fragment.files if file.path in holders):
+                dead = self.edits.deleted(number, self.deleted(self.dest.side, fragment))
+                twice += len(BitMap(range(fragment.physical_rows)) - dead - (merged_fragment.deleted or BitMap()))
         return twice
 
     def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
         """Put the source's values of some columns beside the dest's rows, and take the dest's out."""
-        if fragment.id not in self.draft.columns:
+        if fragment.id not in self.edits.columns:
             return fragment, ()
-        of, wanted = self.draft.columns[fragment.id]
+        of, wanted = self.edits.columns[fragment.id]
         found = {file.path: self._renumbered(file, only=wanted) for file in of.files}
-        brought = {path: file for path, file in found.items() if any(number >= 0 for number in file.fields)}
+        merged_fragment = {path: file for path, file in found.items() if any(number >= 0 for number in file.fields)}
         kept = []
         for file in fragment.files:
             fields = tuple(TOMBSTONE_FIELD if number in wanted else number for number in file.fields)
-            same = brought.pop(file.path, None)
+            same = merged_fragment.pop(file.path, None)
             if same is not None and same.column_indices == file.column_indices:
                 # Its values of a column that was dropped and comes back.
                 fields = tuple(new if new >= 0 else own for own, new in zip(fields, same.fields, strict=True))
@@ -212,7 +215,7 @@ class Assembly:
         changed = replace(fragment, files=tuple(kept))
         if self.dest.side.stable_row_ids:
             changed = with_new_values(changed, self.version)
-        return changed, tuple(brought.values())
+        return changed, tuple(merged_fragment.values())
 
     def _renumbered(self, file: DataFile, only: frozenset[int] | None = None) -> DataFile:
         ids = (self.from_source.get(number, TOMBSTONE_FIELD) for number in file.fields)
@@ -274,7 +277,7 @@ class Assembly:
             offsets = addresses[here] & (2**OFFSET_BITS - 1)
             created[here], updated[here] = (sequence[offsets] for sequence in _versions(place))
             known |= here
-        for rows in self._elsewhere(addresses[~known]):
+        for rows in self._dest_relocated_rows(addresses[~known]):
             order = np.argsort(rows.addresses)
             have = rows.addresses[order]
             places = np.minimum(np.searchsorted(have, addresses), len(have) - 1)
@@ -284,8 +287,8 @@ class Assembly:
             known |= hit
         return known, created, updated
 
-    def _elsewhere(self, missing: Addresses) -> Iterable[Elsewhere]:
-        return self.dest_rows().elsewhere.values() if len(missing) else ()
+    def _dest_relocated_rows(self, missing: Addresses) -> Iterable[RelocatedRows]:
+        return self.dest_rows().relocated.values() if len(missing) else ()
 
 
 def _live_ids(fragment: Fragment, deleted: BitMap, where: str) -> U64Array:
@@ -303,19 +306,19 @@ def _versions(fragment: Fragment) -> tuple[U64Array, U64Array]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class ResultBuilder:
     """A draft of the result, and what it is drawn from. The dest's rows are looked up only where they matter."""
 
-    source: Matched
-    dest: Matched
-    source_rows: Fates
-    dest_rows: Callable[[], Fates]
+    source: MatchedFragments
+    dest: MatchedFragments
+    source_rows: RowChanges
+    dest_rows: Callable[[], RowChanges]
     deleted: Deleted
-    draft: Draft = field(default_factory=Draft)
+    edits: FragmentEdits = field(default_factory=FragmentEdits)
 
-    def draw(self, number: int, facts: Situation, decision: Decision) -> None:
+    def add(self, number: int, facts: Situation, decision: Decision) -> None:
         """Write down what was decided about a fragment of the merge base."""
-        source, dest, draft = facts.source, facts.dest, self.draft
+        source, dest, edits = facts.source, facts.dest, self.edits
         taken = decision.from_source
         if dest.place is not None:
             back = BitMap()
@@ -324,15 +327,15 @@ class Drawing:
                 same = source.stays if facts.source_columns else source.stays | source.moved
                 back = taken & same - dest.alive
             taken = taken - back
-            draft.mask(dest.place.id, dest.stays - (decision.alive - taken))
-            draft.revive(dest.place.id, back | (BitMap() if facts.dest_columns else taken & source.stays))
+            edits.mask(dest.place.id, dest.stays - (decision.alive - taken))
+            edits.revive(dest.place.id, back | (BitMap() if facts.dest_columns else taken & source.stays))
             if source.place is not None and facts.source_columns:
-                draft.columns[dest.place.id] = source.place, facts.source_columns
+                edits.columns[dest.place.id] = source.place, facts.source_columns
         if source.place is not None and (dest.place is None or facts.dest_columns):
-            draft.take(source.place.id, taken & source.stays)
+            edits.take(source.place.id, taken & source.stays)
         gone = (dest.moved | dest.updated) - (decision.alive - taken)
         for holder, offsets in self.dest_rows().holders(number, gone).items() if gone else ():
-            draft.mask(holder, offsets)
+            edits.mask(holder, offsets)
         for holder, offsets in self.source_rows.holders(number, taken - source.stays).items():
             self._take(holder, offsets)
 
@@ -342,7 +345,7 @@ class Drawing:
         Returns:
             The columns, and the rows: their fragment of the merge base and their offsets in it.
         """
-        for number, (of, columns) in self.draft.columns.items():
+        for number, (of, columns) in self.edits.columns.items():
             rows = self._alive(number) - live_rows(self.source.side, of, self.deleted)
             if rows:
                 yield columns, self._in_base(number), rows
@@ -351,11 +354,11 @@ class Drawing:
         """Take rows from a fragment of the source; or from the dest's in the same place, where it has the files."""
         own = self.source.base_of(holder)
         place = None if own is None else self.dest.place(own)
-        mine = present(self.source.side, holder)
-        if place is not None and place.file_names == mine.file_names:
-            self.draft.revive(place.id, offsets)
+        fragment = present(self.source.side, holder)
+        if place is not None and place.file_names == fragment.file_names:
+            self.edits.revive(place.id, offsets)
         else:
-            self.draft.take(holder, offsets)
+            self.edits.take(holder, offsets)
 
     def _in_base(self, number: int) -> int:
         found = self.dest.base_of(number)
@@ -367,4 +370,4 @@ class Drawing:
         """Return the offsets of the rows of a fragment of the dest that live on in it."""
         fragment = present(self.dest.side, number)
         before = self.deleted(self.dest.side, fragment)
-        return BitMap(range(fragment.physical_rows)) - self.draft.deleted(number, before)
+        return BitMap(range(fragment.physical_rows)) - self.edits.deleted(number, before)

@@ -25,24 +25,24 @@ from pyroaring import BitMap
 
 from lance_dagster.format.deletions import same_vector
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.merge_side import Deleted, Side
+from lance_dagster.merge.rules.merge_side import Deleted, SideHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class MatchedFragments:
     """The fragments of a side beside those of the merge base.
 
     `ids` gives by the id of a fragment of the base the id of the fragment in its place: with the same rows in the same
     order, though with other files or more deleted rows. `changed` are the ids of those of the base that are gone or
-    differ; `back` is `ids` the other way round; `others` are the ids of the side's fragments that are in the place of
-    none. `anchored` is as `ids`, for the side's anchor.
+    differ; `back` is `ids` the other way round; `unmatched` are the ids of the side's fragments that are in the place
+    of none. `anchored` is as `ids`, for the side's anchor.
     """
 
     base: Manifest
     side: Manifest
     ids: Mapping[int, int]
     changed: frozenset[int]
-    others: tuple[int, ...]
+    unmatched: tuple[int, ...]
     anchored: Mapping[int, int]
     back: Mapping[int, int]
 
@@ -56,7 +56,7 @@ class Matched:
         return self.back.get(side_id)
 
 
-def match(base: Manifest, side: Side) -> Matched:
+def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
     """Find the fragments of a side that are in the place of those of the merge base."""
     manifest = side.manifest
     if side.anchor is not None and side.same_ids:
@@ -73,12 +73,12 @@ def match(base: Manifest, side: Side) -> Matched:
             ids = _still(anchored, manifest)
     # Whole sets and mappings at once: most fragments of a large table are the same on both sides.
     back, before = dict(zip(ids.values(), ids, strict=True)), frozenset(base.fragments.ids)
-    return Matched(
+    return MatchedFragments(
         base=base,
         side=manifest,
         ids=ids,
         changed=(before - ids.keys()) | (before & differing),
-        others=tuple(number for number in manifest.fragments.ids if number not in back),
+        unmatched=tuple(number for number in manifest.fragments.ids if number not in back),
         anchored=anchored,
         back=back,
     )
@@ -133,11 +133,11 @@ Before `SHARED` they are of rows the base had deleted, whole fragments of them, 
 rows that came to both sides by other ways.
 """
 INSERTED = -1
-"""Stands in `Elsewhere.addresses` for a row that the merge base does not have."""
+"""Stands in `RelocatedRows.addresses` for a row that the merge base does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
+class RelocatedRows:
     """Rows of a fragment that are not where the base has them.
 
     For each row of the fragment in order, `addresses` has where it is in the merge base, or `INSERTED`, `updated`
@@ -177,12 +177,12 @@ class Elsewhere:
 
     def at(self, base_id: int, offsets: BitMap) -> BitMap:
         """Return the offsets here of rows given by their offsets in a fragment of the base."""
-        mine = self._by_fragment.get(base_id)
-        if mine is None:
+        here = self._by_fragment.get(base_id)
+        if here is None:
             return BitMap()
-        there = self.addresses[mine] & (2**OFFSET_BITS - 1)
+        there = self.addresses[here] & (2**OFFSET_BITS - 1)
         wanted = np.isin(there, np.array(offsets, np.int64))
-        return BitMap(mine[wanted].tolist()) & self.live
+        return BitMap(here[wanted].tolist()) & self.live
 
     def in_base(self, offsets: BitMap) -> dict[int, BitMap]:
         """Return, by fragment of the base, the offsets there of rows given by their offsets here."""
@@ -206,7 +206,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class FragmentRowChanges:
     """What became of the rows of one fragment of the base, as offsets in it.
 
     `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
@@ -226,16 +226,16 @@ class Fate:
 
 
 @dataclass(slots=True)
-class Fates:
+class RowChanges:
     """What one side did to the rows of the base, looked up fragment by fragment."""
 
-    matched: Matched
+    matched: MatchedFragments
     deleted: Deleted
-    elsewhere: Mapping[int, Elsewhere]
+    relocated: Mapping[int, RelocatedRows]
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
     _moved: dict[int, tuple[BitMap, BitMap]] | None = None
 
-    def of(self, base_id: int) -> Fate:
+    def of(self, base_id: int) -> FragmentRowChanges:
         """Return what became of the rows of one fragment of the base."""
         place, stays = self.matched.place(base_id), BitMap()
         if place is not None:
@@ -245,7 +245,7 @@ class Fates:
         rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
         if rewritten:
             rewritten -= self.deleted(self.matched.base, present(self.matched.base, base_id))
-        return Fate(place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten)
+        return FragmentRowChanges(place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten)
 
     def shared(self) -> set[int]:
         """Return the ids that stand for fragments of rows which both sides have and the base has not."""
@@ -253,14 +253,14 @@ class Fates:
 
     def holders(self, base_id: int, offsets: BitMap) -> dict[int, BitMap]:
         """Return where rows of a fragment of the base lie elsewhere: offsets by fragment of the side."""
-        found = {number: rows.at(base_id, offsets) for number, rows in self.elsewhere.items()}
+        found = {number: rows.at(base_id, offsets) for number, rows in self.relocated.items()}
         return {number: here for number, here in found.items() if here}
 
     def places(self, base_id: int, offsets: BitMap) -> dict[int, tuple[frozenset[str], int]]:
         """Return the files and the offset in them of rows that lie elsewhere, by their offsets in a base fragment."""
         found: dict[int, tuple[frozenset[str], int]] = {}
         for number, here in self.holders(base_id, offsets).items():
-            rows = self.elsewhere[number]
+            rows = self.relocated[number]
             for offset in here:
                 found[int(rows.addresses[offset]) & (2**OFFSET_BITS - 1)] = rows.fragment.file_names, offset
         return found
@@ -268,16 +268,16 @@ class Fates:
     def _gathered(self) -> dict[int, tuple[BitMap, BitMap]]:
         if self._moved is None:
             self._moved = {}
-            for rows in self.elsewhere.values():
+            for rows in self.relocated.values():
                 for number, (moved, updated) in rows.from_base(self.matched.changed).items():
                     before = self._moved.get(number, (BitMap(), BitMap()))
                     self._moved[number] = (before[0] | moved, before[1] | updated)
         return self._moved
 
 
-def unplaced(matched: Matched, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
+def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
     """Return, by fragment of the side, the offsets of live rows that are not where the base has them."""
-    for number in matched.others:
+    for number in matched.unmatched:
         yield number, live_rows(matched.side, present(matched.side, number), deleted)
     for base_id in sorted(matched.changed):
         place = matched.place(base_id)

@@ -7,11 +7,11 @@ from pyroaring import BitMap
 
 from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
 from lance_dagster.merge.rules.column_matching import backing, paths_of
-from lance_dagster.merge.rules.merge_side import Conflict, Side, makers
-from lance_dagster.merge.rules.row_changes import GONE, Fate
+from lance_dagster.merge.rules.merge_side import Conflict, SideHistory, makers
+from lance_dagster.merge.rules.row_changes import GONE, FragmentRowChanges
 from lance_dagster.merge.rules.row_decisions import Decision, Situation
 from lance_dagster.merge.rules.schema_merge import MergedSchema
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Arbiter, add, of_base
+from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, StrategyResolver, add, of_base
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.conflicts import touched_fragments
 
@@ -21,13 +21,13 @@ _Rows = dict[int, BitMap]
 
 
 @dataclass(slots=True, kw_only=True)
-class Clashes:
-    """Collects clashes, and tells them all at the end."""
+class RowConflicts:
+    """Collect the conflicts about rows of all fragments, and report them together at the end."""
 
     schema: MergedSchema
-    source: Side
-    dest: Side
-    arbiter: Arbiter
+    source: SideHistory
+    dest: SideHistory
+    resolver: StrategyResolver
     columns_moved: frozenset[int] = frozenset()
     rows_back: int = 0
     rows_removed: int = 0
@@ -41,30 +41,34 @@ class Clashes:
 
     def rows_strategy(self) -> str | None:
         """Return the strategy for rows that both sides changed."""
-        return self.arbiter.winner("rows", "rows")
+        return self.resolver.winner("rows", "rows")
 
     def columns_strategy(self, fields: frozenset[int]) -> str | None:
         """Return the strategy for rows that lack the other side's values of some columns."""
-        winners = {self.arbiter.winner("column", f"column {path}") for path in self._paths(fields)}
+        winners = {self.resolver.winner("column", f"column {path}") for path in self._paths(fields)}
         return winners.pop() if len(winners) == 1 else None
 
     def written_by(
-        self, base_id: int, fates: tuple[Fate, Fate], source: frozenset[int], dest: frozenset[int]
+        self,
+        base_id: int,
+        both_changes: tuple[FragmentRowChanges, FragmentRowChanges],
+        source: frozenset[int],
+        dest: frozenset[int],
     ) -> tuple[frozenset[int], frozenset[int]]:
         """Return of which fields each side's values count for the rows of a fragment.
 
         Args:
             base_id: The fragment of the merge base.
-            fates: What became of its rows on the source, and on the dest.
+            both_changes: What became of its rows on the source, and on the dest.
             source: The fields the source wrote.
             dest: Those the dest wrote.
         """
-        place, other = (fate.place for fate in fates)
-        images = {number: own for own, number in self.schema.from_source.items()}
+        place, other = (row_changes.place for row_changes in both_changes)
+        source_ids = {number: own for own, number in self.schema.from_source.items()}
         for number in source & dest:
             if place is not None and other is not None:
-                mine, theirs = backing(place).get(images.get(number, -1)), backing(other).get(number)
-                if mine == theirs:
+                source_file, dest_file = backing(place).get(source_ids.get(number, -1)), backing(other).get(number)
+                if source_file == dest_file:
                     # An earlier merge brought it to both.
                     source -= {number}
                     continue
@@ -72,7 +76,7 @@ class Clashes:
                 rows: _Rows = {}
                 self._twice[number] = self._settle_column(number, rows), rows
             winner, rows = self._twice[number]
-            add(rows, base_id, fates[0].alive & fates[1].alive)
+            add(rows, base_id, both_changes[0].alive & both_changes[1].alive)
             if winner == SOURCE_WINS:
                 dest -= {number}
             else:
@@ -88,7 +92,7 @@ class Clashes:
         self.rows_updated += len(decision.from_source & facts.source.updated)
         self.given_up_by_source += len(decision.source_given_up)
         self.given_up_by_dest += len(decision.dest_given_up)
-        if decision.clash:
+        if decision.conflicting:
             self._decisions[number] = decision
         if decision.lacking_source_columns and not self._settled(facts, decision, of_source=True):
             key = facts.source_columns, True
@@ -105,7 +109,7 @@ class Clashes:
         add(self._both_moved.setdefault((columns, frozenset()), {}), base_id, offsets)
 
     def finish(self) -> None:
-        """Tell the arbiter what was found, all fragments together."""
+        """Tell the resolver what was found, all fragments together."""
         if self._decisions:
             self._tell_rows(self._decisions)
         for (columns, of_source), rows in self._lacking.items():
@@ -115,23 +119,22 @@ class Clashes:
                 f"{_who(self.dest if of_source else self.source, _ROWS)} updated {count} rows without them{self._sure}"
             )
             self._tell_column(columns, (wrote, moved) if of_source else (moved, wrote), rows)
-        for (columns, others), rows in self._both_moved.items():
+        for (columns, dest_columns), rows in self._both_moved.items():
             wrote = f"{_who(self.source, _COLUMNS)} wrote its values beside rows that moved"
-            theirs = (
-                f"{_who(self.dest, (*_COLUMNS, Rewrite))} moved the rows or wrote {self._named(others)} beside them"
-            )
-            self._tell_column(columns, (wrote, theirs), rows)
+            mover = _who(self.dest, (*_COLUMNS, Rewrite))
+            dest_did = f"{mover} moved the rows or wrote {self._named(dest_columns)} beside them"
+            self._tell_column(columns, (wrote, dest_did), rows)
 
     def _tell_rows(self, found: Mapping[int, Decision]) -> None:
-        count = sum(len(decision.clash) for decision in found.values())
+        count = sum(len(decision.conflicting) for decision in found.values())
         options = [name for name in BOTH if all(name in decision.options for decision in found.values())]
         unit = f"{count} row{'s' * (count > 1)} {_place(found)}"
         did = [
             f"{_who_touched(side, frozenset(found))} changed or deleted them{self._sure}"
             for side in (self.source, self.dest)
         ]
-        rows = of_base({number: decision.clash for number, decision in found.items()})
-        self.arbiter.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options, rows)
+        rows = of_base({number: decision.conflicting for number, decision in found.items()})
+        self.resolver.settle(Conflict(kind="rows", unit=unit, source=did[0], dest=did[1]), options, rows)
 
     @property
     def _sure(self) -> str:
@@ -156,13 +159,15 @@ class Clashes:
     def _settle_column(self, number: int, rows: _Rows) -> str | None:
         did = [f"{_who(side, _COLUMNS)} wrote its values" for side in (self.source, self.dest)]
         unit = f"column {self._named(frozenset({number}))}"
-        # Fragments that follow add theirs.
-        disputed = of_base(rows, frozenset({number}))
-        return self.arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), rows=disputed)
+        # Fragments that are decided later add their rows to `rows`.
+        conflicting_rows = of_base(rows, frozenset({number}))
+        return self.resolver.settle(
+            Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), rows=conflicting_rows
+        )
 
     def _tell_column(self, columns: frozenset[int], did: tuple[str, str], rows: _Rows) -> None:
         unit = f"column {self._named(columns)}"
-        self.arbiter.refuse(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), of_base(rows))
+        self.resolver.refuse(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), of_base(rows))
 
     def _named(self, fields: frozenset[int]) -> str:
         return ", ".join(self._paths(fields))
@@ -180,20 +185,20 @@ def _place(fragments: Collection[int]) -> str:
     return named if len(known) == len(fragments) else f"{named}, and in none"
 
 
-def _who_touched(side: Side, fragments: frozenset[int]) -> str:
+def _who_touched(side: SideHistory, fragments: frozenset[int]) -> str:
     """Name who changed rows of some fragments of the merge base; all who changed rows, where that cannot be told."""
     if side.anchor is None or not side.same_ids:
         return _who(side, _ROWS)
-    others = frozenset(side.anchor.fragments.ids) - fragments
+    elsewhere = frozenset(side.anchor.fragments.ids) - fragments
 
     def may_have(change: Change) -> bool:
         if not isinstance(change.operation, Update | Delete):
             return isinstance(change.operation, _ROWS) or change.transaction is None
         # A fragment the merge base does not have may hold rows that were moved.
-        return not touched_fragments(change.operation) <= others
+        return not touched_fragments(change.operation) <= elsewhere
 
     return makers(side, may_have)
 
 
-def _who(side: Side, operations: tuple[type, ...]) -> str:
+def _who(side: SideHistory, operations: tuple[type, ...]) -> str:
     return makers(side, lambda change: isinstance(change.operation, operations) or change.transaction is None)

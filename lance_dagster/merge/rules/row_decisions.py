@@ -21,7 +21,7 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
 from lance_dagster.merge.rules.column_matching import Columns, backing
-from lance_dagster.merge.rules.row_changes import GONE, SHARED, Fate, Fates
+from lance_dagster.merge.rules.row_changes import GONE, SHARED, FragmentRowChanges, RowChanges
 from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS
 
 
@@ -32,7 +32,7 @@ class Holder:
     `strict` says that what it did since the merge base does not tell which columns it filled.
     """
 
-    rows: Fates
+    rows: RowChanges
     columns: Columns
     result: Callable[[int], int | None]
     strict: bool = False
@@ -42,41 +42,50 @@ class Holder:
         return {number for own in fields if (number := self.result(own)) is not None}
 
 
-def told_apart(number: int, source: Holder, dest: Holder) -> tuple[Fate, Fate]:
+def compare_rows(number: int, source: Holder, dest: Holder) -> tuple[FragmentRowChanges, FragmentRowChanges]:
     """Return what became of the rows of a fragment of the base on both sides.
 
     Rows that both have with the same new values, from the same file, count as changed by the dest alone; by the source
     where that has values of more columns. Rows that the base had deleted and both have again count as changed by both
     when they may have other values.
     """
-    mine, theirs = source.rows.of(number), dest.rows.of(number)
-    both = mine.updated & theirs.updated
+    source_changes, dest_changes = source.rows.of(number), dest.rows.of(number)
+    both = source_changes.updated & dest_changes.updated
     if both and (same := _in_one_place(number, both, source, dest)):
         has, had = (side.in_result(_backed(number, same, side)) for side in (source, dest))
         if has <= had:
-            mine = replace(mine, updated=mine.updated - same, moved=mine.moved | same)
+            source_changes = replace(
+                source_changes, updated=source_changes.updated - same, moved=source_changes.moved | same
+            )
         elif had < has:
-            theirs = replace(theirs, updated=theirs.updated - same, moved=theirs.moved | same)
-    if dest.strict and GONE <= number < SHARED and (back := mine.moved & theirs.moved - both):
+            dest_changes = replace(dest_changes, updated=dest_changes.updated - same, moved=dest_changes.moved | same)
+    if dest.strict and GONE <= number < SHARED and (back := source_changes.moved & dest_changes.moved - both):
         other = back - _in_one_place(number, back, source, dest)
-        mine = replace(mine, updated=mine.updated | other, moved=mine.moved - other)
-        theirs = replace(theirs, updated=theirs.updated | other, moved=theirs.moved - other)
-    return mine, theirs
+        source_changes = replace(
+            source_changes, updated=source_changes.updated | other, moved=source_changes.moved - other
+        )
+        dest_changes = replace(dest_changes, updated=dest_changes.updated | other, moved=dest_changes.moved - other)
+    return source_changes, dest_changes
 
 
-def other_values(
-    number: int, fragment: Fragment | None, fates: tuple[Fate, Fate], sides: tuple[Holder, Holder]
+def differing_fields(
+    number: int,
+    fragment: Fragment | None,
+    both_changes: tuple[FragmentRowChanges, FragmentRowChanges],
+    sides: tuple[Holder, Holder],
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return the fields, by their ids in the result, of which each side has other values for a fragment's rows.
 
     Args:
         number: What stands for the fragment.
         fragment: It, in the base; None for rows that the base does not have.
-        fates: What became of its rows.
+        both_changes: What became of its rows.
         sides: The source and the dest.
     """
-    found = [_changed(number, fragment, fate, side) for fate, side in zip(fates, sides, strict=True)]
-    shared = fates[0].alive & fates[1].alive
+    found = [
+        _changed(number, fragment, row_changes, side) for row_changes, side in zip(both_changes, sides, strict=True)
+    ]
+    shared = both_changes[0].alive & both_changes[1].alive
     if fragment is None and shared:
         backed = [side.in_result(_backed(number, shared, side)) for side in sides]
         found = [found[0] | (backed[0] - backed[1]), found[1] | (backed[1] - backed[0])]
@@ -84,30 +93,32 @@ def other_values(
 
 
 def _in_one_place(number: int, rows: BitMap, source: Holder, dest: Holder) -> BitMap:
-    mine, theirs = (side.rows.places(number, rows) for side in (source, dest))
-    return BitMap(offset for offset, place in mine.items() if theirs.get(offset) == place)
+    source_places, dest_places = (side.rows.places(number, rows) for side in (source, dest))
+    return BitMap(offset for offset, place in source_places.items() if dest_places.get(offset) == place)
 
 
-def _changed(number: int, fragment: Fragment | None, fate: Fate, side: Holder) -> set[int]:
+def _changed(number: int, fragment: Fragment | None, row_changes: FragmentRowChanges, side: Holder) -> set[int]:
     columns, changed = side.columns, set[int]()
-    if fate.place is None or fragment is None or fate.moved or fate.updated:
+    if row_changes.place is None or fragment is None or row_changes.moved or row_changes.updated:
         # Rows that moved have what was written beside them on the way.
         changed |= columns.written_beside(None if fragment is None else fragment.id)
-    if fate.place is not None and fragment is not None:
-        had, has, base_ids = backing(fragment), backing(fate.place), columns.base_ids
+    if row_changes.place is not None and fragment is not None:
+        had, has, base_ids = backing(fragment), backing(row_changes.place), columns.base_ids
         changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
         # Values that were taken out again: there are nulls.
         changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
     if side.strict and fragment is not None:
         # A column the base does not have may have been there before any change that is looked at.
-        changed |= _backed(number, fate.moved | fate.updated, side) - columns.base_ids.keys() - columns.nulls
+        changed |= (
+            _backed(number, row_changes.moved | row_changes.updated, side) - columns.base_ids.keys() - columns.nulls
+        )
     return side.in_result(changed)
 
 
 def _backed(number: int, rows: BitMap, side: Holder) -> set[int]:
     """Return the fields, by the side's ids, of which it has values for rows that are not where the base has them."""
     holders = side.rows.holders(number, rows) if rows else {}
-    return {own for one in holders for own in backing(side.rows.elsewhere[one].fragment)}
+    return {own for one in holders for own in backing(side.rows.relocated[one].fragment)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +132,8 @@ class Situation:
     """
 
     live: BitMap
-    source: Fate
-    dest: Fate
+    source: FragmentRowChanges
+    dest: FragmentRowChanges
     source_columns: frozenset[int]
     dest_columns: frozenset[int]
     source_undone: BitMap
@@ -135,16 +146,16 @@ class Situation:
 class Decision:
     """What becomes of the rows: those that live on, and those of them that are taken from the source.
 
-    `clash` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away from
-    the columns the source wrote; `lacking_dest_columns` the other way round. `both_moved` are rows that each side moved
-    away from columns of the other. `source_given_up` are rows whose new values on the source count for nothing, since
-    they are taken from where the dest's columns are; `dest_given_up` the other way round. `options` are the strategies
-    a clash can be resolved by: none in favour of a side of whose new rows nobody can tell which it became.
+    `conflicting` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away
+    from the columns the source wrote; `lacking_dest_columns` the other way round. `both_moved` are rows that each side
+    moved away from columns of the other. `source_given_up` are rows whose new values on the source count for nothing,
+    since they are taken from where the dest's columns are; `dest_given_up` the other way round. `options` are the
+    strategies that can resolve the conflict: a side is no option when its updated rows cannot be traced.
     """
 
     alive: BitMap
     from_source: BitMap
-    clash: BitMap
+    conflicting: BitMap
     lacking_source_columns: BitMap
     lacking_dest_columns: BitMap
     both_moved: BitMap
@@ -168,24 +179,24 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     s_new = (source.updated | source.rewritten) - facts.source_undone
     d_new = (dest.updated | dest.rewritten) - facts.dest_undone
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
-    clash = (s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)
+    conflicting = (s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)
     winner = s_alive if rows == SOURCE_WINS else d_alive
-    alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - clash | (clash & winner)
+    alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - conflicting | (conflicting & winner)
     updated = (source.updated - facts.source_undone) & alive
-    mine = updated - clash if rows != SOURCE_WINS else updated
-    homes = _Homes(facts, alive, mine | ((alive - dest.alive) & source.alive))
+    kept_updates = updated - conflicting if rows != SOURCE_WINS else updated
+    homes = _Homes(facts, alive, kept_updates | ((alive - dest.alive) & source.alive))
     homes.settle(*columns)
     if facts.dest_undone:
         homes.taken |= alive & dest.updated & facts.dest_undone & source.alive
     options = []
-    if not clash & dest.rewritten:
+    if not conflicting & dest.rewritten:
         options.append(SOURCE_WINS)
-    if not clash & source.rewritten:
+    if not conflicting & source.rewritten:
         options.append(DEST_WINS)
     return Decision(
         alive=alive,
         from_source=homes.taken & alive,
-        clash=clash,
+        conflicting=conflicting,
         lacking_source_columns=homes.lacking_source,
         lacking_dest_columns=homes.lacking_dest,
         both_moved=homes.both_moved,

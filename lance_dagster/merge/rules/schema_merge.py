@@ -2,7 +2,7 @@
 
 A field is known by its id in the merge base. A field one side added gets an id of the dest's, since both sides count
 on from the same number. A cast drops a field and adds another one of the same name with the values converted: rows
-that only the other side has would lose theirs, so such rows are a conflict (`columns_lost`).
+that only the other side has would lose their values, so such rows are a conflict (`columns_lost`).
 
 Which column of one line of versions is which of another, where neither is the merge base of a question.
 """
@@ -14,10 +14,10 @@ from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Append, Delete, Merge, Overwrite, Rewrite
 from lance_dagster.merge.rules.column_matching import Columns, columns_of, named_fields, paths_of
-from lance_dagster.merge.rules.merge_side import Conflict, Side, makers
-from lance_dagster.merge.rules.row_changes import match
+from lance_dagster.merge.rules.merge_side import Conflict, SideHistory, makers
+from lance_dagster.merge.rules.row_changes import match_fragments
 from lance_dagster.merge.rules.settings_merge import merged
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Arbiter
+from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, StrategyResolver
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
@@ -50,18 +50,18 @@ class Schemas:
     """
 
     base: Manifest
-    source: Side
-    dest: Side
+    source: SideHistory
+    dest: SideHistory
     source_columns: Columns
     dest_columns: Columns
     crosswise: bool = False
 
-    def merged(self, first_id: Callable[[], int], arbiter: Arbiter) -> MergedSchema:
+    def merged(self, first_id: Callable[[], int], resolver: StrategyResolver) -> MergedSchema:
         """Merge the schemas.
 
         Args:
             first_id: Finds the smallest id that no field of the dest ever had.
-            arbiter: Decides conflicts.
+            resolver: Decides conflicts.
         """
         if self._same():
             ids = {field.id: field.id for field in self.dest.manifest.fields}
@@ -69,7 +69,7 @@ class Schemas:
             return MergedSchema(
                 fields=self.dest.manifest.fields, from_source=ids, added_by_source=none, added_by_dest=none, kept=none
             )
-        return _Merger(self, first_id, arbiter).result()
+        return _Merger(self, first_id, resolver).result()
 
     def _same(self) -> bool:
         unchanged = self.source.manifest.fields == self.dest.manifest.fields == self.base.fields
@@ -78,8 +78,8 @@ class Schemas:
 
 
 class _Merger:
-    def __init__(self, schemas: Schemas, first_id: Callable[[], int], arbiter: Arbiter) -> None:
-        self._all, self._arbiter, self._first_id = schemas, arbiter, first_id
+    def __init__(self, schemas: Schemas, first_id: Callable[[], int], resolver: StrategyResolver) -> None:
+        self._all, self._resolver, self._first_id = schemas, resolver, first_id
         self._next: int | None = None
         self._base = {field.id: field for field in schemas.base.fields}
         self._source = {field.id: field for field in schemas.source.manifest.fields}
@@ -103,10 +103,10 @@ class _Merger:
     def result(self) -> MergedSchema:
         source_ids, dest_ids = self._all.source_columns.ids, self._all.dest_columns.ids
         for field in self._all.base.fields:
-            mine, theirs = source_ids.get(field.id), dest_ids.get(field.id)
-            if theirs is not None:
-                self._keep_or_change(field, mine, theirs)
-            elif mine is not None:
+            source_id, dest_id = source_ids.get(field.id), dest_ids.get(field.id)
+            if dest_id is not None:
+                self._keep_or_change(field, source_id, dest_id)
+            elif source_id is not None:
                 self._dropped_by_dest(field)
             elif self._paths[field.id] in self._cast_apart:
                 self._dropped_and_cast(field)
@@ -125,25 +125,25 @@ class _Merger:
             kept=frozenset(self._kept),
         )
 
-    def _keep_or_change(self, base: Field, mine: int | None, theirs: int) -> None:
-        dest = self._dest[theirs]
-        if mine is not None:
-            self._fields[theirs] = self._facets(base, self._source[mine], dest)
-            self._from_source[mine] = theirs
+    def _keep_or_change(self, base: Field, source_id: int | None, dest_id: int) -> None:
+        dest = self._dest[dest_id]
+        if source_id is not None:
+            self._fields[dest_id] = self._facets(base, self._source[source_id], dest)
+            self._from_source[source_id] = dest_id
         elif dest.parent_id in self._kept:
-            self._fields[theirs] = dest
-            self._kept.add(theirs)
+            self._fields[dest_id] = dest
+            self._kept.add(dest_id)
         elif not _around_is_gone(base, self._all.source_columns):
-            self._dropped_by_source(base, theirs)
+            self._dropped_by_source(base, dest_id)
 
-    def _dropped_by_source(self, base: Field, theirs: int) -> None:
+    def _dropped_by_source(self, base: Field, dest_id: int) -> None:
         if not self._changed_within(base, self._dest, self._all.dest_columns):
             return
         did = f"{self._who(self._all.source)} dropped it", f"{self._who(self._all.dest)} changed it"
         unit = f"column {self._paths[base.id]}"
-        if self._arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1])) == DEST_WINS:
-            self._fields[theirs] = self._dest[theirs]
-            self._kept.add(theirs)
+        if self._resolver.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1])) == DEST_WINS:
+            self._fields[dest_id] = self._dest[dest_id]
+            self._kept.add(dest_id)
 
     def _dropped_by_dest(self, base: Field) -> None:
         if _around_is_gone(base, self._all.dest_columns):
@@ -152,7 +152,7 @@ class _Merger:
             did = f"{self._who(self._all.source)} changed it", f"{self._who(self._all.dest)} dropped it"
             unit = f"column {self._paths[base.id]}"
             # Its values are gone from the dest's files, or may be at the next compaction.
-            self._arbiter.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), (DEST_WINS,))
+            self._resolver.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), (DEST_WINS,))
 
     def _changed_within(self, base: Field, fields: Mapping[int, Field], columns: Columns) -> bool:
         """Tell whether a side changed a field, or one inside of it."""
@@ -170,7 +170,7 @@ class _Merger:
             f"{self._who(side)} {'changed its type' if path in cast else 'dropped it'}"
             for side, cast in ((self._all.source, self._cast_by_source), (self._all.dest, self._cast_by_dest))
         ]
-        self._arbiter.refuse(Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1]))
+        self._resolver.refuse(Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1]))
 
     def _changed(self, base: Field, own: Field, written: bool) -> bool:  # noqa: FBT001  # three facts of one field
         return (
@@ -182,24 +182,27 @@ class _Merger:
     def _facets(self, base: Field, source: Field, dest: Field) -> Field:
         result = dest
         for facet in _FACETS:
-            was, mine, theirs = (getattr(field, facet) for field in (base, source, dest))
-            if mine in (was, theirs):
+            base_value, source_value, dest_value = (getattr(field, facet) for field in (base, source, dest))
+            if source_value in (base_value, dest_value):
                 continue
             unit = f"column {self._paths[base.id]}"
-            did = f"{self._who(self._all.source)} made its {_word(facet)} {mine!r}", f"{self._all.dest.name} {theirs!r}"
+            did = (
+                f"{self._who(self._all.source)} made its {_word(facet)} {source_value!r}",
+                f"{self._all.dest.name} {dest_value!r}",
+            )
             conflict = Conflict(kind="column", unit=unit, source=did[0], dest=did[1])
-            if theirs == was or self._arbiter.settle(conflict) == SOURCE_WINS:
-                result = replace(result, **{facet: mine})
+            if dest_value == base_value or self._resolver.settle(conflict) == SOURCE_WINS:
+                result = replace(result, **{facet: source_value})
         names = (self._all.source.name, self._all.dest.name)
         kind = f"metadata of column {self._paths[base.id]}"
         states = (base.metadata, source.metadata, dest.metadata)
-        metadata = merged(states, kind, names, self._arbiter) if base.metadata != source.metadata else dest.metadata
+        metadata = merged(states, kind, names, self._resolver) if base.metadata != source.metadata else dest.metadata
         return replace(result, metadata=metadata)
 
     @staticmethod
     def _added(fields: Mapping[int, Field], known: Mapping[int, int]) -> list[int]:
-        images = set(known.values())
-        return [number for number in fields if number not in images]
+        known_ids = set(known.values())
+        return [number for number in fields if number not in known_ids]
 
     def _bring(self, field: Field, by_dest: Iterable[int]) -> int | None:
         """Take over a field the source added, under an id of the dest's."""
@@ -207,18 +210,18 @@ class _Merger:
         if parent is None:
             # Inside a column that is gone; whether that is a conflict was decided there.
             return None
-        twin = next(
+        same_named = next(
             (self._dest[n] for n in by_dest if (self._dest[n].name, self._dest[n].parent_id) == (field.name, parent)),
             None,
         )
-        if twin is not None and self._is_same(field, twin):
+        if same_named is not None and self._is_same(field, same_named):
             # A third branch was merged into both, or both added it for rows to come.
-            self._from_source[field.id] = twin.id
+            self._from_source[field.id] = same_named.id
             return None
-        if twin is None and (renamed := self._renamed(field, by_dest)) is not None:
+        if same_named is None and (renamed := self._renamed(field, by_dest)) is not None:
             self._from_source[field.id] = renamed
             return None
-        if twin is not None:
+        if same_named is not None:
             path = paths_of(self._all.source.manifest.fields)[field.id]
             conflict = Conflict(
                 kind="column",
@@ -226,55 +229,57 @@ class _Merger:
                 source=f"{self._who(self._all.source)} added it",
                 dest=f"{self._who(self._all.dest)} added it too",
             )
-            options = BOTH if self._is_leaf_of_both(field, twin) else ()
-            if self._arbiter.settle(conflict, options) != SOURCE_WINS:
+            options = BOTH if self._is_leaf_of_both(field, same_named) else ()
+            if self._resolver.settle(conflict, options) != SOURCE_WINS:
                 return None
-            self._fields.pop(twin.id, None)
+            self._fields.pop(same_named.id, None)
         number = self._first_id() if self._next is None else self._next
         self._next = number + 1
         self._from_source[field.id] = number
         self._fields[number] = replace(field, id=number, parent_id=parent)
         return number
 
-    def _is_same(self, field: Field, twin: Field) -> bool:
-        """Tell whether two new columns are one: called and typed alike, with the same values for rows of the base.
+    def _is_same(self, field: Field, same_named: Field) -> bool:
+        """Tell whether two new columns are one: of the same name and type, with the same values for rows of the base.
 
         Rows that were put in since bring their own.
         """
         if field.name in self._cast_by_source & self._cast_by_dest:
             return False
-        if any(getattr(field, facet) != getattr(twin, facet) for facet in _FACETS):
+        if any(getattr(field, facet) != getattr(same_named, facet) for facet in _FACETS):
             return False
-        filled = field.id in self._all.source_columns.filled, twin.id in self._all.dest_columns.filled
+        filled = field.id in self._all.source_columns.filled, same_named.id in self._all.dest_columns.filled
         if not any(filled):
             return True
-        mine, theirs = (_files_of(side.manifest, number) for side, number in self._sides(field, twin))
+        source_files, dest_files = (_files_of(side.manifest, number) for side, number in self._sides(field, same_named))
         return (all(filled) or self._all.crosswise) and (
-            mine.items() <= theirs.items() or theirs.items() <= mine.items()
+            source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
         )
 
     def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
         """Return the field the dest added that has its values in the same files: it took it over, and renamed it."""
-        alike = [number for number in by_dest if self._dest[number].logical_type == field.logical_type]
-        mine = _files_of(self._all.source.manifest, field.id) if alike else {}
+        same_type = [number for number in by_dest if self._dest[number].logical_type == field.logical_type]
+        source_files = _files_of(self._all.source.manifest, field.id) if same_type else {}
         found = (
-            number for number in alike if mine and _files_of(self._all.dest.manifest, number).items() >= mine.items()
+            number
+            for number in same_type
+            if source_files and _files_of(self._all.dest.manifest, number).items() >= source_files.items()
         )
         return next(found, None)
 
-    def _sides(self, field: Field, twin: Field) -> tuple[tuple[Side, int], tuple[Side, int]]:
-        return (self._all.source, field.id), (self._all.dest, twin.id)
+    def _sides(self, field: Field, same_named: Field) -> tuple[tuple[SideHistory, int], tuple[SideHistory, int]]:
+        return (self._all.source, field.id), (self._all.dest, same_named.id)
 
-    def _is_leaf_of_both(self, field: Field, twin: Field) -> bool:
+    def _is_leaf_of_both(self, field: Field, same_named: Field) -> bool:
         inner = [other.parent_id for other in self._source.values()], [other.parent_id for other in self._dest.values()]
-        return field.id not in inner[0] and twin.id not in inner[1]
+        return field.id not in inner[0] and same_named.id not in inner[1]
 
     def _check_orphans(self) -> None:
         """Refuse a field that one side added or changed inside a column that the other side dropped."""
         for field in list(self._fields.values()):
             if field.parent_id >= 0 and field.parent_id not in self._fields:
                 path = paths_of(self._all.dest.manifest.fields).get(field.id, field.name)
-                self._arbiter.refuse(
+                self._resolver.refuse(
                     Conflict(
                         kind="column",
                         unit=f"column {path}",
@@ -289,7 +294,7 @@ class _Merger:
         for field in fields:
             other = seen.setdefault((field.parent_id, field.name), field)
             if other is not field:
-                self._arbiter.refuse(
+                self._resolver.refuse(
                     Conflict(
                         kind="schema",
                         unit=f"column {field.name}",
@@ -327,7 +332,7 @@ class _Merger:
         return dest_order
 
     @staticmethod
-    def _who(side: Side) -> str:
+    def _who(side: SideHistory) -> str:
         return makers(side, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
 
 
@@ -365,10 +370,10 @@ def _word(facet: str) -> str:
     return facet.replace("_", " ")
 
 
-def casts(columns: Columns, base: Manifest, side: Side) -> list[str]:
+def casts(columns: Columns, base: Manifest, side: SideHistory) -> list[str]:
     """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
-    images, paths = set(columns.ids.values()), paths_of(base.fields)
-    added = {path for number, path in paths_of(side.manifest.fields).items() if number not in images}
+    known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
+    added = {path for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
     found = {path for number, path in paths.items() if number not in columns.ids and path in added}
     origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
     origin |= {own: number for number, own in columns.anchored.items()}
@@ -383,7 +388,7 @@ def casts(columns: Columns, base: Manifest, side: Side) -> list[str]:
             if number not in after and path in new and was is not None:
                 # Cast again, it is still the same column.
                 cast[new[path]] = was
-    live = {field.id for field in side.manifest.fields} - images
+    live = {field.id for field in side.manifest.fields} - known_ids
     found |= {paths[number] for own, number in cast.items() if own in live and number in paths}
     return sorted(found)
 
@@ -396,10 +401,10 @@ class FieldsAcross:
     """
 
     ids: Mapping[int, int]
-    unlike: tuple[str, ...]
+    incompatible: tuple[str, ...]
 
 
-def fields_across(shared: Manifest, one: Side, other: Side) -> FieldsAcross:
+def fields_across(shared: Manifest, one: SideHistory, other: SideHistory) -> FieldsAcross:
     """Match the columns of two versions by what each has of a version from which both come.
 
     Fields that came since are matched by path and type.
@@ -409,15 +414,15 @@ def fields_across(shared: Manifest, one: Side, other: Side) -> FieldsAcross:
         one: What the first version did since.
         other: What the second one did.
     """
-    mine, theirs = (columns_of(shared, side, match(shared, side)) for side in (one, other))
-    found = {own: theirs.ids.get(number, NO_FIELD) for number, own in mine.ids.items()}
-    taken = set(theirs.ids.values())
+    one_columns, other_columns = (columns_of(shared, side, match_fragments(shared, side)) for side in (one, other))
+    found = {own: other_columns.ids.get(number, NO_FIELD) for number, own in one_columns.ids.items()}
+    taken = set(other_columns.ids.values())
     free = {named: number for number, named in named_fields(other.manifest).items() if number not in taken}
     by_name = {number: free.get(named, NO_FIELD) for number, named in named_fields(one.manifest).items()}
-    cast = [set(casts(columns, shared, side)) for columns, side in ((mine, one), (theirs, other))]
-    unlike = [
+    cast = [set(casts(columns, shared, side)) for columns, side in ((one_columns, one), (other_columns, other))]
+    incompatible = [
         path
         for number, path in paths_of(shared.fields).items()
-        if (path in cast[0] and number in theirs.ids) or (path in cast[1] and number in mine.ids)
+        if (path in cast[0] and number in other_columns.ids) or (path in cast[1] and number in one_columns.ids)
     ]
-    return FieldsAcross(by_name | found, tuple(unlike))
+    return FieldsAcross(by_name | found, tuple(incompatible))

@@ -19,7 +19,7 @@ Rows = Mapping[int, BitMap]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disputed:
+class ConflictingRows:
     """Rows of a conflict: those of the merge base by its fragments, others by the fragments of the side that has them.
 
     Rows of a side may be given by where they lie there too if the base has them. `fields` are the ids, on the dest, of
@@ -32,17 +32,17 @@ class Disputed:
     fields: frozenset[int] = frozenset()
 
 
-Dispute = Callable[[], Disputed]
+RowsLookup = Callable[[], ConflictingRows]
 
 
-def of_base(rows: Rows, fields: frozenset[int] = frozenset()) -> Dispute:
+def of_base(rows: Rows, fields: frozenset[int] = frozenset()) -> RowsLookup:
     """Note rows of the merge base."""
-    return lambda: Disputed(base=rows, fields=fields)
+    return lambda: ConflictingRows(base=rows, fields=fields)
 
 
-def of_side(rows: Rows, *, source: bool) -> Dispute:
+def of_side(rows: Rows, *, source: bool) -> RowsLookup:
     """Note rows of one side, by where they lie there."""
-    return lambda: Disputed(source=rows) if source else Disputed(dest=rows)
+    return lambda: ConflictingRows(source=rows) if source else ConflictingRows(dest=rows)
 
 
 def add(rows: dict[int, BitMap], number: int, offsets: BitMap) -> None:
@@ -63,12 +63,12 @@ Under "*" is that of all others. Of what was cleaned up, only one for "history" 
 
 
 @dataclass(slots=True)
-class Arbiter:
+class StrategyResolver:
     """Settles conflicts by a strategy, and collects those it cannot settle."""
 
     strategy: Strategy = None
     conflicts: list[Conflict] = field(default_factory=list)
-    disputes: dict[Conflict, list[Dispute]] = field(default_factory=dict)
+    locations: dict[Conflict, list[RowsLookup]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what is no strategy.
@@ -92,7 +92,7 @@ class Arbiter:
                 )
                 raise InvalidInputError(f"{key!r} is no kind of conflict; {hint}")
 
-    def settle(self, conflict: Conflict, options: Sequence[str] = BOTH, rows: Dispute | None = None) -> str | None:
+    def settle(self, conflict: Conflict, options: Sequence[str] = BOTH, rows: RowsLookup | None = None) -> str | None:
         """Return which strategy holds for a conflict, or None when it stays one.
 
         Args:
@@ -106,11 +106,11 @@ class Arbiter:
         self.refuse(conflict, rows)
         return None
 
-    def refuse(self, conflict: Conflict, rows: Dispute | None = None) -> None:
+    def refuse(self, conflict: Conflict, rows: RowsLookup | None = None) -> None:
         """Take a conflict that no strategy settles, and the rows it is about."""
         self.conflicts.append(conflict)
         if rows is not None:
-            self.disputes.setdefault(conflict, []).append(rows)
+            self.locations.setdefault(conflict, []).append(rows)
 
     def winner(self, kind: str, unit: str) -> str | None:
         """Return the strategy given for a unit, else for its kind, else for everything that both sides did.
