@@ -11,16 +11,20 @@ from lance_dagster.format.codec.manifests import (
 )
 from lance_dagster.format.codec.operations import decode_transaction, encode_transaction
 from lance_dagster.format.codec.row_sequences import (
-    U64Array,
     count_row_ids,
     decode_row_ids,
+    decode_row_runs,
+    decode_version_runs,
     decode_versions,
     encode_row_ids,
+    encode_row_runs,
+    encode_version_runs,
     encode_versions,
     row_id_range,
     smallest_row_id,
     version_run,
 )
+from lance_dagster.format.row_runs import U64Array
 
 __all__ = [
     "Summary",
@@ -31,12 +35,16 @@ __all__ = [
     "decode_indices",
     "decode_manifest_file",
     "decode_row_ids",
+    "decode_row_runs",
     "decode_transaction",
+    "decode_version_runs",
     "decode_versions",
     "encode_indices",
     "encode_manifest_file",
     "encode_row_ids",
+    "encode_row_runs",
     "encode_transaction",
+    "encode_version_runs",
     "encode_versions",
     "rebase_index_section",
     "row_id_range",

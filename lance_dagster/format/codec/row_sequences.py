@@ -1,25 +1,29 @@
-"""Row-id and row-version sequences of a fragment: wire bytes to arrays and back.
+"""Row-id and row-version sequences of a fragment: wire bytes to runs of rows and back.
 
 Tables with stable row ids keep, per fragment, the id of each row and the versions it was created and last updated at
 (row id and lineage specification). Ids come in segments, each in the encoding that is smallest for it; versions come
 in runs, of which only the length of the span means something.
 
-A sequence can claim any number of rows in a few bytes, so lengths are added up before anything is allocated.
+A sequence can claim any number of rows in a few bytes. Decoding therefore gives runs: what is allocated is bounded by
+the bytes that were read, never by the rows they claim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
+from lance_dagster.format.row_runs import RowRuns, U64Array, VersionRuns
 
-U64Array = np.ndarray[tuple[int], np.dtype[np.uint64]]
 _TOP = 2**64
 _MOST_ROWS = 2**32
 """Rows of a fragment: the offset of a row has 32 bits."""
 _RANGE_BYTES = 24
+"""What a range costs as a segment of its own; two numbers of nine bytes each and their framing."""
+_FRAMING_BYTES = 14
+"""What a segment with one array or bitmap costs beside the array."""
 
 
 def row_id_range(start: int, count: int) -> bytes:
@@ -44,8 +48,8 @@ def count_row_ids(sequence: bytes, path: str = "a sequence of row ids") -> int:
     return sum(_length(segment, path) for segment in _segments(sequence, path))
 
 
-def decode_row_ids(sequence: bytes | None, rows: int, path: str) -> U64Array:
-    """Return the id of each row of a fragment, in order.
+def decode_row_runs(sequence: bytes | None, rows: int, path: str) -> RowRuns:
+    """Return the ids of the rows of a fragment, by offset.
 
     Args:
         sequence: The bytes a fragment holds.
@@ -56,33 +60,62 @@ def decode_row_ids(sequence: bytes | None, rows: int, path: str) -> U64Array:
         CorruptFileError: The bytes are not a sequence of that many row ids, each of them once.
     """
     segments = _segments(sequence or b"", path)
+    # Lengths are added up before anything is decoded: a bitmap of a wrong length has no runs worth finding.
     found = sum(_length(segment, path) for segment in segments)
     if found != rows or rows > _MOST_ROWS:
         raise CorruptFileError(path, f"it has {found} row ids for {rows} rows")
-    ids = np.concatenate([np.empty(0, np.uint64), *(_values(segment, path) for segment in segments)])
-    if not _ascending(ids):
-        ordered = np.sort(ids)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        if len(twice):
-            raise CorruptFileError(path, f"it has the row id {twice[0]} twice")
-    return ids
+    if all(segment.WhichOneof("segment") == "range" for segment in segments):
+        # Most fragments have one range.
+        runs = RowRuns.sequence(
+            [(segment.range.start, segment.range.end - segment.range.start) for segment in segments]
+        )
+    else:
+        runs = RowRuns.concatenated([_runs_of(segment, path) for segment in segments])
+    runs = runs.packed()
+    if not runs.ascending and (twice := runs.twice()) is not None:
+        raise CorruptFileError(path, f"it has the row id {twice} twice")
+    return runs
 
 
-def encode_row_ids(ids: U64Array) -> bytes:
-    """Write row ids in the smallest encoding: ranges, a range with holes or with a bitmap, or an array."""
+def decode_row_ids(sequence: bytes | None, rows: int, path: str) -> U64Array:
+    """Return the id of each row of a fragment as one element for each row; see `decode_row_runs`."""
+    return decode_row_runs(sequence, rows, path).values()
+
+
+def encode_row_runs(ids: RowRuns) -> bytes:
+    """Write row ids in the smallest encoding: ranges, a range with holes or with a bitmap, or an array.
+
+    Whichever is chosen is smaller than a range for each run, so no encoding that is written has more than a few
+    elements for a run.
+    """
     if not len(ids):
         return b""
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1] + np.uint64(1)])
-    segments = [_one_segment(ids)]
-    if _RANGE_BYTES * len(starts) < segments[0].ByteSize():
-        ends = np.r_[starts[1:], len(ids)] - 1
-        bounds = zip(ids[starts].tolist(), ids[ends].tolist(), strict=True)
-        segments = [wire.U64Segment(range=wire.U64Segment.Range(start=low, end=high + 1)) for low, high in bounds]
+    ids = ids.merged()
+    sizes: dict[Callable[[RowRuns], wire.U64Segment], int] = {}
+    rows, span = ids.rows, (ids.largest or 0) - (ids.smallest or 0) + 1
+    if ids.ascending:
+        sizes[_sorted_array] = rows * _width(span)
+        if (ids.largest or 0) + 1 < _TOP:
+            sizes[_bitmap] = -(-span // 8)
+            sizes[_holes] = (span - rows) * _width(span)
+    else:
+        sizes[_array_segment] = rows * _width(span)
+    smallest = min(sizes, key=sizes.__getitem__)
+    if len(ids) == 1 or _RANGE_BYTES * len(ids) < sizes[smallest] + _FRAMING_BYTES:
+        bounds = zip(ids.first.tolist(), ids.count.tolist(), strict=True)
+        segments = [wire.U64Segment(range=wire.U64Segment.Range(start=low, end=low + rows)) for low, rows in bounds]
+    else:
+        segments = [smallest(ids)]
     return wire.RowIdSequence(segments=segments).SerializeToString()
 
 
-def decode_versions(sequence: bytes | None, rows: int, path: str) -> U64Array:
-    """Return a version for each row of a fragment, in order; all 1 where none are recorded, as Lance reads it.
+def encode_row_ids(ids: U64Array) -> bytes:
+    """Write row ids, given as one element for each row; see `encode_row_runs`."""
+    return encode_row_runs(RowRuns.of_values(ids))
+
+
+def decode_version_runs(sequence: bytes | None, rows: int, path: str) -> VersionRuns:
+    """Return a version for each row of a fragment, by offset; 1 for all where none are recorded, as Lance reads it.
 
     Args:
         sequence: The bytes a fragment holds, or None.
@@ -95,12 +128,17 @@ def decode_versions(sequence: bytes | None, rows: int, path: str) -> U64Array:
     if rows > _MOST_ROWS:
         raise CorruptFileError(path, f"it has a fragment of {rows} rows")
     if sequence is None:
-        return np.ones(rows, np.uint64)
-    runs = _runs(sequence, path)
-    lengths = [_length(run.span, path) for run in runs]
-    if sum(lengths) != rows:
-        raise CorruptFileError(path, f"it has row versions for {sum(lengths)} of {rows} rows")
-    return np.repeat(np.array([run.version for run in runs], np.uint64), lengths)
+        return VersionRuns.of([(rows, 1)])
+    found = [(_length(run.span, path), run.version) for run in _runs(sequence, path)]
+    known = sum(length for length, _ in found)
+    if known != rows:
+        raise CorruptFileError(path, f"it has row versions for {known} of {rows} rows")
+    return VersionRuns.of(found)
+
+
+def decode_versions(sequence: bytes | None, rows: int, path: str) -> U64Array:
+    """Return a version for each row of a fragment as one element for each row; see `decode_version_runs`."""
+    return decode_version_runs(sequence, rows, path).values()
 
 
 def count_versions(sequence: bytes, path: str) -> int:
@@ -119,20 +157,23 @@ def _runs(sequence: bytes, path: str) -> list[wire.RowDatasetVersionRun]:
         raise CorruptFileError(path, f"its row versions cannot be parsed: {error}") from error
 
 
-def encode_versions(versions: U64Array) -> bytes:
+def encode_version_runs(versions: VersionRuns) -> bytes:
     """Write a version for each row, as runs of equal ones."""
-    if not len(versions):
-        return b""
-    starts = np.flatnonzero(np.r_[True, versions[1:] != versions[:-1]])
-    bounds = zip(starts.tolist(), [*starts[1:].tolist(), len(versions)], versions[starts].tolist(), strict=True)
+    versions = versions.merged()
+    bounds = zip(versions.at.tolist(), versions.count.tolist(), versions.version.tolist(), strict=True)
     return wire.RowDatasetVersionSequence(
         runs=[
             wire.RowDatasetVersionRun(
-                span=wire.U64Segment(range=wire.U64Segment.Range(start=start, end=end)), version=version
+                span=wire.U64Segment(range=wire.U64Segment.Range(start=start, end=start + count)), version=version
             )
-            for start, end, version in bounds
+            for start, count, version in bounds
         ]
     ).SerializeToString()
+
+
+def encode_versions(versions: U64Array) -> bytes:
+    """Write versions, given as one element for each row; see `encode_version_runs`."""
+    return encode_version_runs(VersionRuns.of_values(versions))
 
 
 def smallest_row_id(sequence: bytes) -> int | None:
@@ -183,30 +224,41 @@ def _masked(bitmap: bytes, bits: int) -> bytes:
     return bitmap[:-1] + bytes([bitmap[-1] & (0xFF >> spare)]) if spare and bitmap else bitmap
 
 
-def _values(segment: wire.U64Segment, path: str) -> U64Array:
+def _runs_of(segment: wire.U64Segment, path: str) -> RowRuns:
     match segment.WhichOneof("segment"):
         case "range":
-            return np.arange(segment.range.start, segment.range.end, dtype=np.uint64)
+            return RowRuns.sequence([(segment.range.start, segment.range.end - segment.range.start)])
         case "range_with_holes":
             holes = segment.range_with_holes
-            everything = np.arange(holes.start, holes.end, dtype=np.uint64)
-            kept = np.setdiff1d(everything, _array(holes.holes, path), assume_unique=True)
-            if len(kept) != len(everything) - _array_length(holes.holes, path):
-                raise CorruptFileError(path, "it has holes outside of its range of row ids")
-            return kept
+            return _between(holes.start, holes.end, np.sort(_array(holes.holes, path)), path)
         case "range_with_bitmap":
             mapped = segment.range_with_bitmap
-            # The first id is the lowest bit of the first byte.
-            bits = np.unpackbits(np.frombuffer(mapped.bitmap, np.uint8), bitorder="little")
-            present = np.flatnonzero(bits[: mapped.end - mapped.start]).astype(np.uint64)
-            return present + np.uint64(mapped.start)
+            # The first id is the lowest bit of the first byte. Where a bit differs from the one before it a run starts
+            # or ends, so that memory goes with the bits of the bitmap and not with the ids.
+            bits = np.unpackbits(np.frombuffer(mapped.bitmap, np.uint8), bitorder="little")[: mapped.end - mapped.start]
+            edges = np.flatnonzero(np.diff(bits, prepend=np.uint8(0), append=np.uint8(0))).astype(np.uint64)
+            return _spans(edges[::2] + np.uint64(mapped.start), edges[1::2] - edges[::2])
         case "sorted_array":
             ascending = _array(segment.sorted_array, path)
             if not _ascending(ascending):
                 raise CorruptFileError(path, "it has a sorted array of row ids that is not sorted")
-            return ascending
+            return RowRuns.of_values(ascending)
         case _:
-            return _array(segment.array, path)
+            return RowRuns.of_values(_array(segment.array, path))
+
+
+def _between(start: int, end: int, holes: U64Array, path: str) -> RowRuns:
+    """Return the runs between holes, which are sorted."""
+    if len(holes) and (int(holes[0]) < start or int(holes[-1]) >= end or not _ascending(holes)):
+        raise CorruptFileError(path, "it has holes outside of its range of row ids")
+    one = np.uint64(1)
+    firsts, ends = np.r_[np.uint64(start), holes + one], np.r_[holes, np.uint64(end)]
+    some = ends > firsts
+    return _spans(firsts[some], ends[some] - firsts[some])
+
+
+def _spans(firsts: U64Array, counts: U64Array) -> RowRuns:
+    return RowRuns(np.cumsum(counts, dtype=np.uint64) - counts, counts, firsts)
 
 
 def _ascending(ids: U64Array) -> bool:
@@ -243,30 +295,32 @@ def _array_length(array: wire.EncodedU64Array, path: str) -> int:
     return size // width
 
 
-def _one_segment(ids: U64Array) -> wire.U64Segment:
-    """Encode ids as one segment, the smallest there is for them."""
-    if not _ascending(ids):
-        return wire.U64Segment(array=_encoded(ids))
-    return min(_of_sorted(ids), key=lambda segment: segment.ByteSize())
+def _width(span: int) -> int:
+    """Return the bytes of an element of an array of ids that lie within a span."""
+    return 2 if span <= 2**16 else 4 if span <= 2**32 else 8
 
 
-def _of_sorted(ids: U64Array) -> Iterator[wire.U64Segment]:
-    start, end = int(ids[0]), int(ids[-1]) + 1
-    span = end - start
-    if span == len(ids):
-        yield wire.U64Segment(range=wire.U64Segment.Range(start=start, end=end))
-        return
-    yield wire.U64Segment(sorted_array=_encoded(ids))
-    # An array takes at least two bytes for an id, so these two cannot be smaller for a span far wider than that.
-    if span <= 16 * len(ids) and end < _TOP:
-        present = np.zeros(span, np.uint8)
-        present[(ids - np.uint64(start)).astype(np.int64)] = 1
-        bitmap = np.packbits(present, bitorder="little").tobytes()
-        yield wire.U64Segment(range_with_bitmap=wire.U64Segment.RangeWithBitmap(start=start, end=end, bitmap=bitmap))
-        holes = np.flatnonzero(present == 0).astype(np.uint64) + np.uint64(start)
-        yield wire.U64Segment(
-            range_with_holes=wire.U64Segment.RangeWithHoles(start=start, end=end, holes=_encoded(holes))
-        )
+def _array_segment(ids: RowRuns) -> wire.U64Segment:
+    return wire.U64Segment(array=_encoded(ids.values()))
+
+
+def _sorted_array(ids: RowRuns) -> wire.U64Segment:
+    return wire.U64Segment(sorted_array=_encoded(ids.values()))
+
+
+def _bitmap(ids: RowRuns) -> wire.U64Segment:
+    start, end = int(ids.first[0]), int(ids.lasts[-1]) + 1
+    present = np.zeros(end - start, np.uint8)
+    present[(ids.values() - np.uint64(start)).astype(np.int64)] = 1
+    bitmap = np.packbits(present, bitorder="little").tobytes()
+    return wire.U64Segment(range_with_bitmap=wire.U64Segment.RangeWithBitmap(start=start, end=end, bitmap=bitmap))
+
+
+def _holes(ids: RowRuns) -> wire.U64Segment:
+    start, end = int(ids.first[0]), int(ids.lasts[-1]) + 1
+    firsts = ids.lasts[:-1] + np.uint64(1)
+    holes = _encoded(_spans(firsts, ids.first[1:] - firsts).values())
+    return wire.U64Segment(range_with_holes=wire.U64Segment.RangeWithHoles(start=start, end=end, holes=holes))
 
 
 def _encoded(ids: U64Array) -> wire.EncodedU64Array:

@@ -1,0 +1,321 @@
+"""Numbers of many rows as runs: row ids, row addresses and row versions without one element for each row.
+
+A fragment may have four billion rows, and the ids of its rows take a few bytes where they were given out in order. A
+merge, a diff or a content id has to work with these ids, so it works with the runs. `RowRuns` maps positions to
+numbers that count upwards within a run; `VersionRuns` maps positions to numbers that are equal within a run. All
+operations cost the number of runs, which is at most the number of rows that were moved or deleted one by one.
+
+Positions are offsets of rows in a fragment, and sets of them are Roaring bitmaps, which hold ranges as ranges. All
+arrays are unsigned: NumPy turns a sum of signed and unsigned 64-bit integers into floating point, which loses ids.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pyroaring import BitMap
+
+U64Array = np.ndarray[tuple[int], np.dtype[np.uint64]]
+_ONE = np.uint64(1)
+_NONE: U64Array = np.empty(0, np.uint64)
+_FEW_RANGES = 8
+"""From so many rows per run on, adding a range to a bitmap is faster than adding its rows one by one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowRuns:
+    """A number for some positions, in runs: the rows `at` to `at + count - 1` have `first`, `first + 1` and so on.
+
+    The three arrays have one element for each run. Positions ascend and no position stands in two runs; the numbers
+    may stand in any order. Positions without a run have no number.
+    """
+
+    at: U64Array
+    count: U64Array
+    first: U64Array
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, int, int]]) -> "RowRuns":
+        """Make runs from triples of position, number of rows and first number, in the order of positions."""
+        columns = np.array([piece for piece in pieces if piece[1]], np.uint64).reshape(-1, 3)
+        return cls(columns[:, 0], columns[:, 1], columns[:, 2])
+
+    @classmethod
+    def sequence(cls, ranges: Sequence[tuple[int, int]]) -> "RowRuns":
+        """Make runs that follow each other from position 0 on, from pairs of first number and number of rows."""
+        columns = np.array([pair for pair in ranges if pair[1]], np.uint64).reshape(-1, 2)
+        return cls._following(columns[:, 1], columns[:, 0])
+
+    @classmethod
+    def of_values(cls, values: U64Array) -> "RowRuns":
+        """Make runs from one number for each position from 0 on."""
+        if not len(values):
+            return cls(_NONE, _NONE, _NONE)
+        # After the largest number, adding one gives 0, which does not follow it.
+        starts = np.flatnonzero(np.r_[True, (values[1:] != values[:-1] + _ONE) | (values[1:] == 0)])
+        counts = np.diff(np.r_[starts, len(values)]).astype(np.uint64)
+        return cls(starts.astype(np.uint64), counts, values[starts])
+
+    @classmethod
+    def itself(cls, positions: BitMap) -> "RowRuns":
+        """Map each of some positions to itself."""
+        first, last = bounds(positions)
+        return cls(first, last - first + _ONE, first)
+
+    @classmethod
+    def concatenated(cls, parts: Sequence["RowRuns"]) -> "RowRuns":
+        """Put maps side by side whose positions do not overlap, given in the order of their positions."""
+        if not parts:
+            return cls(_NONE, _NONE, _NONE)
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "count", "first")))
+
+    @classmethod
+    def _following(cls, counts: U64Array, firsts: U64Array) -> "RowRuns":
+        at = np.cumsum(counts, dtype=np.uint64) - counts
+        return cls(at, counts, firsts)
+
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return len(self.at)
+
+    @property
+    def rows(self) -> int:
+        """How many positions have a number."""
+        return int(self.count.sum(dtype=np.uint64))
+
+    @property
+    def smallest(self) -> int | None:
+        """The smallest number, or None when there is none."""
+        return int(self.first.min()) if len(self) else None
+
+    @property
+    def largest(self) -> int | None:
+        """The largest number, or None when there is none."""
+        return int(self.lasts.max()) if len(self) else None
+
+    @property
+    def lasts(self) -> U64Array:
+        """The last number of each run. An exclusive end would not fit into 64 bits after the largest number."""
+        lasts: U64Array = self.first + (self.count - _ONE)
+        return lasts
+
+    @property
+    def ascending(self) -> bool:
+        """Whether numbers ascend with positions."""
+        return bool(np.all(self.first[1:] > self.lasts[:-1]))
+
+    @property
+    def positions(self) -> BitMap:
+        """The positions that have a number."""
+        return bitmap_of(self.at, self.count)
+
+    def values(self) -> U64Array:
+        """Return every number, in the order of positions: one element for each row."""
+        counts = self.count.astype(np.int64)
+        inside = np.arange(self.rows, dtype=np.uint64) - np.repeat(np.cumsum(self.count) - self.count, counts)
+        values: U64Array = np.repeat(self.first, counts) + inside
+        return values
+
+    def at_positions(self, positions: U64Array) -> U64Array:
+        """Return the numbers of positions, each of which has to have one, in the order given."""
+        places = np.searchsorted(self.at, positions, "right") - 1
+        values: U64Array = self.first[places] + (positions - self.at[places])
+        return values
+
+    def merged(self) -> "RowRuns":
+        """Return the same map in as few runs as there can be."""
+        if len(self) < 2:  # noqa: PLR2004  # one run has no neighbour
+            return self
+        ends = self.at[:-1] + self.count[:-1]
+        follows = (self.at[1:] == ends) & (self.first[1:] == self.first[:-1] + self.count[:-1])
+        starts = np.flatnonzero(np.r_[True, ~follows])
+        counts = np.add.reduceat(self.count, starts)
+        return RowRuns(self.at[starts], counts, self.first[starts])
+
+    def moved(self, *, at: int = 0, first: int = 0) -> "RowRuns":
+        """Return the same runs at greater positions, or with greater numbers."""
+        return RowRuns(self.at + np.uint64(at), self.count, self.first + np.uint64(first))
+
+    def packed(self) -> "RowRuns":
+        """Return the same numbers in the same order, at positions from 0 on without gaps."""
+        return RowRuns._following(self.count, self.first).merged()
+
+    def inverse(self) -> "RowRuns":
+        """Return the positions by the numbers; no number may stand at two positions."""
+        order = np.argsort(self.first, kind="stable")
+        return RowRuns(self.first[order], self.count[order], self.at[order])
+
+    def cut(self, other: "RowRuns | VersionRuns") -> "Pieces":
+        """Cut the runs where the numbers of one are the positions of the other: pieces in the order of positions."""
+        if not len(self) or not len(other.at):
+            none = np.empty(0, np.int64)
+            return Pieces(_NONE, _NONE, _NONE, none)
+        lasts = self.lasts
+        low = np.searchsorted(other.at + (other.count - _ONE), self.first, "left")
+        high = np.searchsorted(other.at, lasts, "right")
+        found = np.maximum(high - low, 0)
+        runs = np.repeat(np.arange(len(self)), found)
+        places = np.arange(len(runs)) - np.repeat(np.cumsum(found) - found, found) + np.repeat(low, found)
+        first = np.maximum(self.first[runs], other.at[places])
+        last = np.minimum(lasts[runs], other.at[places] + (other.count[places] - _ONE))
+        return Pieces(self.at[runs] + (first - self.first[runs]), last - first + _ONE, first, places)
+
+    def through(self, other: "RowRuns") -> "RowRuns":
+        """Look the numbers up as positions of another map; a number without one is left out.
+
+        This translates ids, looks up rows by their ids, and picks the numbers of some positions
+        (`RowRuns.itself(positions).through(runs)`).
+        """
+        pieces = self.cut(other)
+        first = other.first[pieces.place] + (pieces.first - other.at[pieces.place])
+        return RowRuns(pieces.at, pieces.count, first)
+
+    def restricted(self, positions: BitMap) -> "RowRuns":
+        """Return the map for some of its positions only."""
+        return RowRuns.itself(positions).through(self)
+
+    def where_in(self, numbers: "RowRuns") -> "RowRuns":
+        """Return the part of the map whose numbers are positions of another one."""
+        pieces = self.cut(numbers)
+        return RowRuns(pieces.at, pieces.count, pieces.first)
+
+    def twice(self) -> int | None:
+        """Return a number that stands at two positions, or None."""
+        order = np.argsort(self.first, kind="stable")
+        first, last = self.first[order], self.lasts[order]
+        # The largest number so far, not only that of the run before: a long run may hold several that follow it.
+        found = np.flatnonzero(first[1:] <= np.maximum.accumulate(last)[:-1])
+        return int(first[found[0] + 1]) if len(found) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Parts of runs: position, number of rows and first number of each, and the run of the other map it lies in."""
+
+    at: U64Array
+    count: U64Array
+    first: U64Array
+    place: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionRuns:
+    """A version for each position of some ranges: the rows `at` to `at + count - 1` all have `version`."""
+
+    at: U64Array
+    count: U64Array
+    version: U64Array
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[int, int]]) -> "VersionRuns":
+        """Make runs that follow each other from position 0 on, from pairs of number of rows and version."""
+        columns = np.array([run for run in runs if run[0]], np.uint64).reshape(-1, 2)
+        counts = columns[:, 0]
+        return cls(np.cumsum(counts, dtype=np.uint64) - counts, counts, columns[:, 1])
+
+    @classmethod
+    def of_values(cls, versions: U64Array) -> "VersionRuns":
+        """Make runs from one version for each position from 0 on."""
+        if not len(versions):
+            return cls(_NONE, _NONE, _NONE)
+        starts = np.flatnonzero(np.r_[True, versions[1:] != versions[:-1]])
+        counts = np.diff(np.r_[starts, len(versions)]).astype(np.uint64)
+        return cls(starts.astype(np.uint64), counts, versions[starts])
+
+    @classmethod
+    def concatenated(cls, parts: Sequence["VersionRuns"]) -> "VersionRuns":
+        """Put maps one behind the other, each of which starts at position 0 and has no gaps."""
+        counts = np.concatenate([_NONE, *(part.count for part in parts)])
+        versions = np.concatenate([_NONE, *(part.version for part in parts)])
+        return cls(np.cumsum(counts, dtype=np.uint64) - counts, counts, versions).merged()
+
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return len(self.at)
+
+    @property
+    def rows(self) -> int:
+        """How many positions have a version."""
+        return int(self.count.sum(dtype=np.uint64))
+
+    def values(self) -> U64Array:
+        """Return every version, in the order of positions: one element for each row."""
+        return np.repeat(self.version, self.count.astype(np.int64))
+
+    def at_positions(self, positions: U64Array) -> U64Array:
+        """Return the versions of positions, each of which has to have one, in the order given."""
+        versions: U64Array = self.version[np.searchsorted(self.at, positions, "right") - 1]
+        return versions
+
+    def merged(self) -> "VersionRuns":
+        """Return the same versions in as few runs as there can be; positions have no gaps."""
+        if len(self) < 2:  # noqa: PLR2004  # one run has no neighbour
+            return self
+        starts = np.flatnonzero(np.r_[True, self.version[1:] != self.version[:-1]])
+        return VersionRuns(self.at[starts], np.add.reduceat(self.count, starts), self.version[starts])
+
+    def restricted(self, positions: BitMap) -> "VersionRuns":
+        """Return the versions of some positions."""
+        pieces = RowRuns.itself(positions).cut(self)
+        return VersionRuns(pieces.at, pieces.count, self.version[pieces.place])
+
+    def packed(self) -> "VersionRuns":
+        """Return the same versions in the same order, at positions from 0 on without gaps."""
+        return VersionRuns(np.cumsum(self.count, dtype=np.uint64) - self.count, self.count, self.version).merged()
+
+    def where(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> BitMap:
+        """Return the positions of some of the runs, chosen by a flag for each."""
+        return bitmap_of(self.at[chosen], self.count[chosen])
+
+    def with_versions(self, version: U64Array) -> "VersionRuns":
+        """Return the same runs with other versions, one for each run."""
+        return VersionRuns(self.at, self.count, version)
+
+    def overlaid(self, other: "VersionRuns") -> "VersionRuns":
+        """Return the versions of another map where it has one, and those of this one, which has no gaps, elsewhere."""
+        if not len(other):
+            return self
+        if not len(self):
+            return self
+        points = np.unique(np.concatenate([self.at, other.at, other.at + other.count]))
+        points = points[points < np.uint64(self.rows)]
+        inside = np.searchsorted(other.at, points, "right") - 1
+        known = (inside >= 0) & (points < (other.at + other.count)[inside])
+        versions = np.where(known, other.version[inside], self.at_positions(points))
+        counts = np.diff(np.r_[points, np.uint64(self.rows)]).astype(np.uint64)
+        return VersionRuns(points, counts, versions).merged()
+
+
+def bounds(positions: BitMap) -> tuple[U64Array, U64Array]:
+    """Return the first and the last position of each run of a bitmap.
+
+    A position starts a run when the one before it is not there, which a shifted copy tells. This costs the containers
+    of the bitmap, where reading its positions would cost the rows.
+    """
+    if not positions:
+        return _NONE, _NONE
+    if positions.max() - positions.min() + 1 == len(positions):
+        return np.array([positions.min()], np.uint64), np.array([positions.max()], np.uint64)
+    starts, ends = positions - positions.shift(1), positions - positions.shift(-1)
+    return elements(starts), elements(ends)
+
+
+def elements(positions: BitMap) -> U64Array:
+    """Return the positions of a bitmap, one element for each."""
+    return np.frombuffer(positions.to_array(), np.uint32).astype(np.uint64)
+
+
+def bitmap_of(at: U64Array, count: U64Array) -> BitMap:
+    """Return the positions of ranges, given by where each starts and how many it has."""
+    found = BitMap()
+    if not len(at):
+        return found
+    long = count >= _FEW_RANGES
+    for start, size in zip(at[long].tolist(), count[long].tolist(), strict=True):
+        found.add_range(start, start + size)
+    short = ~long
+    if short.any():
+        rows = RowRuns(at[short], count[short], at[short]).values()
+        found.update(array("I", rows.astype(np.uint32).tobytes()))
+    return found
