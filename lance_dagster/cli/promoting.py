@@ -98,9 +98,9 @@ def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
 
 def _never_there(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInputError:
     """Return the error for a version that a tag cannot be rolled back to, with where it was."""
-    from lance_dagster.history.refs.tag_operations import history_of
+    from lance_dagster.history.refs.tag_operations import tag_history
 
-    known = list(dict.fromkeys(move.after for move in history_of(tag)))
+    known = list(dict.fromkeys(move.after for move in tag_history(tag)))
     said = f"is not known to have been at {wanted}; it was at {', '.join(known)}"
     if wanted in known:
         said = f"cannot be rolled back to {wanted}, from where it was rolled back"

@@ -31,9 +31,9 @@ class _Time(click.ParamType["datetime"]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> "datetime":
         """Read the text."""
-        from lance_dagster.history.resolve import read_time
+        from lance_dagster.history.resolve import parse_time
 
-        found = read_time(str(value))
+        found = parse_time(str(value))
         if isinstance(found, str):
             self.fail(f"cannot read the time {value!r}: expected {found}", param, ctx)
         return found

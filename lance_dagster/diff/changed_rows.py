@@ -43,13 +43,13 @@ from lance_dagster.diff.row_matching import (
     ComparedColumn,
     Digests,
     Flags,
-    Paired,
-    Places,
+    RowPairs,
+    RowPositions,
     digests,
+    first_duplicate,
     nulls,
     paired_by_ids,
     paired_by_values,
-    twice,
 )
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import U64Array, decode_row_ids
@@ -263,7 +263,7 @@ class RowComparison:
             both = self.before.live(pair.before, is_now), self.after.live(pair.after, was)
             found.in_place.append((*both, differing))
 
-    def _paired(self, olds: Addresses, news: Addresses) -> Paired:
+    def _paired(self, olds: Addresses, news: Addresses) -> RowPairs:
         match self.identity:
             case ByIds(translation):
                 ids = self.before.ids(olds)
@@ -276,14 +276,14 @@ class RowComparison:
             case ByValues():
                 return self._paired_by_values(olds, news)
 
-    def _paired_by_values(self, olds: Addresses, news: Addresses) -> Paired:
+    def _paired_by_values(self, olds: Addresses, news: Addresses) -> RowPairs:
         # Rows without a column in common have nothing by which they could be equal.
         if not self.columns or not len(olds) or not len(news):
-            nothing: Places = np.empty(0, np.int64)
-            return Paired(nothing, nothing, np.arange(len(olds)), np.arange(len(news)))
+            nothing: RowPositions = np.empty(0, np.int64)
+            return RowPairs(nothing, nothing, np.arange(len(olds)), np.arange(len(news)))
         return paired_by_values(self.before.digests(olds, self.columns)[0], self.after.digests(news, self.columns)[0])
 
-    def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> Paired:
+    def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> RowPairs:
         """Pair rows of the same key. Those with a null in it are known by their values: to have moved is no change."""
         old_keys, old_null = keys_of(self.before, olds, keys)
         new_keys, new_null = keys_of(self.after, news, keys)
@@ -292,7 +292,7 @@ class RowComparison:
         same = self._paired_by_values(olds[old_places], news[new_places])
         one = np.concatenate([np.flatnonzero(~old_null)[paired.before], old_places[same.before]])
         other = np.concatenate([np.flatnonzero(~new_null)[paired.after], new_places[same.after]])
-        return Paired(
+        return RowPairs(
             one,
             other,
             np.setdiff1d(np.arange(len(olds)), one, assume_unique=True),
@@ -320,7 +320,7 @@ def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColum
     """
     digests, null = side.digests(addresses, keys)
     places = np.flatnonzero(~null)
-    doubled = twice(digests[places])
+    doubled = first_duplicate(digests[places])
     if doubled is not None:
         names = [side.name(column) for column in keys]
         row = side.take(addresses[places[doubled : doubled + 1]], names).to_pylist()[0]

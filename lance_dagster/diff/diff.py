@@ -270,7 +270,10 @@ def _relation(parts: Parts, before: State, after: State) -> tuple[Manifest | Non
 
 def _forked(parts: Parts, one: Lineage, other: Lineage) -> State:
     line, number = next(
-        (line, min(line.number, found.number)) for line in one.lines for found in other.lines if line.id == found.id
+        (line, min(line.number, found.number))
+        for line in one.segments
+        for found in other.segments
+        if line.id == found.id
     )
     for state in (one.state, other.state):
         if (state.branch, state.number) == (line.branch, number):

@@ -290,20 +290,20 @@ def _cast(values: Any, wanted: pa.DataType) -> tuple[Any, np.ndarray[tuple[int],
 
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
-Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+RowPositions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class RowPairs:
     """Places of rows that are in both, in the same order, and of those in one alone, in theirs."""
 
-    before: Places
-    after: Places
-    removed: Places
-    added: Places
+    before: RowPositions
+    after: RowPositions
+    removed: RowPositions
+    added: RowPositions
 
 
-def paired_by_ids(before: U64Array, known: Flags, after: U64Array) -> Paired:
+def paired_by_ids(before: U64Array, known: Flags, after: U64Array) -> RowPairs:
     """Pair rows by their ids.
 
     Args:
@@ -316,7 +316,7 @@ def paired_by_ids(before: U64Array, known: Flags, after: U64Array) -> Paired:
     return _paired(candidates[olds], news, len(before), len(after))
 
 
-def paired_by_values(before: Digests, after: Digests) -> Paired:
+def paired_by_values(before: Digests, after: Digests) -> RowPairs:
     """Pair rows of equal digests, the first with the first and so on, as long as both have any."""
     count = len(before)
     together = np.concatenate([before, after])
@@ -327,7 +327,7 @@ def paired_by_values(before: Digests, after: Digests) -> Paired:
     return _paired(one, other, count, len(after))
 
 
-def twice(digests: Digests) -> int | None:
+def first_duplicate(digests: Digests) -> int | None:
     """Return the place of a row whose digest another one has as well."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     ordered = digests[order]
@@ -335,9 +335,9 @@ def twice(digests: Digests) -> int | None:
     return int(order[found[0] + 1]) if len(found) else None
 
 
-def _paired(olds: Places, news: Places, before: int, after: int) -> Paired:
+def _paired(olds: RowPositions, news: RowPositions, before: int, after: int) -> RowPairs:
     order = np.argsort(news, kind="stable")
-    return Paired(
+    return RowPairs(
         olds[order],
         news[order],
         np.setdiff1d(np.arange(before), olds, assume_unique=True),
@@ -345,7 +345,7 @@ def _paired(olds: Places, news: Places, before: int, after: int) -> Paired:
     )
 
 
-def _numbered(digests: Digests) -> Places:
+def _numbered(digests: Digests) -> RowPositions:
     """Give equal digests the same number, counted from 0."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     ordered = digests[order]
@@ -354,7 +354,7 @@ def _numbered(digests: Digests) -> Places:
     return numbers
 
 
-def _ranked(numbers: Places, span: int) -> Places:
+def _ranked(numbers: RowPositions, span: int) -> RowPositions:
     """Return for each number, and for how many of the same stand before it, a number of its own."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]

@@ -36,7 +36,7 @@ from lance_dagster.format.names import check_said
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
 from lance_dagster.format.storable import check_storable
 from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Delete, Operation, Overwrite, Transaction, Update
-from lance_dagster.history.ancestry import Written
+from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
 from lance_dagster.history.context import Parts, schema_of
 from lance_dagster.history.lineage import changes_since, lineage_of
@@ -376,11 +376,11 @@ def _left_of(parts: Parts, earlier: Version, head: State) -> tuple[int, ...]:
     """Return the ids of the fragments that an earlier attempt added and that are still there."""
     state = parts.versions.load(earlier.branch, earlier.number)
     now, then = lineage_of(head, parts.refs), lineage_of(state, parts.refs)
-    made_from = any(line.branch == earlier.branch and line.number >= earlier.number for line in now.lines)
+    made_from = any(line.branch == earlier.branch and line.number >= earlier.number for line in now.segments)
     # Another branch may have had the name when that was committed.
     if state.id != earlier.id or not made_from:
         raise InvalidInputError(f"{head} was not made from {earlier}, so rows there cannot replace its own")
-    parent = parts.recalled(Written(earlier.parents[0])) if earlier.parents else None
+    parent = parts.recalled(RecordedVersion(earlier.parents[0])) if earlier.parents else None
     before = frozenset() if parent is None else frozenset(parent.manifest.fragments.ids)
     added = {own.id: own for own in state.manifest.fragments if own.id not in before}
     left = {number: own for number in added if (own := head.manifest.fragments.find(number)) is not None}

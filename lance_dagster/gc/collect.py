@@ -51,11 +51,18 @@ import pendulum
 
 from lance_dagster.errors import FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
-from lance_dagster.gc.mark import Found, Mark, Marking, Terms
-from lance_dagster.gc.reachability import Merges, NamedFiles, Needs, add_needed_by_merges, needed_by_names, owners
+from lance_dagster.gc.mark import Marker, Marks, RetentionPolicy, StoredVersion
+from lance_dagster.gc.reachability import (
+    Merges,
+    NamedFiles,
+    RequiredVersions,
+    add_needed_by_merges,
+    needed_by_names,
+    owners,
+)
 from lance_dagster.gc.retention import Retention
-from lance_dagster.gc.sweep import Judged, Sweep, judge
-from lance_dagster.history.inventory import EXPIRED, Inventory, Kind, take_inventory, waiting_versions
+from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files
+from lance_dagster.history.inventory import EXPIRED, Inventory, Kind, expired_copies, take_inventory
 from lance_dagster.history.refs.ref_store import Branch, Refs, Tag
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import Entry, Store
@@ -156,7 +163,7 @@ _TOLERANCE = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class GarbageOptions:
     """What is to be collected: the rules, all of which have to let a version go, and the ages of files."""
 
     rules: tuple[Retention, ...]
@@ -175,7 +182,7 @@ class Wish:
                 raise InvalidInputError(f"{name} is {age}; it cannot be negative")
 
 
-def collect(store: Store, wish: Wish, progress: Progress | None = None) -> GarbageReport:
+def collect(store: Store, wish: GarbageOptions, progress: Progress | None = None) -> GarbageReport:
     """Find the garbage of a table, and delete it unless this is a dry run."""
     return _Collection(store, wish, progress).run()
 
@@ -183,7 +190,7 @@ def collect(store: Store, wish: Wish, progress: Progress | None = None) -> Garba
 class _Collection:
     """One collection, step by step."""
 
-    def __init__(self, store: Store, wish: Wish, progress: Progress | None) -> None:
+    def __init__(self, store: Store, wish: GarbageOptions, progress: Progress | None) -> None:
         self._store = store
         self._refs = Refs(store)
         self._wish = wish
@@ -201,11 +208,11 @@ class _Collection:
             numbers = {line.branch: line.manifests for line in inventory.lines.values()}
             add_needed_by_merges(needs, branches, Merges(self._refs, Versions(self._store), numbers))
         except FormatError as error:
-            mark = Mark(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
+            mark = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
             mark.failed(None, error)
-            return self._report(terms, Inventory(), mark, Judged())
+            return self._report(terms, Inventory(), mark, ClassifiedFiles())
         self._total = sum(len(line.manifests) + len(line.detached) for line in inventory.lines.values())
-        marking = Marking(self._store, branches, needs, terms)
+        marking = Marker(self._store, branches, needs, terms)
         mark = marking.versions(inventory, self._step)
         # After the versions: what another collector takes away meanwhile is there by then.
         waiting, wanted = self._waiting(branches, needs, inventory)
@@ -214,12 +221,12 @@ class _Collection:
         marking.waiting([found for found in waiting if found.entry.modified > over], self._step)
         settled = [found for found in waiting if found.entry.modified <= over]
         self._problems += [*needs.problems, *_dangling(tags, mark)]
-        judging = partial(judge, inventory, mark, terms, settled)
+        judging = partial(classify_files, inventory, mark, terms, settled)
         report = self._report(terms, inventory, mark, judging())
         if self._wish.dry_run or not report.ok:
             return replace(report, put_back=tuple(map(str, wanted)))
         self._total += len(mark.expired) + report.files
-        sweep = Sweep(self._store, branches, self._step)
+        sweep = Sweeper(self._store, branches, self._step)
         wanted = sweep.put_back(wanted)
         mark.expired, back = sweep.expire(mark.expired)
         marking.kept(back, self._step)
@@ -231,13 +238,13 @@ class _Collection:
             return report
         return self._swept(report, sweep, mark, judged)
 
-    def _swept(self, report: GarbageReport, sweep: Sweep, mark: Mark, judged: Judged) -> GarbageReport:
+    def _swept(self, report: GarbageReport, sweep: Sweeper, mark: Marks, judged: ClassifiedFiles) -> GarbageReport:
         sweep.delete_files(judged)
         if not self._wish.settling:
             sweep.forget(mark.expired)
         return replace(report, done=True, branches=tuple(sweep.free(mark.dead, mark.by_kept.keys)))
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> RetentionPolicy:
         here = time.time()
         try:
             there = self._store.now()
@@ -252,7 +259,7 @@ class _Collection:
             what = f"this computer's clock is {there - here:,.0f} seconds behind the storage's"
             right = "the earlier of the two is what ages are measured by"
             self._problems.append(Problem(what=what, right=right, severity=WARNING))
-        return Terms(
+        return RetentionPolicy(
             rules=self._wish.rules,
             grace=self._wish.grace.total_seconds(),
             settling=self._wish.settling.total_seconds(),
@@ -260,14 +267,14 @@ class _Collection:
         )
 
     def _waiting(
-        self, branches: Mapping[str, Branch], needs: Needs, inventory: Inventory
-    ) -> tuple[list[Found], list[Found]]:
+        self, branches: Mapping[str, Branch], needs: RequiredVersions, inventory: Inventory
+    ) -> tuple[list[StoredVersion], list[StoredVersion]]:
         """Return the versions that expired earlier: those that go on waiting, and those that are needed again."""
-        waiting: list[Found] = []
-        wanted: dict[tuple[str, int], Found] = {}
-        found = waiting_versions(self._store.walk(EXPIRED), owners(branches))
+        waiting: list[StoredVersion] = []
+        wanted: dict[tuple[str, int], StoredVersion] = {}
+        found = expired_copies(self._store.walk(EXPIRED), owners(branches))
         for branch, number, entry, same in sorted(found, key=lambda version: version[2].modified):
-            place, version = (branch, number), Found(branch, number, entry)
+            place, version = (branch, number), StoredVersion(branch, number, entry)
             line = inventory.line(branch)
             gone = number not in line.manifests and number not in line.detached
             if same and gone and place in needs.reasons:
@@ -276,7 +283,9 @@ class _Collection:
                 waiting.append(version)
         return waiting, list(wanted.values())
 
-    def _report(self, terms: Terms, inventory: Inventory, mark: Mark, judged: Judged) -> GarbageReport:
+    def _report(
+        self, terms: RetentionPolicy, inventory: Inventory, mark: Marks, judged: ClassifiedFiles
+    ) -> GarbageReport:
         return GarbageReport(
             dry_run=self._wish.dry_run,
             now=pendulum.from_timestamp(terms.now),
@@ -298,7 +307,7 @@ class _Collection:
             self._progress(self._done, max(self._total, self._done))
 
 
-def _dangling(tags: Mapping[str, Tag], mark: Mark) -> list[Problem]:
+def _dangling(tags: Mapping[str, Tag], mark: Marks) -> list[Problem]:
     return [
         Problem(
             what=f"tag {tag.name!r} names {tag.ref}, which does not exist",

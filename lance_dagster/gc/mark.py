@@ -10,9 +10,9 @@ from lance_dagster.errors import CorruptFileError, FormatError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.model import Manifest
-from lance_dagster.gc.reachability import NamedFiles, Needs
+from lance_dagster.gc.reachability import NamedFiles, RequiredVersions
 from lance_dagster.gc.retention import Dated, Retention, duration_text, kept
-from lance_dagster.history.inventory import Inventory, Line
+from lance_dagster.history.inventory import BranchObjects, Inventory
 from lance_dagster.history.refs.ref_store import CREATING, DELETING, Branch
 from lance_dagster.store import Entry, Store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
@@ -27,7 +27,7 @@ _RULED = "subject to the rules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RetentionPolicy:
     """What decides: rules that all have to let a version go, and times in seconds by the storage's clock.
 
     Files younger than `grace` stay. Files of an expired version stay for another `settling`.
@@ -40,7 +40,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredVersion:
     """A version and where its manifest lies."""
 
     branch: str
@@ -53,11 +53,11 @@ class Found:
         return f"{self.branch}@{self.number}"
 
 
-_Read = tuple[Found, Manifest]
+_Read = tuple[StoredVersion, Manifest]
 
 
 @dataclass(slots=True)
-class Mark:
+class Marks:
     """What stays and what goes.
 
     `dead` are the branches nobody can reach, of which no version stays. `held` counts by branch the versions that
@@ -69,7 +69,7 @@ class Mark:
     dead: set[str] = field(default_factory=set)
     kept: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     held: Counter[str] = field(default_factory=Counter)
-    expired: list[Found] = field(default_factory=list)
+    expired: list[StoredVersion] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def failed(self, path: str | None, error: FormatError) -> None:
@@ -81,18 +81,20 @@ class Mark:
         self.problems.append(Problem(what=what, right=right, path=path))
 
 
-class Marking:
+class Marker:
     """Marks one table."""
 
-    def __init__(self, store: Store, branches: Mapping[str, Branch], needs: Needs, terms: Terms) -> None:
+    def __init__(
+        self, store: Store, branches: Mapping[str, Branch], needs: RequiredVersions, terms: RetentionPolicy
+    ) -> None:
         """Take what decides; nothing is read yet."""
         self._store = store
         self._branches = branches
         self._needs = needs
         self._terms = terms
-        self.mark = Mark(NamedFiles(store.uri), NamedFiles(store.uri))
+        self.mark = Marks(NamedFiles(store.uri), NamedFiles(store.uri))
 
-    def versions(self, inventory: Inventory, step: Steps) -> Mark:
+    def versions(self, inventory: Inventory, step: Steps) -> Marks:
         """Read the versions of every branch and sort them."""
         for name in self._branches:
             # A branch may be nothing but its name.
@@ -114,12 +116,12 @@ class Marking:
         self.mark.dead = dead - kept
         return self.mark
 
-    def waiting(self, found: Sequence[Found], step: Steps) -> None:
+    def waiting(self, found: Sequence[StoredVersion], step: Steps) -> None:
         """Take in the files of versions that expired earlier and wait."""
         for version, manifest in self._read(found, step):
             self._name(self.mark.by_expired, version, manifest)
 
-    def kept(self, found: Sequence[Found], step: Steps) -> None:
+    def kept(self, found: Sequence[StoredVersion], step: Steps) -> None:
         """Keep versions that are needed again, and take in their files."""
         for version, manifest in self._read(found, step):
             place = (version.branch, version.number)
@@ -140,14 +142,14 @@ class Marking:
         given_up = found.state == CREATING and not line.manifests and named <= over
         return None if given_up else _RULED
 
-    def _is_told_by_names(self, line: Line) -> bool:
+    def _is_told_by_names(self, line: BranchObjects) -> bool:
         if line.mixed:
             folder = layout.join(layout.line_root(line.branch), layout.VERSIONS)
             what = "it names versions by both schemes; migrate_manifest_names() finishes what was begun"
             self.mark.failed(folder, CorruptFileError(folder, what))
         return not line.mixed
 
-    def _read(self, found: Sequence[Found], step: Steps) -> Iterator[_Read]:
+    def _read(self, found: Sequence[StoredVersion], step: Steps) -> Iterator[_Read]:
         """Read manifests, in order; those that are gone by now are left out."""
         with ThreadPoolExecutor(_WORKERS) as pool:
             for start in range(0, len(found), _AT_ONCE):
@@ -158,7 +160,7 @@ class Marking:
                     if manifest is not None:
                         yield version, manifest
 
-    def _decoded(self, version: Found, data: bytes) -> Manifest | None:
+    def _decoded(self, version: StoredVersion, data: bytes) -> Manifest | None:
         path = version.entry.key
         try:
             manifest, _ = decode_manifest_file(data, path)
@@ -169,18 +171,18 @@ class Marking:
             return None
         return manifest
 
-    def _by_rules(self, line: Line, own: Iterable[_Read]) -> Iterator[tuple[_Read, str | None]]:
+    def _by_rules(self, line: BranchObjects, own: Iterable[_Read]) -> Iterator[tuple[_Read, str | None]]:
         left = {number: place for place, number in enumerate(sorted(line.manifests, reverse=True), 1)}
         dated = ((self._dated(left[read[0].number], *read), read) for read in own)
         return kept([rules.rule(line.branch) for rules in self._terms.rules], dated, self._terms.now)
 
-    def _why_detached(self, version: Found, manifest: Manifest) -> str | None:
+    def _why_detached(self, version: StoredVersion, manifest: Manifest) -> str | None:
         dated = self._dated(1, version, manifest)
         age = max(rules.rule(version.branch).older_than for rules in self._terms.rules)
         young = max(dated.said, dated.stored) > self._terms.now - age.total_seconds()
         return f"detached, and made during the last {duration_text(age)}" if young else None
 
-    def _dated(self, left: int, version: Found, manifest: Manifest) -> Dated:
+    def _dated(self, left: int, version: StoredVersion, manifest: Manifest) -> Dated:
         said, stored = manifest.timestamp / _NANO, version.entry.modified
         ahead = max(said, stored) - self._terms.now
         if ahead > _TOLERANCE:
@@ -200,7 +202,7 @@ class Marking:
         for (version, manifest), why in fates:
             self._decide(version, manifest, why)
 
-    def _decide(self, version: Found, manifest: Manifest, why: str | None) -> None:
+    def _decide(self, version: StoredVersion, manifest: Manifest, why: str | None) -> None:
         place = (version.branch, version.number)
         reasons = (*((why,) if why else ()), *self._needs.reasons.get(place, ()))
         if reasons:
@@ -212,15 +214,15 @@ class Marking:
             self.mark.expired.append(version)
             self._name(self.mark.by_expired, version, manifest)
 
-    def _name(self, files: NamedFiles, version: Found, manifest: Manifest) -> None:
+    def _name(self, files: NamedFiles, version: StoredVersion, manifest: Manifest) -> None:
         try:
             files.add(manifest, version.branch)
         except FormatError as error:
             self.mark.failed(version.entry.key, error)
 
 
-def _versions_of(line: Line) -> Iterator[Found]:
+def _versions_of(line: BranchObjects) -> Iterator[StoredVersion]:
     for number in sorted(line.manifests):
-        yield Found(line.branch, number, line.manifests[number])
+        yield StoredVersion(line.branch, number, line.manifests[number])
     for number in sorted(line.detached):
-        yield Found(line.branch, number, line.detached[number], detached=True)
+        yield StoredVersion(line.branch, number, line.detached[number], detached=True)

@@ -9,9 +9,9 @@ from heapq import nsmallest
 from lance_dagster.errors import InvalidInputError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.model import Fragment, Fragments, Manifest
-from lance_dagster.history.lineage import Lineage, lineage_of, records_of
+from lance_dagster.history.lineage import Lineage, lineage_of, merge_records_of
 from lance_dagster.history.refs.ref_store import DELETING, Branch, Refs, Tag
-from lance_dagster.history.refs.tag_operations import places_of
+from lance_dagster.history.refs.tag_operations import recorded_versions
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import canonical_uri
 from lance_dagster.transactions.base_paths import Named, named_files
@@ -22,7 +22,7 @@ _VERSION = re.compile(r"(?:^|[^\w./@-])([A-Za-z0-9][A-Za-z0-9._/-]*)@(\d{1,20})(
 
 
 @dataclass(slots=True)
-class Needs:
+class RequiredVersions:
     """Versions that are needed, each with the reasons, and what was found wrong while looking.
 
     `holders` are the branches without any one of which there would be no reason left.
@@ -49,16 +49,16 @@ def owners(branches: Mapping[str, Branch]) -> dict[str, str]:
     return {layout.MAIN: layout.MAIN, **{name: branch.id for name, branch in branches.items()}}
 
 
-def needed_by_names(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) -> Needs:
+def needed_by_names(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) -> RequiredVersions:
     """Return the versions that tags name, also those a tag says it named before, and those branches start at."""
-    needs, names = Needs(), {branch.id: name for name, branch in live(branches).items()}
+    needs, names = RequiredVersions(), {branch.id: name for name, branch in live(branches).items()}
     for tag in tags.values():
         needs.add(tag.branch, tag.version, f"tag {tag.name!r}")
         earlier = {place for text in tag.metadata.values() for place in _VERSION.findall(text)}
         for branch, number in sorted(earlier - {(tag.branch, str(tag.version))}):
             needs.add(branch, int(number), f"named earlier by tag {tag.name!r}")
-        for written in places_of(tag):
-            name, place = names.get(written.line), written.place
+        for written in recorded_versions(tag):
+            name, place = names.get(written.branch_id), written.version_ref
             if name is not None and place is not None and f"{name}@{place.number}" != tag.ref:
                 # Found where it is by now, as a roll-back does.
                 needs.add(name, place.number, f"named earlier by tag {tag.name!r}")
@@ -78,7 +78,7 @@ class Merges:
     numbers: Mapping[str, Iterable[int]]
 
 
-def add_needed_by_merges(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> None:
+def add_needed_by_merges(needs: RequiredVersions, branches: Mapping[str, Branch], merges: Merges) -> None:
     """Add the versions that a merge of any two branches, main among them, is judged by.
 
     A version contains each branch up to a number (`history.lineage`), and two versions have in common what the lower
@@ -106,7 +106,7 @@ def add_needed_by_merges(needs: Needs, branches: Mapping[str, Branch], merges: M
         _add_merges(needs, lineage, names)
 
 
-def _lineages(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> dict[str, Lineage]:
+def _lineages(needs: RequiredVersions, branches: Mapping[str, Branch], merges: Merges) -> dict[str, Lineage]:
     found: dict[str, Lineage] = {}
     for name in (layout.MAIN, *live(branches)):
         try:
@@ -126,7 +126,7 @@ def _lineages(needs: Needs, branches: Mapping[str, Branch], merges: Merges) -> d
     return found
 
 
-def _add_common(needs: Needs, of: Lineage, others: Mapping[str, Lineage]) -> None:
+def _add_common(needs: RequiredVersions, of: Lineage, others: Mapping[str, Lineage]) -> None:
     """Add the last version of a branch that each other one contains."""
     own = of.state.branch
     sharing: dict[int, list[str]] = {}
@@ -141,9 +141,9 @@ def _add_common(needs: Needs, of: Lineage, others: Mapping[str, Lineage]) -> Non
             needs.add(own, number, f"where {own!r} and each of {_listed(names)} can be merged from", (own,))
 
 
-def _add_unmerged(needs: Needs, of: Lineage, others: Mapping[str, Lineage], numbers: Iterable[int]) -> None:
+def _add_unmerged(needs: RequiredVersions, of: Lineage, others: Mapping[str, Lineage], numbers: Iterable[int]) -> None:
     """Add what was done on a branch that another one does not contain; `numbers` are the versions there are of it."""
-    own, line = of.state.branch, of.lines[0]
+    own, line = of.state.branch, of.segments[0]
     known = sorted((other.contained.get(of.id, -1), name) for name, other in others.items() if name != own)
     said: dict[int, tuple[str, tuple[str, ...]]] = {}
     for number in numbers:
@@ -164,12 +164,12 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(first[:-1])} and {first[-1]}" if len(first) > 1 else first[0]
 
 
-def _add_merges(needs: Needs, lineage: Lineage, names: Mapping[str, str]) -> None:
+def _add_merges(needs: RequiredVersions, lineage: Lineage, names: Mapping[str, str]) -> None:
     """Add the merges that brought branches into one: the merge base, as its line has it."""
-    records = records_of(lineage.state.manifest)
+    records = merge_records_of(lineage.state.manifest)
     for branch_id in records.keys() & names.keys():
         number = records[branch_id].dest
-        line = next((line for line in reversed(lineage.lines) if number <= line.number), lineage.lines[0])
+        line = next((line for line in reversed(lineage.segments) if number <= line.number), lineage.segments[0])
         needs.add(line.branch, number, "a merge that later ones go on from", (names[branch_id], lineage.state.branch))
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import ConflictError, NotFoundError, ProtectedError
 from lance_dagster.format import layout
-from lance_dagster.gc.mark import Found, Mark, Terms
+from lance_dagster.gc.mark import Marks, RetentionPolicy, StoredVersion
 from lance_dagster.gc.reachability import needed_by_names, owners
-from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS, Inventory, Kind, Place, waiting_key
+from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS, Inventory, Kind, StoredObject, expired_copy_key
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.ref_store import Branch, Refs
 from lance_dagster.history.versions import Versions
@@ -24,7 +24,7 @@ _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.INDEX})
 
 
 @dataclass(slots=True)
-class Judged:
+class ClassifiedFiles:
     """The files that no version that stays names, by what becomes of them."""
 
     garbage: dict[Kind, list[Entry]] = field(default_factory=dict)
@@ -38,7 +38,9 @@ class Judged:
             yield from entries
 
 
-def judge(inventory: Inventory, mark: Mark, terms: Terms, settled: Sequence[Found]) -> Judged:
+def classify_files(
+    inventory: Inventory, mark: Marks, terms: RetentionPolicy, settled: Sequence[StoredVersion]
+) -> ClassifiedFiles:
     """Sort files by what becomes of them.
 
     Args:
@@ -47,7 +49,7 @@ def judge(inventory: Inventory, mark: Mark, terms: Terms, settled: Sequence[Foun
         terms: How old is old enough.
         settled: Versions that expired long enough ago.
     """
-    judged = Judged()
+    judged = ClassifiedFiles()
     over = terms.now - terms.grace
     youngest: dict[str, float] = {}
     for kind in _TOGETHER:
@@ -68,7 +70,7 @@ def judge(inventory: Inventory, mark: Mark, terms: Terms, settled: Sequence[Foun
     return judged
 
 
-def _named(has: Callable[[str], bool], entry: Entry, place: Place) -> bool:
+def _named(has: Callable[[str], bool], entry: Entry, place: StoredObject) -> bool:
     return has(place.name) or (place.kind is Kind.BLOB and has(entry.key))
 
 
@@ -77,7 +79,7 @@ _WORKERS = 8
 _AT_ONCE = 1000
 
 
-class Sweep:
+class Sweeper:
     """Deletes from one table. Every step can be done twice."""
 
     def __init__(self, store: Store, branches: Mapping[str, Branch], step: Callable[[], None]) -> None:
@@ -87,9 +89,9 @@ class Sweep:
         self._versions = Versions(store)
         self._before = branches
         self._step = step
-        self._copies: dict[Found, str] = {}
+        self._copies: dict[StoredVersion, str] = {}
 
-    def expire(self, versions: Sequence[Found]) -> tuple[list[Found], list[Found]]:
+    def expire(self, versions: Sequence[StoredVersion]) -> tuple[list[StoredVersion], list[StoredVersion]]:
         """Put versions out of reach.
 
         Returns:
@@ -109,25 +111,25 @@ class Sweep:
         again = frozenset(back)
         return [found for found in going if found not in again], back
 
-    def forget(self, expired: Iterable[Found]) -> None:
+    def forget(self, expired: Iterable[StoredVersion]) -> None:
         """Delete the copies of versions that expired in this run."""
         self._store.delete_many([self._copies[found] for found in expired])
 
-    def put_back(self, versions: Sequence[Found]) -> list[Found]:
+    def put_back(self, versions: Sequence[StoredVersion]) -> list[StoredVersion]:
         """Make versions reachable again whose manifests wait; returns those whose branch still is the same."""
         # A branch that was made anew meanwhile has no use for what the one before it had.
         found = [version for some in self._looked_up(versions) for version in some]
         self._put_back(found)
         return found
 
-    def _put_back(self, versions: Iterable[Found]) -> None:
+    def _put_back(self, versions: Iterable[StoredVersion]) -> None:
         for found in versions:
             data = self._store.get(found.entry.key)
             if data is not None:
                 self._store.put_if_absent(self._place(found), data)
                 self._store.delete(found.entry.key)
 
-    def delete_files(self, judged: Judged) -> None:
+    def delete_files(self, judged: ClassifiedFiles) -> None:
         """Delete garbage, and the folders that leaves empty."""
         self._delete(list(judged.files))
         several = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)
@@ -157,7 +159,7 @@ class Sweep:
             gone.append(name)
         return gone
 
-    def _looked_up(self, versions: Sequence[Found]) -> tuple[list[Found], list[Found]]:
+    def _looked_up(self, versions: Sequence[StoredVersion]) -> tuple[list[StoredVersion], list[StoredVersion]]:
         """Look at the names there are by now: which versions still nobody needs, and which somebody does.
 
         Those of a branch that came, went, or came back meanwhile are neither: they are for the next collection.
@@ -166,8 +168,8 @@ class Sweep:
         needs = needed_by_names(branches, self._refs.tags())
         lines = {found.branch for found in versions}
         same = {name for name in lines if self._of(branches, name) == self._of(self._before, name)}
-        free: list[Found] = []
-        needed: list[Found] = []
+        free: list[StoredVersion] = []
+        needed: list[StoredVersion] = []
         for found in versions:
             if found.branch in same:
                 (needed if (found.branch, found.number) in needs.reasons else free).append(found)
@@ -181,16 +183,16 @@ class Sweep:
     def _id(self, name: str) -> str:
         return owners(self._before).get(name, "")
 
-    def _copy(self, found: Found) -> str:
+    def _copy(self, found: StoredVersion) -> str:
         """Copy a manifest to where it waits; returns the copy's key."""
         data = self._store.get(found.entry.key)
-        key = waiting_key(found.branch, found.number, self._id(found.branch), commit_id(data or b""))
+        key = expired_copy_key(found.branch, found.number, self._id(found.branch), commit_id(data or b""))
         if data is not None:
             # A power cut that takes the copy with it also ends whoever needed it.
             self._store.put(key, data, lasting=False)
         return key
 
-    def _place(self, found: Found) -> str:
+    def _place(self, found: StoredVersion) -> str:
         folder = layout.join(layout.line_root(found.branch), layout.VERSIONS)
         if found.number >= DETACHED_FROM:
             return f"{folder}/d{found.number}.manifest"

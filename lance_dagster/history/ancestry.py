@@ -23,7 +23,7 @@ _VERSION = re.compile(r"(.+)@([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VersionRef:
     """A branch and a number, whether or not there is such a version."""
 
     branch: str
@@ -35,21 +35,21 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RecordedVersion:
     """A version as it was written down: `branch@n`, and the id of the branch, empty where that is not known."""
 
     ref: str
-    line: str = ""
+    branch_id: str = ""
 
     def __str__(self) -> str:
         """Return it as it was written."""
         return self.ref
 
     @property
-    def place(self) -> Place | None:
+    def version_ref(self) -> VersionRef | None:
         """The branch by the name it had then, and the number; None when it cannot be read."""
         match = _VERSION.fullmatch(self.ref)
-        return None if match is None else Place(match[1], int(match[2]))
+        return None if match is None else VersionRef(match[1], int(match[2]))
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Ancestry:
     _numbers: dict[str, list[int]] = field(default_factory=dict)
     _branches: dict[str, Branch | None] = field(default_factory=dict)
     _names: dict[str, str] | None = None
-    _described: dict[Place, Version] = field(default_factory=dict)
+    _described: dict[VersionRef, Version] = field(default_factory=dict)
 
     def numbers(self, branch: str) -> list[int]:
         """Return the numbers of a branch's versions, ascending."""
@@ -95,11 +95,11 @@ class Ancestry:
         found = self.branch(name)
         return MAIN if name == MAIN else None if found is None else found.id
 
-    def exists(self, place: Place) -> bool:
+    def exists(self, place: VersionRef) -> bool:
         """Tell whether there is such a version."""
         return self._below(place.branch, place.number) == place.number
 
-    def describe(self, place: Place) -> Version:
+    def describe(self, place: VersionRef) -> Version:
         """Read a version in short."""
         found = self._described.get(place)
         if found is None:
@@ -107,39 +107,39 @@ class Ancestry:
             self._described[place] = found
         return found
 
-    def before(self, place: Place) -> Place | None:
+    def before(self, place: VersionRef) -> VersionRef | None:
         """Return the next older version that is there, on the same branch or below its fork; None when none is.
 
         Where a clean-up left gaps, this goes on behind them.
         """
         number = self._below(place.branch, place.number - 1)
         if number is not None:
-            return Place(place.branch, number)
+            return VersionRef(place.branch, number)
         branch = self.branch(place.branch)
         while branch is not None:
             number = self._below(branch.parent_branch, branch.parent_version)
             if number is not None:
-                return Place(branch.parent_branch, number)
+                return VersionRef(branch.parent_branch, number)
             branch = self.branch(branch.parent_branch)
         return None
 
-    def merged(self, version: Version) -> Place | None:
+    def merged(self, version: Version) -> VersionRef | None:
         """Return the version a merge brought in; None when it is gone, or `version` is no merge."""
         if len(version.parents) < _FIRST_AND_SECOND:
             return None
-        place = self.known_as(Written(version.parents[1], version.properties.get(MERGED_BRANCH, "")))
+        place = self.resolve_recorded(RecordedVersion(version.parents[1], version.properties.get(MERGED_BRANCH, "")))
         return place if place is not None and self.exists(place) else None
 
-    def known_as(self, written: Written) -> Place | None:
+    def resolve_recorded(self, written: RecordedVersion) -> VersionRef | None:
         """Return a version that was written down by the name its branch has today; None when the branch is gone.
 
         Whether the branch has that number still is not looked at.
         """
-        place = written.place
-        if place is not None and written.line and self.id_of(place.branch) != written.line:
+        place = written.version_ref
+        if place is not None and written.branch_id and self.id_of(place.branch) != written.branch_id:
             # Renamed, or gone: a branch that was made under the name since has other versions.
-            name = self._name_of(written.line)
-            place = None if name is None else Place(name, place.number)
+            name = self._name_of(written.branch_id)
+            place = None if name is None else VersionRef(name, place.number)
         return place if place is not None and self.id_of(place.branch) is not None else None
 
     def no_merged(self, version: Version) -> VersionNotFoundError:
@@ -149,24 +149,24 @@ class Ancestry:
             "was deleted, or it was cleaned up"
         )
 
-    def gone(self, written: Written) -> VersionNotFoundError:
+    def gone(self, written: RecordedVersion) -> VersionNotFoundError:
         """Return the error that says that the branch of a version which was written down is gone."""
         name = written.ref.rpartition("@")[0]
         other = ", and another one has its name" if self.id_of(name) is not None else ""
         return VersionNotFoundError(f"{written} of {self.refs.store.uri} is gone: its branch was deleted{other}")
 
-    def fork_of(self, place: Place) -> Place:
+    def fork_of(self, place: VersionRef) -> VersionRef:
         """Return the version that the first one of a branch repeats; any other version is returned as it is.
 
         The version it leads to may have been cleaned up.
         """
         branch = self.branch(place.branch)
         while branch is not None and branch.first == place.number:
-            place = Place(branch.parent_branch, branch.parent_version)
+            place = VersionRef(branch.parent_branch, branch.parent_version)
             branch = self.branch(place.branch)
         return place
 
-    def parent(self, place: Place, which: int) -> Place:
+    def parent(self, place: VersionRef, which: int) -> VersionRef:
         """Return the first or second parent of a version that is there, the first of a branch counting as its fork.
 
         Raises:
@@ -174,24 +174,24 @@ class Ancestry:
             InvalidInputError: It has fewer parents.
         """
         made = self.fork_of(place)
-        if which == 1 and self.exists(Place(made.branch, made.number - 1)):
-            return self._repeated(Place(made.branch, made.number - 1))
+        if which == 1 and self.exists(VersionRef(made.branch, made.number - 1)):
+            return self._repeated(VersionRef(made.branch, made.number - 1))
         # The fork may be gone, but the branch's first version holds the same, its merges excepted.
         version = self.describe(made if self.exists(made) else place)
-        if which == 1 and made == Place(version.branch, version.number) and not version.cut and version.parents:
+        if which == 1 and made == VersionRef(version.branch, version.number) and not version.cut and version.parents:
             return self._repeated(self._named(version.parents[0], version))
         merged = self.merged(version) if which == _FIRST_AND_SECOND else None
         if merged is not None:
             return self._repeated(merged)
         raise self._no_parent(made, version, which)
 
-    def _no_parent(self, made: Place, version: Version, which: int) -> Exception:
+    def _no_parent(self, made: VersionRef, version: Version, which: int) -> Exception:
         where = self.versions.store.uri
         count = len(version.parents)
-        if made == Place(version.branch, version.number) and which > max(count, 1):
+        if made == VersionRef(version.branch, version.number) and which > max(count, 1):
             has = "no parent" if not count else "one parent" if count == 1 else f"{count} parents"
             return InvalidInputError(f"{version} of {where} has {has}, so there is no '^{which}' of it")
-        if made == Place(version.branch, version.number) and which == _FIRST_AND_SECOND:
+        if made == VersionRef(version.branch, version.number) and which == _FIRST_AND_SECOND:
             return self.no_merged(version)
         if not count:
             return VersionNotFoundError(f"{version} is the first version of {where}; nothing comes before it")
@@ -201,7 +201,7 @@ class Ancestry:
             f"the history of {version} of {where} is cut: the version it was made from was cleaned up; {left}"
         )
 
-    def _repeated(self, place: Place) -> Place:
+    def _repeated(self, place: VersionRef) -> VersionRef:
         """Return the version that this one repeats, unless that is gone."""
         fork = self.fork_of(place)
         return fork if self.exists(fork) else place
@@ -211,8 +211,8 @@ class Ancestry:
         place = bisect_right(numbers, number)
         return numbers[place - 1] if place else None
 
-    def _named(self, text: str, version: Version) -> Place:
-        place = Written(text).place
+    def _named(self, text: str, version: Version) -> VersionRef:
+        place = RecordedVersion(text).version_ref
         if place is None:
             raise CorruptFileError(f"{self.versions.store.uri}/{version}", f"it says it was made from {text!r}")
         return place

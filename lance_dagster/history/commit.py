@@ -33,7 +33,7 @@ from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.model import Manifest, WriterVersion
 from lance_dagster.format.transaction import COMMITTER, Clone, Restore, Transaction
 from lance_dagster.history.rebase import rebased
-from lance_dagster.history.refs.branch_fence import Guard
+from lance_dagster.history.refs.branch_fence import BranchFence
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
@@ -155,7 +155,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
     """
     deadline = time.monotonic() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
-    guard, branch_id = Guard(Refs(versions.store), branch), None
+    guard, branch_id = BranchFence(Refs(versions.store), branch), None
     head = head or versions.head(branch)
     while True:
         proposal = propose(head)
@@ -178,7 +178,7 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
 
 
 def _put(
-    versions: Versions, branch: str, proposal: Proposal, guarded: tuple[Guard, str | None] | None = None
+    versions: Versions, branch: str, proposal: Proposal, guarded: tuple[BranchFence, str | None] | None = None
 ) -> State | None:
     """Write the proposed version; None when the number is taken by somebody else."""
     store, line = versions.store, layout.line_root(branch)

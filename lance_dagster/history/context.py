@@ -10,7 +10,7 @@ from lance_dagster.datafiles import LanceDataset, open_dataset
 from lance_dagster.format.codec import check_sound
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
-from lance_dagster.history.ancestry import Ancestry, Written
+from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.refs.ref_store import READY, Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Versions
@@ -35,17 +35,17 @@ class Parts:
         """Read the version a ref expression names; None stands for `main`."""
         return self.versions.load(*resolve(ref, self.refs, self.versions))
 
-    def recalled(self, written: Written) -> State:
+    def recalled(self, written: RecordedVersion) -> State:
         """Read a version that was written down, whatever its branch is called by now.
 
         Raises:
             VersionNotFoundError: It is gone; another branch of the name does not stand in for its own.
         """
         ancestry = Ancestry(self.refs, self.versions)
-        place = ancestry.known_as(written)
+        place = ancestry.resolve_recorded(written)
         if place is None:
             raise ancestry.gone(written)
-        return self.versions.load(place.branch, place.number, written.line)
+        return self.versions.load(place.branch, place.number, written.branch_id)
 
     def head(self, branch: str) -> State:
         """Read the newest version of a branch.
@@ -56,7 +56,7 @@ class Parts:
         if branch != MAIN:
             found = self.refs.branch(branch)
             if found is None or found.state != READY:
-                raise self.refs.no_branch(branch)
+                raise self.refs.branch_not_found(branch)
         return self.versions.head(branch)
 
     def dataset(self, state: State) -> LanceDataset:

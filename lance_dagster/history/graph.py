@@ -9,7 +9,7 @@ Parents = Callable[[N], Iterable[N]]
 Rank = Callable[[N], tuple[float, ...]]
 
 
-def walked(start: N, parents: Parents[N], rank: Rank[N], go_on: Callable[[N], bool]) -> list[N]:
+def walk(start: N, parents: Parents[N], rank: Rank[N], go_on: Callable[[N], bool]) -> list[N]:
     """Return a node and its ancestors, each once; of those reached, the one of highest rank comes next.
 
     The walk ends at the first node that `go_on` refuses, which is not returned.
@@ -29,7 +29,7 @@ def walked(start: N, parents: Parents[N], rank: Rank[N], go_on: Callable[[N], bo
     return found
 
 
-def newest_first(nodes: Collection[N], parents: Parents[N], rank: Rank[N]) -> list[N]:
+def topological_order(nodes: Collection[N], parents: Parents[N], rank: Rank[N]) -> list[N]:
     """Return nodes in an order in which each comes before its parents, and otherwise by rank, highest first.
 
     Parents that are not among the nodes count for nothing. Nodes that are their own ancestors are left out.
@@ -53,7 +53,7 @@ def newest_first(nodes: Collection[N], parents: Parents[N], rank: Rank[N]) -> li
     return found
 
 
-def shortened(order: Sequence[N], parents: Parents[N], kept: Callable[[N], bool]) -> dict[N, tuple[N, ...]]:
+def simplified_parents(order: Sequence[N], parents: Parents[N], kept: Callable[[N], bool]) -> dict[N, tuple[N, ...]]:
     """Return for each node that is kept the nearest of its ancestors that are kept too.
 
     Args:

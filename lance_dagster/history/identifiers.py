@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.ancestry import Ancestry, Place
+from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.refs.ref_store import READY
 from lance_dagster.history.versions import State, Versions
@@ -20,7 +20,7 @@ from lance_dagster.transactions.identity import COMMIT_ID, content_id
 _WORKERS = 8
 
 
-def content_of(versions: Versions, state: State) -> str:
+def content_id_of(versions: Versions, state: State) -> str:
     """Return the content id of a version; several deletion files are read at a time."""
     with ThreadPoolExecutor(_WORKERS) as pool:
         return content_id(
@@ -31,18 +31,18 @@ def content_of(versions: Versions, state: State) -> str:
 
 
 _WORKERS, _EACH = 8, 4
-_Found = list[tuple[str, Place]]
+_Found = list[tuple[str, VersionRef]]
 _Portion = tuple[str, str, Sequence[int]]
 
 
-def find_commits(beginning: str, ancestry: Ancestry) -> list[tuple[str, Place]]:
+def find_commits(beginning: str, ancestry: Ancestry) -> list[tuple[str, VersionRef]]:
     """Return the versions of all branches whose commit id begins with some hex digits, with the whole id."""
     wanted = beginning.lower()
 
     def matching(portion: _Portion) -> _Found:
         name, line, numbers = portion
         ids = ((ancestry.versions.commit_id(name, number, line), number) for number in numbers)
-        return [(own_id, Place(name, number)) for own_id, number in ids if own_id and own_id.startswith(wanted)]
+        return [(own_id, VersionRef(name, number)) for own_id, number in ids if own_id and own_id.startswith(wanted)]
 
     found: _Found = []
     with ThreadPoolExecutor(_WORKERS) as pool:

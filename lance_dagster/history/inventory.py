@@ -51,7 +51,7 @@ _KINDS = {layout.TRANSACTIONS: Kind.TRANSACTION, layout.DELETIONS: Kind.DELETION
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredObject:
     """What an object is: of which branch, of what kind.
 
     `name` is what versions call it by: the key of a data, deletion or transaction file, the folder of an index, the
@@ -64,7 +64,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Line:
+class BranchObjects:
     """The manifests of one branch by the numbers of their versions, and when anything of it was written last.
 
     Detached versions, which belong to no branch's history, are apart. `schemes` are the naming schemes in use.
@@ -87,14 +87,14 @@ class Line:
 class Inventory:
     """Everything in a table's folder. `names` says when each file of a branch or tag was written last."""
 
-    lines: dict[str, Line] = field(default_factory=dict)
-    files: dict[Kind, list[tuple[Entry, Place]]] = field(default_factory=dict)
+    lines: dict[str, BranchObjects] = field(default_factory=dict)
+    files: dict[Kind, list[tuple[Entry, StoredObject]]] = field(default_factory=dict)
     names: dict[str, float] = field(default_factory=dict)
     unknown: int = 0
 
-    def line(self, branch: str) -> Line:
+    def line(self, branch: str) -> BranchObjects:
         """Return what there is of a branch."""
-        return self.lines.setdefault(branch, Line(branch))
+        return self.lines.setdefault(branch, BranchObjects(branch))
 
 
 def take_inventory(entries: Iterable[Entry], branches: Collection[str]) -> Inventory:
@@ -107,7 +107,7 @@ def take_inventory(entries: Iterable[Entry], branches: Collection[str]) -> Inven
     found = Inventory()
     names = frozenset(branches)
     for entry in entries:
-        place = place_of(entry.key, names)
+        place = classify_key(entry.key, names)
         if place.kind is Kind.UNKNOWN:
             found.unknown += 1
             continue
@@ -126,19 +126,19 @@ def take_inventory(entries: Iterable[Entry], branches: Collection[str]) -> Inven
     return found
 
 
-def place_of(key: str, branches: Collection[str]) -> Place:
+def classify_key(key: str, branches: Collection[str]) -> StoredObject:
     """Say what an object is by its key."""
     segments = key.split("/")
     if segments[0] == EXPIRED:
         # Looked at by themselves, after everything else.
-        return Place(layout.MAIN, Kind.NAME, key)
+        return StoredObject(layout.MAIN, Kind.NAME, key)
     if segments[0] == "_refs":
         last = segments[-1]
         temporary = last.startswith((".tmp", ".probe-"))
-        return Place(layout.MAIN, Kind.TEMPORARY if temporary else Kind.NAME, key)
+        return StoredObject(layout.MAIN, Kind.TEMPORARY if temporary else Kind.NAME, key)
     if len(segments) == 1:
         temporary = key.startswith(".tmp") or key == _CLAIM
-        return Place(layout.MAIN, Kind.TEMPORARY if temporary else Kind.UNKNOWN, key)
+        return StoredObject(layout.MAIN, Kind.TEMPORARY if temporary else Kind.UNKNOWN, key)
     if segments[0] in FOLDERS:
         return _below(layout.MAIN, segments, key)
     if key.startswith(_TREE):
@@ -147,34 +147,34 @@ def place_of(key: str, branches: Collection[str]) -> Place:
         if ends:
             end = known[-1] if known else ends[0]
             return _below("/".join(segments[1:end]), segments[end:], key)
-    return Place(layout.MAIN, Kind.UNKNOWN, key)
+    return StoredObject(layout.MAIN, Kind.UNKNOWN, key)
 
 
-def _below(branch: str, segments: list[str], key: str) -> Place:
+def _below(branch: str, segments: list[str], key: str) -> StoredObject:
     """Say what an object in a folder of a branch is."""
     folder, first, deeper = segments[0], segments[1], segments[2:]
     name = layout.join(layout.line_root(branch), folder, first)
     if any(segment.startswith(".tmp") for segment in segments[1:]):
-        return Place(branch, Kind.TEMPORARY, key)
+        return StoredObject(branch, Kind.TEMPORARY, key)
     if deeper:
         kinds = {layout.INDICES: Kind.INDEX, layout.DATA: Kind.BLOB}
         named = f"{name}.lance" if folder == layout.DATA else name
-        return Place(branch, kinds[folder], named) if folder in kinds else _no(key)
+        return StoredObject(branch, kinds[folder], named) if folder in kinds else _no(key)
     if folder == layout.VERSIONS:
         if f"{layout.VERSIONS}/{first}" == layout.HINT:
-            return Place(branch, Kind.HINT, key)
+            return StoredObject(branch, Kind.HINT, key)
         numbered = layout.version_of(first) is not None or layout.old_version_of(first) is not None
-        return Place(branch, Kind.VERSION, key) if numbered or _DETACHED.fullmatch(first) else _no(key)
+        return StoredObject(branch, Kind.VERSION, key) if numbered or _DETACHED.fullmatch(first) else _no(key)
     if folder not in _SUFFIXES or not first.endswith(_SUFFIXES[folder]):
         return _no(key)
-    return Place(branch, _KINDS[folder], key)
+    return StoredObject(branch, _KINDS[folder], key)
 
 
-def _no(key: str) -> Place:
-    return Place(layout.MAIN, Kind.UNKNOWN, key)
+def _no(key: str) -> StoredObject:
+    return StoredObject(layout.MAIN, Kind.UNKNOWN, key)
 
 
-def _add_version(line: Line, entry: Entry) -> None:
+def _add_version(line: BranchObjects, entry: Entry) -> None:
     name = entry.key.rpartition("/")[2]
     if detached := _DETACHED.fullmatch(name):
         line.detached[int(detached[1])] = entry
@@ -186,7 +186,7 @@ def _add_version(line: Line, entry: Entry) -> None:
             line.manifests[number] = entry
 
 
-def waiting_key(branch: str, number: int, owner: str, digest: str) -> str:
+def expired_copy_key(branch: str, number: int, owner: str, digest: str) -> str:
     """Return where the manifest of an expired version waits.
 
     Args:
@@ -198,7 +198,7 @@ def waiting_key(branch: str, number: int, owner: str, digest: str) -> str:
     return f"{EXPIRED}/{branch}/{number}-{_owner(owner)}-{digest[:16]}.manifest"
 
 
-def waiting_versions(entries: Iterable[Entry], owners: Mapping[str, str]) -> Iterator[tuple[str, int, Entry, bool]]:
+def expired_copies(entries: Iterable[Entry], owners: Mapping[str, str]) -> Iterator[tuple[str, int, Entry, bool]]:
     """Yield branch, number and manifest of each version that expired and waits, and whether the branch is the same.
 
     Args:
@@ -219,7 +219,7 @@ def _owner(branch_id: str) -> str:
 _WORKERS = 8
 
 
-def set_aside(store: Store, branch: str, owner: str) -> None:
+def copy_to_expired(store: Store, branch: str, owner: str) -> None:
     """Copy all manifests of a branch that is about to be deleted to where they wait; `owner` is the branch's id."""
     folder = layout.join(layout.line_root(branch), layout.VERSIONS)
 
@@ -227,7 +227,7 @@ def set_aside(store: Store, branch: str, owner: str) -> None:
         data = store.get(f"{folder}/{name}")
         present, old = layout.versions_in([name])
         if data is not None and (present or old):
-            key = waiting_key(branch, (present or old)[0], owner, commit_id(data))
+            key = expired_copy_key(branch, (present or old)[0], owner, commit_id(data))
             # A power cut that takes the copy with it also ends whoever needed it.
             store.put(key, data, lasting=False)
 

@@ -36,13 +36,13 @@ from lance_dagster.transactions.row_id_spaces import (
     encode_fields,
 )
 
-NOTHING = 0
+NO_VERSION = 0
 """Stands in a record of rows that came to a version by themselves, without the version they are from."""
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class MergeRecord:
     """What a merge wrote down about a branch: its last version merged, as which version, and what ids are here.
 
     `aliases` are those of its rows, `fields` those of its fields where they are others.
@@ -59,27 +59,27 @@ class Record:
         return " ".join(part for part in parts if part)
 
 
-def records_of(manifest: Manifest) -> dict[str, Record]:
+def merge_records_of(manifest: Manifest) -> dict[str, MergeRecord]:
     """Return by branch id what merges wrote down."""
-    found: dict[str, Record] = {}
+    found: dict[str, MergeRecord] = {}
     for key, text in manifest.table_metadata.items():
         numbers, _, aliases = text.partition(" ")
         merged, _, dest = numbers.partition("@")
         if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
             known = tuple(decode_aliases(aliases)), decode_fields(aliases)
-            record = Record(merged=int(merged), dest=int(dest), aliases=known[0], fields=known[1])
+            record = MergeRecord(merged=int(merged), dest=int(dest), aliases=known[0], fields=known[1])
             found[key.removeprefix(MERGED_PREFIX)] = record
     return found
 
 
-def alias_records(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
+def records_for_aliases(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
     """Return the table metadata that says what the ids of rows are which came without their version.
 
     So that a later merge of that version knows them.
     """
-    known, found = records_of(dest), {}
+    known, found = merge_records_of(dest), {}
     for branch_id, new in aliases.items():
-        had = known.get(branch_id, Record(merged=NOTHING, dest=dest.version + 1))
+        had = known.get(branch_id, MergeRecord(merged=NO_VERSION, dest=dest.version + 1))
         found[f"{MERGED_PREFIX}{branch_id}"] = str(replace(had, aliases=(*had.aliases, *new)))
     return found
 
@@ -89,7 +89,7 @@ _Place = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class BranchSegment:
     """A stretch of history: a branch, its id, the version it was forked from and the newest one that counts.
 
     `first` is the number of its own first version, which repeats the one it was forked from: mostly the same number.
@@ -107,13 +107,13 @@ class Lineage:
     """A version with its own branch and those below it, main last, and how far it contains each branch, by id."""
 
     state: State
-    lines: tuple[Line, ...]
+    segments: tuple[BranchSegment, ...]
     contained: Mapping[str, int]
 
     @property
     def id(self) -> str:
         """The id of the version's own branch."""
-        return self.lines[0].id
+        return self.segments[0].id
 
     def contains(self, other: "Lineage") -> bool:
         """Tell whether everything another version has is in this one."""
@@ -126,11 +126,11 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     Raises:
         InvalidInputError: Its branch, or one below it, was deleted.
     """
-    lines: list[Line] = []
+    segments: list[BranchSegment] = []
     branch, number = state.branch, state.number
     while branch != MAIN:
         found = refs.branch(branch)
-        if any(line.branch == branch for line in lines):
+        if any(segment.branch == branch for segment in segments):
             path = f"{refs.store.uri}/{branch_file(branch)}"
             raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
         if found is None:
@@ -139,17 +139,17 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
             path = f"{refs.store.uri}/{branch_file(branch)}"
             raise CorruptFileError(path, f"it says {branch}@{number} comes after {found.parent}")
         forked, first = found.parent_version, found.first
-        lines.append(Line(branch=branch, id=found.id, forked=forked, first=first, number=number))
+        segments.append(BranchSegment(branch=branch, id=found.id, forked=forked, first=first, number=number))
         branch, number = found.parent_branch, found.parent_version
-    lines.append(Line(branch=MAIN, id=MAIN, forked=0, first=0, number=number))
-    records = records_of(state.manifest).items()
-    contained = {branch_id: record.merged for branch_id, record in records if record.merged != NOTHING}
-    for line in lines:
-        contained[line.id] = max(line.number, contained.get(line.id, -1))
-    return Lineage(state, tuple(lines), contained)
+    segments.append(BranchSegment(branch=MAIN, id=MAIN, forked=0, first=0, number=number))
+    records = merge_records_of(state.manifest).items()
+    contained = {branch_id: record.merged for branch_id, record in records if record.merged != NO_VERSION}
+    for segment in segments:
+        contained[segment.id] = max(segment.number, contained.get(segment.id, -1))
+    return Lineage(state, tuple(segments), contained)
 
 
-def new_records(
+def records_for_merge(
     source: Lineage, dest: Lineage, base: Lineage, *, aliases: Mapping[str, Sequence[Alias]], fields: Mapping[int, int]
 ) -> dict[str, str]:
     """Return the table metadata that says what the next version of `dest` contains when `source` is merged.
@@ -161,14 +161,14 @@ def new_records(
         aliases: By branch id, the ids that rows of that branch get.
         fields: By the ids of fields of the source, those they get.
     """
-    known, found = records_of(dest.state.manifest), {}
-    theirs, own = records_of(source.state.manifest), {line.id for line in source.lines}
+    known, found = merge_records_of(dest.state.manifest), {}
+    theirs, own = merge_records_of(source.state.manifest), {segment.id for segment in source.segments}
     for branch_id, number in source.contained.items():
         newer = number > max(dest.contained.get(branch_id, -1), base.contained.get(branch_id, -1))
         if not newer and branch_id not in aliases:
             continue
         had = known.get(branch_id)
-        record = had or Record(merged=number, dest=dest.state.number + 1)
+        record = had or MergeRecord(merged=number, dest=dest.state.number + 1)
         if newer:
             there = theirs[branch_id].fields if branch_id in theirs and branch_id not in own else {}
             # The ids of a branch of the source are those of the source, unless a merge into it said others.
@@ -178,21 +178,21 @@ def new_records(
         found[f"{MERGED_PREFIX}{branch_id}"] = str(record)
     # Rows may have come to the source by themselves, without the version they are from.
     strays = {branch_id: some for branch_id, some in aliases.items() if branch_id not in source.contained}
-    return found | alias_records(dest.state.manifest, strays)
+    return found | records_for_aliases(dest.state.manifest, strays)
 
 
-def merged_as(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
+def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
     """Return the version of `dest` that brought in everything `source` has, or None when there is something new.
 
     The newest version stands in for one that was cleaned up, or where nothing had to be brought in.
     """
     if not dest.contains(source):
         return None if changes_since(source, dest, versions) else dest.state
-    record = records_of(dest.state.manifest).get(source.id)
+    record = merge_records_of(dest.state.manifest).get(source.id)
     number = dest.state.number if record is None else record.dest
-    line = next((line for line in reversed(dest.lines) if number <= line.number), dest.lines[0])
+    segment = next((segment for segment in reversed(dest.segments) if number <= segment.number), dest.segments[0])
     try:
-        return versions.load(line.branch, number, line.id)
+        return versions.load(segment.branch, number, segment.id)
     except VersionNotFoundError:
         return dest.state
 
@@ -206,15 +206,16 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
     Raises:
         VersionNotFoundError: It was cleaned up.
     """
-    lines = {line.id: line for line in (*source.lines, *dest.lines)}
+    segments = {segment.id: segment for segment in (*source.segments, *dest.segments)}
     both = {
         own: number
         for own in source.contained.keys() & dest.contained.keys()
         # The first version of a branch repeats one of its parent's.
-        if (number := min(source.contained[own], dest.contained[own])) > (lines[own].forked if own in lines else -1)
+        if (number := min(source.contained[own], dest.contained[own]))
+        > (segments[own].forked if own in segments else -1)
         or own == MAIN
     }
-    names = {own: line.branch for own, line in lines.items()}
+    names = {own: segment.branch for own, segment in segments.items()}
     best = _newest(None, _places(both, names), (source, dest), (refs, versions))
     if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
         # A third branch was merged into both. When it is gone, its rows are known by their ids all the same.
@@ -240,10 +241,10 @@ def _newest(
     return best
 
 
-def crosswise(source: Lineage, dest: Lineage, base: Lineage) -> bool:
+def is_criss_cross(source: Lineage, dest: Lineage, base: Lineage) -> bool:
     """Tell whether both sides contain versions that their merge base does not: merges went crosswise."""
     shared = source.contained.keys() & dest.contained.keys()
-    forked = {line.id: line.forked for line in (*source.lines, *dest.lines)}
+    forked = {segment.id: segment.forked for segment in (*source.segments, *dest.segments)}
     return any(
         (number := min(source.contained[own], dest.contained[own])) > base.contained.get(own, -1)
         and number > forked.get(own, -1)
@@ -253,14 +254,16 @@ def crosswise(source: Lineage, dest: Lineage, base: Lineage) -> bool:
 
 def last_common(one: Lineage, other: Lineage) -> int:
     """Return the number up to which two versions lie on the same line; 0 when they never did."""
-    numbers = {line.id: line.number for line in one.lines}
-    return max((min(line.number, numbers[line.id]) for line in other.lines if line.id in numbers), default=0)
+    numbers = {segment.id: segment.number for segment in one.segments}
+    return max(
+        (min(segment.number, numbers[segment.id]) for segment in other.segments if segment.id in numbers), default=0
+    )
 
 
 def field_ids(of: Lineage, base: Lineage) -> Mapping[int, int] | None:
     """Return which fields of a version on another branch have other ids here; None when no merge wrote it down."""
-    record = records_of(of.state.manifest).get(base.id)
-    return None if record is None or record.merged == NOTHING else record.fields
+    record = merge_records_of(of.state.manifest).get(base.id)
+    return None if record is None or record.merged == NO_VERSION else record.fields
 
 
 def row_space(
@@ -281,10 +284,10 @@ def row_space(
     manifest = of.state.manifest
     if not manifest.stable_row_ids:
         return RowSpace(())
-    lines = [(MAIN, 0)]
-    for child, parent in reversed(list(pairwise(of.lines))):
+    segments = [(MAIN, 0)]
+    for child, parent in reversed(list(pairwise(of.segments))):
         forked = _load((parent.id, parent.branch, child.forked), (of,), versions)
-        lines.append((child.id, forked.manifest.next_row_id))
+        segments.append((child.id, forked.manifest.next_row_id))
     aliases = {} if anchor is None else _aliases(anchor)
     for change in changes:
         if isinstance(change.operation, Restore):
@@ -292,17 +295,17 @@ def row_space(
         elif change.is_merge and change.after is not None:
             _learn(aliases, change.after)
     _learn(aliases, manifest)
-    return RowSpace.of(lines, manifest.next_row_id, aliases)
+    return RowSpace.of(segments, manifest.next_row_id, aliases)
 
 
 def row_space_since(of: Lineage, shared: Lineage, versions: Versions) -> RowSpace:
     """Return where the row ids of a version come from, with what was recorded since one that it contains."""
-    anchor, since, _ = anchored(of, shared, versions)
+    anchor, since, _ = base_and_changes(of, shared, versions)
     return row_space(of, versions, since, anchor)
 
 
 def _aliases(manifest: Manifest) -> dict[str, dict[Alias, None]]:
-    return {own: dict.fromkeys(record.aliases) for own, record in records_of(manifest).items()}
+    return {own: dict.fromkeys(record.aliases) for own, record in merge_records_of(manifest).items()}
 
 
 def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
@@ -318,58 +321,60 @@ def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Chang
     """
     return [
         change
-        for line in reversed(of.lines)
-        for change in _changes(line, max(line.first, other.contained.get(line.id, -1)), versions)
+        for segment in reversed(of.segments)
+        for change in _changes(segment, max(segment.first, other.contained.get(segment.id, -1)), versions)
         if not _merges_from(change.transaction, other)
     ]
 
 
-def anchored(of: Lineage, base: Lineage, versions: Versions) -> tuple[Manifest | None, list[Change], bool]:
+def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Manifest | None, list[Change], bool]:
     """Return a merge base as the line of a version has it, and all the line did since.
 
     Returns:
         The base itself, as the first version of the branch repeats it, or as the merge that brought it in left it;
         None when that cannot be looked at. What followed, oldest first. Whether fragments have the ids of the base.
     """
-    lines = list(reversed(of.lines))
-    on_line = next((line for line in lines if line.id == base.id and base.state.number <= line.number), None)
+    segments = list(reversed(of.segments))
+    on_line = next(
+        (segment for segment in segments if segment.id == base.id and base.state.number <= segment.number), None
+    )
     if on_line is not None:
-        after = lines[lines.index(on_line) :]
+        after = segments[segments.index(on_line) :]
         repeats = after[1] if len(after) > 1 and after[1].forked == base.state.number else None
         anchor = base.state.manifest if repeats is None else _repeated(repeats, base.state, versions)
         return anchor, list(_path(after, base.state.number, versions)), True
-    record = records_of(of.state.manifest).get(base.id)
+    record = merge_records_of(of.state.manifest).get(base.id)
     if record is None or record.merged != base.state.number:
         return None, [], False
-    line = next(line for line in lines if record.dest <= line.number)
+    segment = next(segment for segment in segments if record.dest <= segment.number)
     try:
-        merged = versions.load(line.branch, record.dest, line.id)
+        merged = versions.load(segment.branch, record.dest, segment.id)
     except VersionNotFoundError:
         return None, [], False
-    return merged.manifest, list(_path(lines[lines.index(line) :], record.dest, versions)), False
+    return merged.manifest, list(_path(segments[segments.index(segment) :], record.dest, versions)), False
 
 
-def _repeated(line: Line, base: State, versions: Versions) -> Manifest:
+def _repeated(segment: BranchSegment, base: State, versions: Versions) -> Manifest:
     try:
-        return versions.load(line.branch, line.first, line.id).manifest
+        return versions.load(segment.branch, segment.first, segment.id).manifest
     except VersionNotFoundError:
         return base.manifest
 
 
-def _path(lines: Sequence[Line], after: int, versions: Versions) -> Iterator[Change]:
-    for line in lines:
-        yield from _changes(line, max(after, line.first), versions)
+def _path(segments: Sequence[BranchSegment], after: int, versions: Versions) -> Iterator[Change]:
+    for segment in segments:
+        yield from _changes(segment, max(after, segment.first), versions)
 
 
-def _changes(line: Line, after: int, versions: Versions) -> Iterator[Change]:
+def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator[Change]:
     """Return what a branch did after one of its versions; what was cleaned up as one change, however much it was."""
     expected, before = after + 1, None
-    for state in _present(line, after, versions):
+    for state in _present(segment, after, versions):
         if state.number > expected:
-            yield Change(version=f"{line.branch}@{expected}", writer="somebody", transaction=None)
+            yield Change(version=f"{segment.branch}@{expected}", writer="somebody", transaction=None)
             before = None
         elif before is None:
-            before = _before(line, state.number, versions)
+            before = _before(segment, state.number, versions)
         expected = state.number + 1
         yield Change(
             version=str(state),
@@ -379,27 +384,27 @@ def _changes(line: Line, after: int, versions: Versions) -> Iterator[Change]:
             after=state.manifest,
         )
         before = state.manifest
-    if expected <= line.number:
-        yield Change(version=f"{line.branch}@{expected}", writer="somebody", transaction=None)
+    if expected <= segment.number:
+        yield Change(version=f"{segment.branch}@{expected}", writer="somebody", transaction=None)
 
 
-def _present(line: Line, after: int, versions: Versions) -> Iterator[State]:
+def _present(segment: BranchSegment, after: int, versions: Versions) -> Iterator[State]:
     """Read the versions of a branch after one of them, oldest first; they are listed only where one is missing."""
-    missing = line.number + 1
-    for number in range(after + 1, line.number + 1):
-        state = versions.find(line.branch, number, line.id)
+    missing = segment.number + 1
+    for number in range(after + 1, segment.number + 1):
+        state = versions.find(segment.branch, number, segment.id)
         if state is None:
             missing = number
             break
         yield state
-    for number in versions.numbers(line.branch) if missing <= line.number else ():
-        if missing < number <= line.number:
-            yield versions.load(line.branch, number, line.id)
+    for number in versions.numbers(segment.branch) if missing <= segment.number else ():
+        if missing < number <= segment.number:
+            yield versions.load(segment.branch, number, segment.id)
 
 
-def _before(line: Line, number: int, versions: Versions) -> Manifest | None:
+def _before(segment: BranchSegment, number: int, versions: Versions) -> Manifest | None:
     try:
-        return versions.load(line.branch, number - 1, line.id).manifest
+        return versions.load(segment.branch, number - 1, segment.id).manifest
     except VersionNotFoundError:
         return None
 
@@ -412,9 +417,9 @@ def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
 
 def _load(place: _Place, lineages: Sequence[Lineage], versions: Versions) -> State:
     """Read a version; where it was cleaned up, the first version of a branch forked from it, which repeats it."""
-    steps = (step for lineage in lineages for step in pairwise(lineage.lines))
-    line, branch, number = place
-    forks = (child for child, parent in steps if (parent.id, child.forked) == (line, number))
+    steps = (step for lineage in lineages for step in pairwise(lineage.segments))
+    segment, branch, number = place
+    forks = (child for child, parent in steps if (parent.id, child.forked) == (segment, number))
     repeated = ((child.id, child.branch, child.first) for child in forks)
     for own, name, count in (place, *repeated):
         try:
@@ -425,7 +430,7 @@ def _load(place: _Place, lineages: Sequence[Lineage], versions: Versions) -> Sta
     raise VersionNotFoundError(f"{branch}@{number}, which {both} have in common, was cleaned up")
 
 
-class Distances:
+class AheadBehind:
     """Counts versions by name; each branch is listed once."""
 
     def __init__(self, branches: Mapping[str, Branch], versions: Versions) -> None:

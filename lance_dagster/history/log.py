@@ -20,15 +20,15 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.history.ancestry import Ancestry, Place
-from lance_dagster.history.graph import newest_first, shortened, walked
+from lance_dagster.history.ancestry import Ancestry, VersionRef
+from lance_dagster.history.graph import simplified_parents, topological_order, walk
 from lance_dagster.history.lineage import lineage_of
 from lance_dagster.history.versions import State, Version
 
-CLOCKS_APART = 60.0
+CLOCK_SKEW_SECONDS = 60.0
 """By how many seconds the clocks of writers may differ without anything being left out or put in a wrong order."""
 
-LIARS = 5
+DATE_SLOP = 5
 """So many versions in a row may be dated too old without ending a log since a time."""
 
 
@@ -62,19 +62,19 @@ class LogFilter:
 
         One that is dated too old may have been committed by a clock that was wrong, so several have to be.
         """
-        since = None if self.since is None else _utc(self.since).timestamp() - CLOCKS_APART
+        since = None if self.since is None else _utc(self.since).timestamp() - CLOCK_SKEW_SECONDS
         in_a_row = 0
 
         def ended(version: Version) -> bool:
             nonlocal in_a_row
             in_a_row = in_a_row + 1 if since is not None and version.committed_at.timestamp() < since else 0
-            return in_a_row > LIARS
+            return in_a_row > DATE_SLOP
 
         return ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class LogQuery:
     """Which part of a history is asked for: what `after` does not contain, at most `limit`, those `only` lets through.
 
     Raises:
@@ -91,15 +91,15 @@ class Question:
             raise InvalidInputError(f"a limit is a number of versions, not {self.limit}")
 
 
-def first_parents(ancestry: Ancestry, start: Place, question: Question) -> list[Version]:
+def first_parents(ancestry: Ancestry, start: VersionRef, question: LogQuery) -> list[Version]:
     """Return a version and those it was made from, newest first, along first parents and across forks."""
     line = _line(ancestry, start, question)
     return list(islice(line if question.only == LogFilter() else filter(question.only, line), question.limit))
 
 
 def all_parents(
-    ancestry: Ancestry, start: Place, question: Question
-) -> list[tuple[Version, tuple[Version | Place, ...]]]:
+    ancestry: Ancestry, start: VersionRef, question: LogQuery
+) -> list[tuple[Version, tuple[Version | VersionRef, ...]]]:
     """Return a version and all it contains, each once and before its parents, otherwise newest first.
 
     Each comes with the next older versions of those that are shown, to draw lines to, or just their names where they
@@ -107,56 +107,56 @@ def all_parents(
     """
     excluded = _excluded(ancestry, question.after)
 
-    def parents(place: Place) -> tuple[Place, ...]:
+    def parents(place: VersionRef) -> tuple[VersionRef, ...]:
         found = (ancestry.before(place), ancestry.merged(ancestry.describe(place)))
         return tuple(dict.fromkeys(parent for parent in found if parent is not None and not excluded(parent)))
 
-    def rank(place: Place) -> tuple[float, ...]:
+    def rank(place: VersionRef) -> tuple[float, ...]:
         return ancestry.describe(place).committed_at.timestamp(), place.number
 
-    def shown(place: Place) -> bool:
+    def shown(place: VersionRef) -> bool:
         return question.only(ancestry.describe(place))
 
     if question.limit == 0 or excluded(start):
         return []
-    read = walked(start, parents, rank, _far_enough(ancestry, question))
-    order = newest_first(read, parents, rank)
-    edges = shortened(order, parents, shown)
+    read = walk(start, parents, rank, _far_enough(ancestry, question))
+    order = topological_order(read, parents, rank)
+    edges = simplified_parents(order, parents, shown)
     chosen = list(edges)[: question.limit]
     known = {place: ancestry.describe(place) for place in chosen}
     return [(known[place], tuple(known.get(parent, parent) for parent in edges[place])) for place in chosen]
 
 
-def _line(ancestry: Ancestry, start: Place, question: Question) -> Iterator[Version]:
+def _line(ancestry: Ancestry, start: VersionRef, question: LogQuery) -> Iterator[Version]:
     excluded, after, ended = _excluded(ancestry, question.after), question.after, question.only.end()
-    place: Place | None = start
+    place: VersionRef | None = start
     while place is not None:
         branch, numbers = place.branch, ancestry.numbers(place.branch)
         number = place.number
         for number in reversed(numbers[: bisect_right(numbers, place.number)]):
             # Asked of every one of very many versions, so nothing is made that is not needed.
-            if after is not None and excluded(Place(branch, number)):
+            if after is not None and excluded(VersionRef(branch, number)):
                 return
             version = ancestry.versions.describe_number(branch, number, numbers)
             if ended(version):
                 return
             yield version
-        place = ancestry.before(Place(branch, number))
+        place = ancestry.before(VersionRef(branch, number))
 
 
-def _far_enough(ancestry: Ancestry, question: Question) -> Callable[[Place], bool]:
+def _far_enough(ancestry: Ancestry, question: LogQuery) -> Callable[[VersionRef], bool]:
     """Return whether to go on reading: until the limit is reached, and as far as clocks may be apart."""
     found = 0
     last: float | None = None
     ended = question.only.end()
 
-    def go_on(place: Place) -> bool:
+    def go_on(place: VersionRef) -> bool:
         nonlocal found, last
         version = ancestry.describe(place)
         if ended(version):
             return False
         if last is not None:
-            return version.committed_at.timestamp() >= last - CLOCKS_APART
+            return version.committed_at.timestamp() >= last - CLOCK_SKEW_SECONDS
         found += question.only(version)
         if question.limit is not None and found >= question.limit:
             last = version.committed_at.timestamp()
@@ -165,11 +165,11 @@ def _far_enough(ancestry: Ancestry, question: Question) -> Callable[[Place], boo
     return go_on
 
 
-def _excluded(ancestry: Ancestry, after: State | None) -> Callable[[Place], bool]:
+def _excluded(ancestry: Ancestry, after: State | None) -> Callable[[VersionRef], bool]:
     """Return whether a version is contained in another one, itself included."""
     contained = lineage_of(after, ancestry.refs).contained if after is not None else {}
 
-    def excluded(place: Place) -> bool:
+    def excluded(place: VersionRef) -> bool:
         # The first version of a branch counts as what it repeats.
         return bool(contained) and any(
             contained.get(ancestry.id_of(each.branch) or "", -1) >= each.number

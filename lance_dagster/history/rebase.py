@@ -72,12 +72,12 @@ def _place(versions: Versions, state: State, fragment: Fragment) -> tuple[Store,
     """Return where a fragment's deletion file is."""
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    base = folder_of(state.manifest, fragment.deletion.base_id, versions.line_uri(state.branch))
+    base = folder_of(state.manifest, fragment.deletion.base_id, versions.branch_uri(state.branch))
     path = layout.deletion_path(fragment.id, fragment.deletion)
     # A base path that is no dataset root has no folders of its own.
     key = path if base.is_dataset_root else path.removeprefix(f"{layout.DELETIONS}/")
     try:
-        return versions.located(base.path, key, base.id)
+        return versions.locate(base.path, key, base.id)
     except InvalidInputError as error:
         where = state.path or str(state)
         raise UnsupportedFeatureError(where, [f"the base path {base.path!r} ({error})"]) from error

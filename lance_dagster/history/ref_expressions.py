@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expression:
+class RefExpression:
     """What a ref expression says.
 
     `kind` is "branch", "tag" or empty for either. At most one of `number` and `time` is given; `position` is where it
@@ -66,7 +66,7 @@ class RefRange:
     since_base: bool
 
 
-def parse(text: str) -> Expression:
+def parse(text: str) -> RefExpression:
     """Read a ref expression.
 
     Raises:
@@ -86,7 +86,7 @@ def parse(text: str) -> Expression:
     number, time = _NUMBER.match(text, position), _TIME.match(text, position)
     qualifier = number or time
     steps = _steps(text, qualifier.end() if qualifier else position, qualified=qualifier is not None)
-    return Expression(
+    return RefExpression(
         text=text,
         kind=kind[1] if kind else "",
         name=name[0],

@@ -22,10 +22,10 @@ import pendulum
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.ancestry import Ancestry, Place
+from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.identifiers import find_commits
-from lance_dagster.history.log import CLOCKS_APART
-from lance_dagster.history.ref_expressions import BRANCH, TAG, Expression, parse
+from lance_dagster.history.log import CLOCK_SKEW_SECONDS
+from lance_dagster.history.ref_expressions import BRANCH, TAG, RefExpression, parse
 from lance_dagster.history.refs.ref_store import READY, Refs, Tag
 from lance_dagster.history.versions import Versions
 from lance_dagster.transactions.identity import COMMIT_PREFIX
@@ -63,12 +63,12 @@ def resolve(expression: str | None, refs: Refs, versions: Versions) -> tuple[str
     return place.branch, place.number
 
 
-def read_time(text: str) -> pendulum.DateTime | str:
+def parse_time(text: str) -> pendulum.DateTime | str:
     """Read a point in time as people write it, "ago" being counted from the time of the call, as `read_moment` does."""
-    return read_moment(text, pendulum.now("UTC"))
+    return parse_moment(text, pendulum.now("UTC"))
 
 
-def read_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | str:
+def parse_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | str:
     """Read a point in time as people write it; when it cannot be read, or in several ways, return what could be.
 
     Args:
@@ -113,13 +113,13 @@ def _of_zone(match: re.Match[str]) -> pendulum.DateTime | str | None:
     return f"{shown}, since clocks in {match['zone']} {how} {local.isoformat(' ')}"
 
 
-def _base(read: Expression, ancestry: Ancestry) -> Place:
+def _base(read: RefExpression, ancestry: Ancestry) -> VersionRef:
     if not read.kind and read.name.isdecimal() and len(read.name) < _SHORTEST_COMMIT:
         # Read as a number it would name one version, read as a tag of that name another one.
         raise RefSyntaxError(read.text, 0, _instead_of_number(read, ancestry))
     branch, tag = _named(read, ancestry)
     if tag is not None:
-        return _without_suffix(read, "a tag", Place(tag.branch, tag.version))
+        return _without_suffix(read, "a tag", VersionRef(tag.branch, tag.version))
     if branch is None:
         return _without_suffix(read, "a commit id", _commit(read, ancestry))
     if read.number is not None:
@@ -129,25 +129,25 @@ def _base(read: Expression, ancestry: Ancestry) -> Place:
     newest = ancestry.versions.newest(branch)
     if newest is None:
         raise VersionNotFoundError(f"{ancestry.refs.store.uri} has no version on branch {branch!r}")
-    return Place(branch, newest)
+    return VersionRef(branch, newest)
 
 
-def _instead_of_number(read: Expression, ancestry: Ancestry) -> str:
+def _instead_of_number(read: RefExpression, ancestry: Ancestry) -> str:
     found = ancestry.branch(read.name)
     branch = f"the branch is written {BRANCH}:{read.text}, " if found is not None and found.state == READY else ""
     return f"a name; {branch}version {read.name} is written {MAIN}@{read.name}, a tag of that name {TAG}:{read.name}"
 
 
-def _numbered(branch: str, number: int, ancestry: Ancestry) -> Place:
+def _numbered(branch: str, number: int, ancestry: Ancestry) -> VersionRef:
     found = ancestry.branch(branch)
     if found is not None and number < found.first:
         # There may be one that was written, too late, to a branch that had the name before.
         has = f"it has {found.first} to {max(ancestry.numbers(branch), default=found.first)}"
         raise VersionNotFoundError(f"branch {branch!r} of {ancestry.refs.store.uri} has no version {number}; {has}")
-    return Place(branch, number)
+    return VersionRef(branch, number)
 
 
-def _named(read: Expression, ancestry: Ancestry) -> tuple[str | None, Tag | None]:
+def _named(read: RefExpression, ancestry: Ancestry) -> tuple[str | None, Tag | None]:
     """Return the branch or the tag of a name; neither when there is none.
 
     Raises:
@@ -167,7 +167,7 @@ def _named(read: Expression, ancestry: Ancestry) -> tuple[str | None, Tag | None
     return branch, tag
 
 
-def _commit(read: Expression, ancestry: Ancestry) -> Place:
+def _commit(read: RefExpression, ancestry: Ancestry) -> VersionRef:
     refs = ancestry.refs
     # Looked for last: it may take reading every manifest.
     found = find_commits(read.name, ancestry) if not read.kind and COMMIT_PREFIX.fullmatch(read.name) else []
@@ -195,7 +195,7 @@ def _as_in_git(name: str) -> str:
     return ""
 
 
-def _digits(found: Sequence[tuple[str, Place]]) -> int:
+def _digits(found: Sequence[tuple[str, VersionRef]]) -> int:
     """Return how many digits tell ids apart."""
     ids = {own_id for own_id, _ in found}
     return next(
@@ -205,19 +205,19 @@ def _digits(found: Sequence[tuple[str, Place]]) -> int:
     )
 
 
-def _without_suffix(read: Expression, what: str, place: Place) -> Place:
+def _without_suffix(read: RefExpression, what: str, place: VersionRef) -> VersionRef:
     if read.suffix:
         raise InvalidInputError(f"{read.name!r} is {what} and names {place}; write it without {read.suffix!r}")
     return place
 
 
-def _at_time(branch: str, read: Expression, ancestry: Ancestry) -> Place:
+def _at_time(branch: str, read: RefExpression, ancestry: Ancestry) -> VersionRef:
     """Find the newest version committed at or before a time.
 
     The search halves the versions, and then looks at each that was committed just after the time: exact as long as the
     clocks of writers are not further apart.
     """
-    moment = read_time(read.time or "")
+    moment = parse_time(read.time or "")
     if isinstance(moment, str):
         raise RefSyntaxError(read.text, read.position + len("@{"), moment)
     numbers = ancestry.numbers(branch)
@@ -227,11 +227,11 @@ def _at_time(branch: str, read: Expression, ancestry: Ancestry) -> Place:
         return ancestry.versions.load(branch, number).committed_at
 
     later = bisect_right(
-        numbers, moment.timestamp() + CLOCKS_APART, key=lambda number: committed_at(number).timestamp()
+        numbers, moment.timestamp() + CLOCK_SKEW_SECONDS, key=lambda number: committed_at(number).timestamp()
     )
     for number in reversed(numbers[:later]):
         if committed_at(number) <= moment:
-            return Place(branch, number)
+            return VersionRef(branch, number)
     has = f"branch {branch!r} of {ancestry.refs.store.uri} has no version as old as {moment}"
     if not numbers:
         raise VersionNotFoundError(has)
@@ -239,7 +239,7 @@ def _at_time(branch: str, read: Expression, ancestry: Ancestry) -> Place:
     raise VersionNotFoundError(f"{has}; the oldest is {branch}@{numbers[0]}, of {oldest:%Y-%m-%d %H:%M:%S}Z")
 
 
-def _stepped(place: Place, read: Expression, ancestry: Ancestry) -> Place:
+def _stepped(place: VersionRef, read: RefExpression, ancestry: Ancestry) -> VersionRef:
     for step in read.steps:
         times, which = (step.count, 1) if step.sign == "~" else (min(step.count, 1), step.count)
         for taken in range(times):

@@ -97,11 +97,11 @@ class Versions:
     _old_named: set[str] = field(default_factory=set)
     _ids: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    def line_uri(self, branch: str) -> str:
+    def branch_uri(self, branch: str) -> str:
         """Return the URI of the folder a branch's own files lie in."""
         return layout.join(self.store.uri, layout.line_root(branch))
 
-    def located(self, uri: str, key: str, base_id: int = 0) -> tuple[Store, str]:
+    def locate(self, uri: str, key: str, base_id: int = 0) -> tuple[Store, str]:
         """Return where an object below any URI is found: in the table's own store when it lies there.
 
         Args:
@@ -131,7 +131,7 @@ class Versions:
         names = layout.newest_among(self.store.list(self._folder(branch)))
         return max(self._known(branch, names), default=None)
 
-    def exist(self, branch: str) -> bool:
+    def has_versions(self, branch: str) -> bool:
         """Tell whether a branch has a version, without looking at how many."""
         first = layout.versions_in(self.store.some(self._folder(branch), _FIRST_NAMES))
         return any(first) or self.newest(branch) is not None

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lance_dagster.datafiles import Addresses, Positions, rows_at_once
 from lance_dagster.diff.changed_rows import VersionedRows, keys_of, parts_of
-from lance_dagster.diff.row_matching import ComparedColumn, Flags, Places, compared_columns, paired_by_values
+from lance_dagster.diff.row_matching import ComparedColumn, Flags, RowPositions, compared_columns, paired_by_values
 from lance_dagster.diff.schema_diff import Fields
 from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError
@@ -206,9 +206,9 @@ class RowKeys:
 
     def _paired(
         self, one: tuple[int, Positions], other: tuple[int, Positions], side: int
-    ) -> tuple[Places, Places, Places]:
+    ) -> tuple[RowPositions, RowPositions, RowPositions]:
         """Return the places of rows of two versions that have the same key, and those of the first without a key."""
-        nothing: Places = np.empty(0, np.int64)
+        nothing: RowPositions = np.empty(0, np.int64)
         if not len(one[1]) or not len(other[1]):
             return nothing, nothing, nothing
         (olds, old_null), (news, new_null) = (
@@ -230,7 +230,7 @@ def _only(locations: RowLocations, side: int) -> "np.ndarray[tuple[int], np.dtyp
     return found
 
 
-def _without(locations: RowLocations, places: Places) -> RowLocations:
+def _without(locations: RowLocations, places: RowPositions) -> RowLocations:
     kept = np.ones(len(locations), np.bool_)
     kept[places] = False
     return locations.at(kept)

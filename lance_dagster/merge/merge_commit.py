@@ -38,17 +38,17 @@ from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.context import Parts
 from lance_dagster.history.lineage import (
     Lineage,
-    alias_records,
-    anchored,
+    base_and_changes,
     changes_since,
-    crosswise,
     field_ids,
+    is_criss_cross,
     last_common,
     lineage_of,
     merge_base,
-    merged_as,
-    new_records,
+    records_for_aliases,
+    records_for_merge,
     row_space,
+    version_that_merged,
 )
 from lance_dagster.history.rebase import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State
@@ -163,10 +163,10 @@ class _Materializer:
         if file.base_id in self._shared:
             return
         parts = self._parts
-        base = folder_of(self._source.manifest, file.base_id, parts.versions.line_uri(self._source.branch))
+        base = folder_of(self._source.manifest, file.base_id, parts.versions.branch_uri(self._source.branch))
         if data_folder(base) == f"{parts.uri}/{DATA}":
             return
-        store, key = parts.versions.located(data_folder(base), file.path, base.id)
+        store, key = parts.versions.locate(data_folder(base), file.path, base.id)
         if not copy_file(store, key, parts.store, f"{DATA}/{file.path}"):
             raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
         # Blobs lie in a folder called like the file; most files have none.
@@ -209,7 +209,7 @@ def merge(parts: Parts, source: State, into: str, options: MergeOptions) -> Stat
 
     def propose(head: State) -> Proposal | State:
         dest_lineage = lineage_at(parts, head)
-        merged = merged_as(source_lineage, dest_lineage, parts.versions)
+        merged = version_that_merged(source_lineage, dest_lineage, parts.versions)
         if merged is not None:
             return merged
         base = merge_base(source_lineage, dest_lineage, parts.refs, parts.versions)
@@ -257,7 +257,7 @@ def naming_damaged_manifests(parts: Parts, source: State, head: State) -> Iterat
 def find_merged(parts: Parts, source: State, into: str) -> State | None:
     """Return the version of `into` that contains everything `source` has, or None when it has something new."""
     source_lineage, dest_lineage = lineage_at(parts, source), lineage_at(parts, parts.head(into))
-    return merged_as(source_lineage, dest_lineage, parts.versions)
+    return version_that_merged(source_lineage, dest_lineage, parts.versions)
 
 
 def base_of(parts: Parts, one: State, other: State) -> State:
@@ -315,13 +315,13 @@ def gather_merge_input(
         dest=dest_side,
         lookups=lookups(parts),
         strategy=strategy,
-        crosswise=picked or crosswise(source, dest, base),
+        crosswise=picked or is_criss_cross(source, dest, base),
     )
 
 
 def side_history(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> SideHistory:
     """Gather what a version did that another one does not contain."""
-    anchor, since, same_ids = anchored(of, base, parts.versions)
+    anchor, since, same_ids = base_and_changes(of, base, parts.versions)
     changes = changes_since(of, other, parts.versions)
     return SideHistory(
         name=str(of.state),
@@ -396,8 +396,8 @@ def _records(
         # Nor can the branches be merged any more that were merged into the source.
         new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
         squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}
-        return squashed | alias_records(dest.state.manifest, plan.aliases)
-    return new_records(source, dest, base, aliases=plan.aliases, fields=plan.fields)
+        return squashed | records_for_aliases(dest.state.manifest, plan.aliases)
+    return records_for_merge(source, dest, base, aliases=plan.aliases, fields=plan.fields)
 
 
 def all_claims(changes: Iterable[Change]) -> list[Claim]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MERGED_PREFIX, OF_MERGES, PICKED_FROM, SQUASHED_PREFIX, Delete
-from lance_dagster.history.lineage import NOTHING, Lineage, lineage_of, merge_base, records_of
+from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_base, merge_records_of
 from lance_dagster.history.refs.ref_files import READY
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
@@ -47,7 +47,7 @@ def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Cha
         other_changes: What the other side did.
         other: The other side.
     """
-    names = {line.id: line.branch for line in of.lines}
+    names = {line.id: line.branch for line in of.segments}
     taken = {f"{names[own]}@{number}" for change in other_changes for own, number in _origins(change) if own in names}
     return [
         replace(change, known=True) if change.version in taken or _is_of(change, other) else change
@@ -115,10 +115,10 @@ def _brings(branch_id: str, other: Lineage, base: Lineage) -> bool:
         return False
     if branch_id in _squashed(metadata[0]):
         return True
-    numbers = [lineage.contained.get(branch_id, NOTHING) for lineage in (other, base)]
-    if max(numbers) > NOTHING:
+    numbers = [lineage.contained.get(branch_id, NO_VERSION) for lineage in (other, base)]
+    if max(numbers) > NO_VERSION:
         return numbers[0] > numbers[1]
-    records = [records_of(lineage.state.manifest).get(branch_id) for lineage in (other, base)]
+    records = [merge_records_of(lineage.state.manifest).get(branch_id) for lineage in (other, base)]
     rows = [
         Translation(tuple(sorted((alias.first, alias.end, alias.here) for alias in (record.aliases if record else ()))))
         for record in records

@@ -38,17 +38,17 @@ from lance_dagster.format.transaction import (
     Transaction,
     UpdateConfig,
 )
-from lance_dagster.history.ancestry import Ancestry, Written
+from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.context import Parts
 from lance_dagster.history.lineage import (
     Lineage,
-    alias_records,
-    anchored,
+    base_and_changes,
     changes_since,
     last_common,
     lineage_of,
     merge_base,
+    records_for_aliases,
     row_space_since,
 )
 from lance_dagster.history.refs.protection import refuse_direct_commit
@@ -166,7 +166,7 @@ def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branc
         if not isinstance(plan, MergePlan):
             raise MergeConflictError(f"cannot {change_range.verb(head)} of {parts.uri}; nothing was written:", plan)
         operation, changed = materialize(parts, plan, change_range.source, head, changes=change_range.changes)
-        known = alias_records(head.manifest, _aliases_of_brought(plan))
+        known = records_for_aliases(head.manifest, _aliases_of_brought(plan))
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             return head
@@ -231,7 +231,7 @@ def _gather_merge_input(parts: Parts, change_range: ChangeRange, head: State, op
 
 def _on_one_line(newer: Lineage, older: Lineage) -> bool:
     """Tell whether a branch went from one version to another, which keeps the ids of fragments and fields."""
-    return any(line.id == older.id and older.state.number <= line.number for line in newer.lines)
+    return any(line.id == older.id and older.state.number <= line.number for line in newer.segments)
 
 
 def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
@@ -314,14 +314,14 @@ def restore(parts: Parts, to: State, branch: str, options: PickOptions) -> State
 
     def change_range(head: State) -> ChangeRange:
         of = lineage_of(head, parts.refs)
-        if not any(line.id == target.id and to.number <= line.number for line in of.lines):
+        if not any(line.id == target.id and to.number <= line.number for line in of.segments):
             anew = Remedy("{} makes the branch anew from it", Call("reset", (branch, str(to))))
             raise InvalidInputError(
                 f"branch {branch!r} of {parts.uri} never was at {to}: it goes back to its own versions, and to those "
                 "before it was forked",
                 remedy=None if branch == MAIN else anew,
             )
-        done = anchored(of, target, parts.versions)[1]
+        done = base_and_changes(of, target, parts.versions)[1]
         changes = [replace(change, undone=True) for change in reversed(done)]
         return ChangeRange(kind=RESTORED, of=to, base=head, source=to, changes=changes)
 
@@ -343,7 +343,7 @@ def _latest_reinstated(parts: Parts, commit_: State, head: State, to: State | No
     if not head_lineage.contains(commit_lineage):
         return commit_
     reverts = (change for change in changes_since(head_lineage, commit_lineage, parts.versions) if _reverts(change))
-    later = [parts.recalled(Written(change.version)) for change in reverts]
+    later = [parts.recalled(RecordedVersion(change.version)) for change in reverts]
     while back := next((state for state in later if _takes_back(state, commit_, to)), None):
         again = next((state for state in later if _says(state, REVERTED, back)), None)
         if again is None:
@@ -394,7 +394,7 @@ def _parent(parts: Parts, of: State, number: int | None) -> State:
     if number is not None and not 1 <= number <= len(parents):
         raise InvalidInputError(f"{of} of {parts.uri} has {len(parents)} parents, so no parent {number}")
     if number in (None, 1):
-        return parts.recalled(Written(parents[0]))
+        return parts.recalled(RecordedVersion(parents[0]))
     ancestry = Ancestry(parts.refs, parts.versions)
     merged = ancestry.merged(version)
     if merged is None:

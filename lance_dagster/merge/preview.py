@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.format.transaction import MERGE
-from lance_dagster.history.ancestry import Written
+from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import Parts, open_parts
-from lance_dagster.history.lineage import Lineage, merge_base, merged_as
+from lance_dagster.history.lineage import Lineage, merge_base, version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_store import Branch, with_metadata
 from lance_dagster.history.versions import State
@@ -32,7 +32,7 @@ PREVIEW_OF = "preview_of"
 """Branch metadata that names the version whose merge a branch shows."""
 PREVIEWING = "lance_dagster.previewing"
 """Branch metadata, until the merge is there: the commit id of what is merged."""
-_Three = tuple[Written, Written, Written]
+_Three = tuple[RecordedVersion, RecordedVersion, RecordedVersion]
 """The merge base, the source and the dest."""
 
 
@@ -164,7 +164,7 @@ def _previewed(parts: Parts, source: State, head: State, options: MergeOptions) 
         fast_forward=source_lineage.contains(dest_lineage),
         _rows=rows(MergeRefusal(conflicts=())),
     )
-    if merged_as(source_lineage, dest_lineage, parts.versions) is not None:
+    if version_that_merged(source_lineage, dest_lineage, parts.versions) is not None:
         return replace(made, already_merged=True)
     refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
     with naming_damaged_manifests(parts, source, head):
@@ -200,8 +200,8 @@ def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
     return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
 
 
-def _written(lineage: Lineage) -> Written:
-    return Written(str(lineage.state), lineage.id)
+def _written(lineage: Lineage) -> RecordedVersion:
+    return RecordedVersion(str(lineage.state), lineage.id)
 
 
 def _as_told(found: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, ...]) -> MergeRefusal:

@@ -15,7 +15,7 @@ from lance_dagster.format.names import check_said
 from lance_dagster.format.transaction import MESSAGE, Transaction, UpdateBases
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import Parts
-from lance_dagster.history.refs.protection import refuse_to
+from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_store import DELETING
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options, canonical_uri, open_store
@@ -58,7 +58,7 @@ def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
         InvalidInputError: The name or the place cannot be one.
     """
     base = _checked(parts, wanted)
-    refuse_to("add a base path to", branch, parts.store)
+    refuse_protected_branch("add a base path to", branch, parts.store)
     number = _free_id(parts, branch, base)
     transaction_id = str(uuid.uuid4())
     properties = dict(wanted.properties) | ({} if wanted.message is None else {MESSAGE: wanted.message})
@@ -183,9 +183,9 @@ def check_files(parts: Parts, state: State, base_ids: Iterable[int]) -> int:
         CorruptFileError: Some are missing or of another size.
     """
     wanted = frozenset(base_ids)
-    line_uri = parts.versions.line_uri(state.branch)
+    branch_uri = parts.versions.branch_uri(state.branch)
     count = 0
-    for place in named_files(state.manifest, line_uri):
+    for place in named_files(state.manifest, branch_uri):
         if place.base.id in wanted and place.base in state.manifest.base_paths:
             store = base_store(parts, place.base)
             missing = _missing(store, place)

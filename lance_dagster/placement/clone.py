@@ -64,7 +64,7 @@ def clone(
         AlreadyExistsError: There is a table already; nothing was written.
         CorruptFileError: A file of the source is missing.
     """
-    source_uri = parts.versions.line_uri(source.branch)
+    source_uri = parts.versions.branch_uri(source.branch)
     if shallow:
         manifest = shallow_clone(source.manifest, source_uri=source_uri, name=str(source))
     else:
@@ -147,7 +147,7 @@ def _commit_first(parts: Parts, source: State, made: Parts, manifest: Manifest) 
             is_shallow=bool(manifest.base_paths),
             ref_name=None if source.branch == layout.MAIN else source.branch,
             ref_version=source.number,
-            ref_path=parts.versions.line_uri(source.branch),
+            ref_path=parts.versions.branch_uri(source.branch),
         ),
     )
     manifest = replace(manifest, transaction_file=transaction.file_name, writer=WRITER, timestamp=now_ns())
@@ -178,7 +178,7 @@ def _copy_files(parts: Parts, source: State, dest: Store, progress: Progress | N
     there = dest.sizes(layout.DATA)
     blobs = _has_blobs(source.manifest)
     jobs: list[Callable[[], None]] = []
-    for place in named_files(source.manifest, parts.versions.line_uri(source.branch)):
+    for place in named_files(source.manifest, parts.versions.branch_uri(source.branch)):
         store = base_store(parts, place.base)
         jobs += _data_jobs(place, store, dest, there, blobs=blobs)
         jobs += _other_jobs(place, store, dest)

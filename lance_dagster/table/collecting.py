@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.gc.collect import SETTLING, GarbageReport, Progress, Wish, collect
+from lance_dagster.gc.collect import SETTLING, GarbageOptions, GarbageReport, Progress, collect
 from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
 from lance_dagster.history.versions import Versions
 from lance_dagster.table.facade import Facade
@@ -71,7 +71,7 @@ class Collecting(Facade):
             branches={pattern: Rule(older_than=found, keep_last=keep_last) for pattern, found in ages.items()},
         )
         grace = max(age, _SHORTEST_GRACE) if grace is None else _duration(grace)
-        wish = Wish(
+        wish = GarbageOptions(
             rules=(given, stored) if stored else (given,),
             grace=grace,
             settling=min(grace, SETTLING),

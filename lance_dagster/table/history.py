@@ -1,9 +1,9 @@
 """The history of a table as methods of `LanceTable`: which versions there are, and what led to each."""
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.ancestry import Ancestry, Place
-from lance_dagster.history.identifiers import content_of
-from lance_dagster.history.log import LogFilter, Question, all_parents, first_parents
+from lance_dagster.history.ancestry import Ancestry, VersionRef
+from lance_dagster.history.identifiers import content_id_of
+from lance_dagster.history.log import LogFilter, LogQuery, all_parents, first_parents
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Version
 from lance_dagster.table.facade import Facade
@@ -69,14 +69,14 @@ class History(Facade):
         the version it was forked from, and `main` that of a branch it took in without having changed meanwhile.
         Reads one deletion file for each fragment that has one.
         """
-        return content_of(self._parts.versions, self._parts.at(ref))
+        return content_id_of(self._parts.versions, self._parts.at(ref))
 
     def _asked(
         self, ref: str, after: str | None, limit: int | None, only: LogFilter | None
-    ) -> tuple[Ancestry, Place, Question]:
+    ) -> tuple[Ancestry, VersionRef, LogQuery]:
         parts = self._parts
-        start = Place(*resolve(ref, parts.refs, parts.versions))
-        question = Question(after=None if after is None else parts.at(after), limit=limit, only=only or LogFilter())
+        start = VersionRef(*resolve(ref, parts.refs, parts.versions))
+        question = LogQuery(after=None if after is None else parts.at(after), limit=limit, only=only or LogFilter())
         ancestry = Ancestry(parts.refs, parts.versions)
         if not ancestry.exists(start):
             # Says which there are.

@@ -91,7 +91,7 @@ class Merging(Facade):
         if branch == MAIN:
             raise InvalidInputError(f"main of {self.uri} was forked from nothing, so there is nothing to sync it with")
         if found is None:
-            raise self._parts.refs.no_branch(branch)
+            raise self._parts.refs.branch_not_found(branch)
         return self.merge(found.parent_branch, branch, strategy=strategy, message=message, properties=properties)
 
     def preview_branch(

@@ -29,7 +29,7 @@ class Naming(Facade):
         """
         found = self._parts.refs.branch(name)
         if found is None or found.state != READY:
-            raise self._parts.refs.no_branch(name)
+            raise self._parts.refs.branch_not_found(name)
         return found
 
     def create_branch(
@@ -57,7 +57,7 @@ class Naming(Facade):
             RefNotFoundError: There is no such version to fork from.
             AlreadyExistsError: The name is taken.
         """
-        branching.refuse_our_keys(metadata or {})
+        branching.refuse_reserved_keys(metadata or {})
         return branching.create_branch(
             name,
             self._parts.at(at),

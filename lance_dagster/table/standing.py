@@ -8,7 +8,7 @@ from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SQUASHED_PREFIX
 from lance_dagster.history.context import Parts
-from lance_dagster.history.lineage import Distances, Lineage, lineage_of
+from lance_dagster.history.lineage import AheadBehind, Lineage, lineage_of
 from lance_dagster.history.refs.ref_store import READY, Branch, Tag
 from lance_dagster.history.versions import State, Version
 from lance_dagster.table.facade import Facade
@@ -53,7 +53,7 @@ class Surveying(Facade):
         """Return how many versions only `one` contains, and how many only `other` does."""
         refs = self._parts.refs
         mine, theirs = (lineage_of(self._parts.at(ref), refs) for ref in (one, other))
-        distances = Distances(refs.branches(), self._parts.versions)
+        distances = AheadBehind(refs.branches(), self._parts.versions)
         return distances.ahead(mine, theirs), distances.ahead(theirs, mine)
 
     def status(self) -> TableStatus:
@@ -63,7 +63,7 @@ class Surveying(Facade):
         """
         refs, versions = self._parts.refs, self._parts.versions
         main, branches = versions.head(MAIN), refs.branches()
-        distances = Distances(branches, versions)
+        distances = AheadBehind(branches, versions)
         survey = _Survey(self._parts, lineage_of(main, refs), branches, distances)
         ready = sorted(name for name, branch in branches.items() if branch.state == READY)
         with ThreadPoolExecutor(_READERS) as pool:
@@ -81,7 +81,7 @@ class _Survey:
     parts: Parts
     main: Lineage
     branches: Mapping[str, Branch]
-    distances: Distances
+    distances: AheadBehind
 
     def head(self, branch: str) -> Lineage | None:
         """Return the newest version of a branch, or None when it has none."""

@@ -61,7 +61,7 @@ class LanceTable(
                 "this URI names a version of a table: LanceTable.open_at opens the table and returns the ref too"
             )
         table = cls(open_parts(uri, storage_options))
-        if not table._parts.versions.exist(MAIN):
+        if not table._parts.versions.has_versions(MAIN):
             remedy = Remedy("check the path; tables are made from Python, with LanceTable.create")
             raise TableNotFoundError(f"no Lance table at {table.uri}", remedy=remedy)
         return table
@@ -123,7 +123,7 @@ class LanceTable(
     @staticmethod
     def exists(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> bool:
         """Tell whether there is a Lance table."""
-        return open_parts(uri, storage_options).versions.exist(MAIN)
+        return open_parts(uri, storage_options).versions.has_versions(MAIN)
 
     def __repr__(self) -> str:
         """Show the URI and nothing secret."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.history.refs import rename, tag_operations as tagged
 from lance_dagster.history.refs.ref_store import Tag
-from lance_dagster.history.refs.tag_operations import TagMove, Target
+from lance_dagster.history.refs.tag_operations import TagMove, TagTarget
 from lance_dagster.history.versions import Version
 from lance_dagster.table.facade import Facade
 
@@ -29,7 +29,7 @@ class Tagging(Facade):
         """
         found = self._parts.refs.tag(name)
         if found is None:
-            raise self._parts.refs.no_tag(name)
+            raise self._parts.refs.tag_not_found(name)
         return found
 
     def create_tag(
@@ -50,7 +50,7 @@ class Tagging(Facade):
             RefNotFoundError: There is no such version, or its branch was deleted meanwhile.
             ProtectedError: The name is protected, and the version on a branch that is not.
         """
-        target = Target(state=self._parts.at(at), metadata=metadata or {})
+        target = TagTarget(state=self._parts.at(at), metadata=metadata or {})
         return tagged.create_tag(name, target, self._parts.refs, self._parts.versions, immutable=immutable)
 
     def move_tag(
@@ -77,7 +77,7 @@ class Tagging(Facade):
             ProtectedError: It is immutable; or protected, and the version on a branch that is not.
         """
         refs, versions = self._parts.refs, self._parts.versions
-        target = Target(state=self._parts.at(at), metadata=metadata or {})
+        target = TagTarget(state=self._parts.at(at), metadata=metadata or {})
         if expected is None and refs.tag(name) is None:
             try:
                 return tagged.create_tag(name, target, refs, versions, immutable=False)
@@ -116,7 +116,7 @@ class Tagging(Facade):
         """
         current = self.tag(name)
         state = self._parts.recalled(tagged.earlier_target(current, steps))
-        target = Target(state=state, metadata=metadata or {}, steps_back=steps)
+        target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps)
         where = current.ref if expected is None else str(expected)
         return tagged.move_tag(name, target, self._parts.refs, self._parts.versions, expected=where)
 
@@ -128,7 +128,7 @@ class Tagging(Facade):
         Raises:
             RefNotFoundError: There is no such tag.
         """
-        return tagged.history_of(self.tag(name))
+        return tagged.tag_history(self.tag(name))
 
     def rename_tag(self, name: str, new_name: str) -> Tag:
         """Give a tag another name; its history goes along. For a moment both are there.

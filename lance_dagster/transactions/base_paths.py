@@ -120,7 +120,7 @@ def _in_own_folder(fragment: Fragment) -> Fragment:
     return replace(fragment, files=tuple(replace(file, base_id=None) for file in fragment.files), deletion=deletion)
 
 
-def base_named(manifest: Manifest, name: str, line_uri: str) -> BasePath:
+def base_named(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
     """Return the base path of a name.
 
     Raises:
@@ -130,7 +130,7 @@ def base_named(manifest: Manifest, name: str, line_uri: str) -> BasePath:
         if base.name == name:
             return base
     known = ", ".join(repr(base.name) for base in manifest.base_paths if base.name) or "none"
-    raise InvalidInputError(f"{line_uri} has no base path named {name!r}; it has {known}; add_base adds one")
+    raise InvalidInputError(f"{branch_uri} has no base path named {name!r}; it has {known}; add_base adds one")
 
 
 def placed_under(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, ...]:
@@ -191,18 +191,18 @@ def placed_under_root(
     )
 
 
-def folder_of(manifest: Manifest, base_id: int | None, line_uri: str) -> BasePath:
+def folder_of(manifest: Manifest, base_id: int | None, branch_uri: str) -> BasePath:
     """Return the base a file lies under; a file without base id lies under the branch's own folder.
 
     Raises:
         CorruptFileError: The base id is not in the manifest.
     """
     if base_id is None:
-        return BasePath(id=0, path=line_uri, is_dataset_root=True)
+        return BasePath(id=0, path=branch_uri, is_dataset_root=True)
     for base in manifest.base_paths:
         if base.id == base_id:
             return base
-    path = join(line_uri, VERSIONS, manifest_name(manifest.version))
+    path = join(branch_uri, VERSIONS, manifest_name(manifest.version))
     raise CorruptFileError(path, f"it names a file under a base path {base_id} that it does not have")
 
 
@@ -224,7 +224,7 @@ class Named:
     indices: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def named_files(manifest: Manifest, line_uri: str) -> list[Named]:
+def named_files(manifest: Manifest, branch_uri: str) -> list[Named]:
     """Return every file a version names, by place.
 
     Raises:
@@ -234,7 +234,7 @@ def named_files(manifest: Manifest, line_uri: str) -> list[Named]:
 
     def place(base_id: int | None) -> Named:
         if base_id not in places:
-            places[base_id] = Named(folder_of(manifest, base_id, line_uri))
+            places[base_id] = Named(folder_of(manifest, base_id, branch_uri))
         return places[base_id]
 
     for fragment in manifest.fragments:

@@ -46,7 +46,7 @@ class NamedFile:
     has_blobs: bool
 
 
-class Places:
+class FileChecks:
     """The folders of one table, its base paths included."""
 
     def __init__(self, parts: Parts) -> None:
@@ -191,7 +191,7 @@ class Places:
     def _base(self, state: State, base_id: int | None) -> BasePath | None:
         """Return where a file lies; None for a base path that is not there, which other rules report."""
         try:
-            return folder_of(state.manifest, base_id, self._parts.versions.line_uri(state.branch))
+            return folder_of(state.manifest, base_id, self._parts.versions.branch_uri(state.branch))
         except CorruptFileError:
             return None
 
@@ -206,7 +206,7 @@ class Places:
     def _list(self, base: BasePath, folder: str) -> Listing:
         uri = layout.join(base.path.rstrip("/"), folder)
         try:
-            store, key = self._parts.versions.located(base.path, folder, base.id)
+            store, key = self._parts.versions.locate(base.path, folder, base.id)
             # A key of a folder of the table itself carries the way to it.
             key = key.rstrip("/")
             return Listing(store, key, f"{store.uri}/{key}".rstrip("/"), store.sizes(key))

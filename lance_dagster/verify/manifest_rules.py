@@ -99,7 +99,7 @@ class RowSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class FragmentContext:
     """What a version says about all of its fragments. A fragment that is sound in one is so in every equal one.
 
     `base_ids` and `required` follow from the rest: the ids of the base paths, and the fields a fragment cannot lack.
@@ -122,9 +122,9 @@ class Context:
         )
 
 
-def context_of(manifest: Manifest) -> Context:
+def fragment_context(manifest: Manifest) -> FragmentContext:
     """Return what a version says about all of its fragments."""
-    return Context(
+    return FragmentContext(
         fields=manifest.fields,
         base_paths=manifest.base_paths,
         file_version=manifest.file_version,
@@ -149,7 +149,7 @@ def _required(manifest: Manifest) -> Iterator[Field]:
             yield by_id[number]
 
 
-def check_fragment(fragment: Fragment, context: Context) -> Iterator[Problem]:
+def check_fragment(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
     """Check what a fragment says about itself; no file of it is looked at."""
     if fragment.physical_rows == 0:
         yield Problem(
@@ -164,7 +164,7 @@ def check_fragment(fragment: Fragment, context: Context) -> Iterator[Problem]:
     yield from _check_deletion(fragment, context)
 
 
-def _check_file(file: DataFile, fragment: int, context: Context) -> Iterator[Problem]:
+def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iterator[Problem]:
     if file.base_id is not None and file.base_id not in context.base_ids:
         yield _no_base(file.base_id, file.path, fragment)
     columns = Counter(column for column in file.column_indices if column >= 0)
@@ -195,7 +195,7 @@ def _no_base(base_id: int, path: str, fragment: int) -> Problem:
     )
 
 
-def _check_columns(fragment: Fragment, context: Context) -> Iterator[Problem]:
+def _check_columns(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
     """Check which field of the schema is in which file: each in one at most, and in one if it cannot be null."""
     homes: dict[int, str] = {}
     known = {field.id for field in context.fields}
@@ -229,7 +229,7 @@ def _check_columns(fragment: Fragment, context: Context) -> Iterator[Problem]:
             )
 
 
-def _check_deletion(fragment: Fragment, context: Context) -> Iterator[Problem]:
+def _check_deletion(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
     deletion = fragment.deletion
     if deletion is None:
         return
@@ -243,7 +243,7 @@ def _check_deletion(fragment: Fragment, context: Context) -> Iterator[Problem]:
         )
 
 
-def check_rows(fragment: Fragment, context: Context) -> tuple[RowSpan | None, list[Problem]]:
+def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | None, list[Problem]]:
     """Check the sequences of row ids and row versions; returns their span, None where there are no ids."""
     problems: list[Problem] = []
     stable = bool(context.flags & Flag.STABLE_ROW_IDS)

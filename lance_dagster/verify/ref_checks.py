@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Names:
+class RefListing:
     """The names of a table as far as they can be read, and the versions of each branch, oldest first.
 
     `lines` are all branches, `main` included, those whose file or versions cannot be read too.
@@ -29,9 +29,9 @@ class Names:
     problems: list[Problem] = field(default_factory=list)
 
 
-def look(parts: Parts) -> Names:
+def list_refs(parts: Parts) -> RefListing:
     """Read every name and list every branch's versions; what cannot be read is a problem and left out."""
-    names = Names()
+    names = RefListing()
     for file in parts.store.list(layout.BRANCHES):
         name = layout.name_of_branch_file(file)
         if name is not None:
@@ -49,7 +49,7 @@ def look(parts: Parts) -> Names:
     return names
 
 
-def _read(read: Callable[[str], T | None], name: str, path: str, names: Names) -> T | None:
+def _read(read: Callable[[str], T | None], name: str, path: str, names: RefListing) -> T | None:
     try:
         return read(name)
     except FormatError as error:
@@ -63,7 +63,7 @@ def _read(read: Callable[[str], T | None], name: str, path: str, names: Names) -
         return None
 
 
-def _list_versions(parts: Parts, line: str, names: Names) -> None:
+def _list_versions(parts: Parts, line: str, names: RefListing) -> None:
     hinted = _hint(parts, line)
     try:
         names.numbers[line] = parts.versions.numbers(line)
@@ -105,7 +105,7 @@ def _check_hint(parts: Parts, line: str, before: int | str | None, newest: int) 
             yield Problem(what=f"the version hint names version {after}", right=right, severity=WARNING, path=path)
 
 
-def check_names(names: Names) -> Iterator[Problem]:
+def check_names(names: RefListing) -> Iterator[Problem]:
     """Check that branches and tags name what exists, and that pylance's clean-up sees every branch."""
     yield from names.problems
     if names.numbers.get(layout.MAIN) == []:
@@ -116,7 +116,7 @@ def check_names(names: Names) -> Iterator[Problem]:
         yield from _check_tag(tag, names)
 
 
-def _check_branch(branch: Branch, names: Names) -> Iterator[Problem]:
+def _check_branch(branch: Branch, names: RefListing) -> Iterator[Problem]:
     path = layout.branch_file(branch.name)
     if branch.state != READY:
         yield Problem(
@@ -138,7 +138,7 @@ def _check_branch(branch: Branch, names: Names) -> Iterator[Problem]:
     yield from _check_lineage(branch, names, path)
 
 
-def _check_lineage(branch: Branch, names: Names, path: str) -> Iterator[Problem]:
+def _check_lineage(branch: Branch, names: RefListing, path: str) -> Iterator[Problem]:
     if not branch.lineage:
         yield Problem(
             what=f"branch {branch.name!r} has no identifier",
@@ -171,7 +171,7 @@ def _check_lineage(branch: Branch, names: Names, path: str) -> Iterator[Problem]
         )
 
 
-def _check_tag(tag: Tag, names: Names) -> Iterator[Problem]:
+def _check_tag(tag: Tag, names: RefListing) -> Iterator[Problem]:
     path = layout.tag_file(tag.name)
     if tag.branch not in names.lines:
         yield Problem(

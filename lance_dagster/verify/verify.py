@@ -19,7 +19,7 @@ from lance_dagster.history.context import Parts
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Versions
 from lance_dagster.verify.manifest_rules import ERROR, Problem
-from lance_dagster.verify.ref_checks import Names, check_names, gaps, look
+from lance_dagster.verify.ref_checks import RefListing, check_names, gaps, list_refs
 from lance_dagster.verify.version_checks import Progress, Verification
 
 
@@ -71,7 +71,7 @@ def verify(parts: Parts, ref: str | None, *, deep: bool, progress: Progress | No
         check.branch(branch, (number,))
         report = _report(check)
         return replace(report, problems=_confirmed(parts, report.problems))
-    names = look(parts)
+    names = list_refs(parts)
     check.expect(sum(len(own) for own in names.numbers.values()))
     for branch, own in names.numbers.items():
         check.branch(branch, own)
@@ -104,10 +104,10 @@ def _report(check: Verification) -> VerifyReport:
 
 
 def _confirmed(parts: Parts, problems: Sequence[Problem]) -> tuple[Problem, ...]:
-    return tuple(_still_there(problems, look(parts))) if problems else ()
+    return tuple(_still_there(problems, list_refs(parts))) if problems else ()
 
 
-def _still_there(problems: Sequence[Problem], names: Names) -> Iterator[Problem]:
+def _still_there(problems: Sequence[Problem], names: RefListing) -> Iterator[Problem]:
     """Yield the problems of names that are still problems, and those of versions that still exist."""
     paths = {problem.path for problem in check_names(names)}
     versions = {f"{branch}@{number}" for branch, numbers in names.numbers.items() for number in numbers}

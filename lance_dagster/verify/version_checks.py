@@ -12,9 +12,9 @@ from lance_dagster.format.storable import version_named, version_of_file
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State
-from lance_dagster.verify.file_checks import NamedFile, Places
+from lance_dagster.verify.file_checks import FileChecks, NamedFile
 from lance_dagster.verify.manifest_rules import (
-    Context,
+    FragmentContext,
     Problem,
     RowSpan,
     check_fragment,
@@ -22,7 +22,7 @@ from lance_dagster.verify.manifest_rules import (
     check_manifest,
     check_rows,
     check_transaction,
-    context_of,
+    fragment_context,
     row_ids,
 )
 
@@ -48,9 +48,9 @@ class Verification:
     parts: Parts
     deep: bool
     progress: Progress | None
-    places: Places = field(init=False)
+    places: FileChecks = field(init=False)
     _found: dict[Problem, list[str]] = field(default_factory=dict)
-    _contexts: list[Context] = field(default_factory=list)
+    _contexts: list[FragmentContext] = field(default_factory=list)
     _checked: dict[_Key, _Checked] = field(default_factory=dict)
     _overlaps: dict[tuple[_Key, ...], tuple[Problem, ...]] = field(default_factory=dict)
     _files: dict[str, dict[NamedFile, str]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Verification:
     _total: int = 0
 
     def __post_init__(self) -> None:
-        self.places = Places(self.parts)
+        self.places = FileChecks(self.parts)
 
     def expect(self, versions: int) -> None:
         """Say how many versions there are, for whoever watches."""
@@ -169,10 +169,10 @@ class Verification:
         for place in range(len(self._contexts) - 1, -1, -1):
             if self._contexts[place].fits(manifest):
                 return place
-        self._contexts.append(context_of(manifest))
+        self._contexts.append(fragment_context(manifest))
         return len(self._contexts) - 1
 
-    def _fragment(self, state: State, position: int, context: Context) -> _Checked:
+    def _fragment(self, state: State, position: int, context: FragmentContext) -> _Checked:
         try:
             fragment = state.manifest.fragments[position]
         except FormatError as error:

@@ -13,7 +13,7 @@ import pytest
 
 from lance_dagster import GarbageReport, InvalidInputError, LanceTable, MergeConflictError, VersionNotFoundError
 from lance_dagster.gc.retention import SETTING
-from lance_dagster.history.inventory import waiting_key
+from lance_dagster.history.inventory import expired_copy_key
 from lance_dagster.store import open_store
 from lance_dagster.transactions.identity import commit_id
 from tests.backdating import DAY, age, files, manifest, say, stored
@@ -625,7 +625,7 @@ def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
     table.append(entries("x", 3), branch="x")
     path = manifest(table, 7, "x")
     data = path.read_bytes()
-    key = waiting_key("x", 7, table.branches()["x"].id, commit_id(data))
+    key = expired_copy_key("x", 7, table.branches()["x"].id, commit_id(data))
     waiting = Path(table.uri, key)
     waiting.parent.mkdir(parents=True)
     path.rename(waiting)

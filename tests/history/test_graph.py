@@ -4,7 +4,7 @@ from random import Random
 
 from hypothesis import given, strategies as st
 
-from lance_dagster.history.graph import newest_first, shortened, walked
+from lance_dagster.history.graph import simplified_parents, topological_order, walk
 
 History = dict[int, tuple[int, ...]]
 
@@ -40,7 +40,7 @@ def ancestors(history: History, node: int) -> set[int]:
 
 def test_everything_is_walked_once_newest_first() -> None:
     """Whatever number of ways lead to it."""
-    assert [7, 6, 5, 4, 3, 1] == walked(7, DIAMOND.__getitem__, by_number, lambda _: True)
+    assert [7, 6, 5, 4, 3, 1] == walk(7, DIAMOND.__getitem__, by_number, lambda _: True)
 
 
 def test_a_walk_ends_where_it_is_told_to() -> None:
@@ -51,7 +51,7 @@ def test_a_walk_ends_where_it_is_told_to() -> None:
         looked_at.append(node)
         return DIAMOND[node]
 
-    assert [7, 6, 5] == walked(7, parents, by_number, lambda node: node > 4)
+    assert [7, 6, 5] == walk(7, parents, by_number, lambda node: node > 4)
     assert [7, 6, 5] == looked_at
 
 
@@ -59,7 +59,7 @@ def test_a_walk_ends_where_it_is_told_to() -> None:
 def test_a_node_comes_before_its_parents_whatever_the_clocks_say(history: History, random: Random) -> None:
     """Ranks in any order; each node once."""
     ranks = {node: (random.random(),) for node in history}
-    order = newest_first(history, history.__getitem__, ranks.__getitem__)
+    order = topological_order(history, history.__getitem__, ranks.__getitem__)
     assert sorted(history) == sorted(order)
     place = {node: at for at, node in enumerate(order)}
     assert all(place[node] < place[parent] for node, parents in history.items() for parent in parents)
@@ -69,23 +69,23 @@ def test_a_node_comes_before_its_parents_whatever_the_clocks_say(history: Histor
 def test_true_clocks_are_followed(history: History) -> None:
     """Where ranks fit the history, the order is theirs, and so is that of the walk."""
     newest = max(history)
-    assert sorted(history, reverse=True) == newest_first(history, history.__getitem__, by_number)
+    assert sorted(history, reverse=True) == topological_order(history, history.__getitem__, by_number)
     reached = sorted(ancestors(history, newest), reverse=True)
-    assert reached == walked(newest, history.__getitem__, by_number, lambda _: True)
+    assert reached == walk(newest, history.__getitem__, by_number, lambda _: True)
 
 
 def test_a_circle_does_not_hold_up_the_rest() -> None:
     """Damage, which no walk may fall into for ever."""
-    assert [3, 1] == newest_first([3, 2, 1, 0], {3: (1,), 2: (0,), 1: (), 0: (2,)}.__getitem__, by_number)
-    assert [2, 0] == walked(2, {2: (0,), 0: (2,)}.__getitem__, by_number, lambda _: True)
+    assert [3, 1] == topological_order([3, 2, 1, 0], {3: (1,), 2: (0,), 1: (), 0: (2,)}.__getitem__, by_number)
+    assert [2, 0] == walk(2, {2: (0,), 0: (2,)}.__getitem__, by_number, lambda _: True)
 
 
 @given(histories(), st.data())
 def test_shortened_edges_lead_to_the_same_ancestors(history: History, data: st.DataObject) -> None:
     """What a kept node reaches by its edges are the kept ones among its ancestors."""
     kept = data.draw(st.sets(st.sampled_from(sorted(history))))
-    order = newest_first(history, history.__getitem__, by_number)
-    edges = shortened(order, history.__getitem__, kept.__contains__)
+    order = topological_order(history, history.__getitem__, by_number)
+    edges = simplified_parents(order, history.__getitem__, kept.__contains__)
     assert kept == set(edges)
     for node in edges:
         assert ancestors(history, node) & kept == ancestors(edges, node)
@@ -94,12 +94,14 @@ def test_shortened_edges_lead_to_the_same_ancestors(history: History, data: st.D
 def test_an_edge_that_another_way_makes_needless_is_left_out() -> None:
     """Node 7 reaches 1 through 5; parents of its own it keeps."""
     kept = {7, 5, 3, 1}
-    assert {7: (5,), 5: (3,), 3: (1,), 1: ()} == shortened([7, 6, 5, 4, 3, 1], DIAMOND.__getitem__, kept.__contains__)
-    assert {2: (1, 0), 1: (0,), 0: ()} == shortened(
+    assert {7: (5,), 5: (3,), 3: (1,), 1: ()} == simplified_parents(
+        [7, 6, 5, 4, 3, 1], DIAMOND.__getitem__, kept.__contains__
+    )
+    assert {2: (1, 0), 1: (0,), 0: ()} == simplified_parents(
         [2, 1, 0], {2: (1, 0), 1: (0,), 0: ()}.__getitem__, {0, 1, 2}.__contains__
     )
 
 
 def test_parents_beyond_the_order_stay() -> None:
     """They are there, and only not shown."""
-    assert {7: (5, 6), 6: (4,)} == shortened([7, 6], DIAMOND.__getitem__, {7, 6}.__contains__)
+    assert {7: (5, 6), 6: (4,)} == simplified_parents([7, 6], DIAMOND.__getitem__, {7, 6}.__contains__)

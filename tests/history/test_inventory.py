@@ -2,7 +2,14 @@
 
 import pytest
 
-from lance_dagster.history.inventory import Kind, Place, place_of, take_inventory, waiting_key, waiting_versions
+from lance_dagster.history.inventory import (
+    Kind,
+    StoredObject,
+    classify_key,
+    expired_copies,
+    expired_copy_key,
+    take_inventory,
+)
 from lance_dagster.store import Entry
 
 BRANCHES = ("run/1", "dev", "dev/data/x", "data")
@@ -41,7 +48,7 @@ NEW, OLD = "18446744073709551608.manifest", "7.manifest"
 )
 def test_an_object_is_what_its_name_says(key: str, branch: str, kind: Kind, name: str) -> None:
     """Of main or of a branch, also of one that is called like a folder."""
-    assert Place(branch, kind, name) == place_of(key, BRANCHES)
+    assert StoredObject(branch, kind, name) == classify_key(key, BRANCHES)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +79,7 @@ def test_an_object_is_what_its_name_says(key: str, branch: str, kind: Kind, name
 )
 def test_what_has_no_name_of_a_tables_is_somebody_elses(key: str) -> None:
     """It is counted, and left alone."""
-    assert Kind.UNKNOWN is place_of(key, BRANCHES).kind
+    assert Kind.UNKNOWN is classify_key(key, BRANCHES).kind
     assert 1 == take_inventory([Entry(key, 1, 0)], BRANCHES).unknown
 
 
@@ -86,8 +93,12 @@ def test_versions_are_sorted_by_branch_and_number() -> None:
 
 def test_versions_that_wait_are_told_from_those_of_another_branch_of_the_name() -> None:
     """By the id of the branch."""
-    keys = [waiting_key("run/1", 7, "id", "0" * 64), waiting_key("main", 2**64 - 1, "main", "f" * 64), "_expired/x"]
+    keys = [
+        expired_copy_key("run/1", 7, "id", "0" * 64),
+        expired_copy_key("main", 2**64 - 1, "main", "f" * 64),
+        "_expired/x",
+    ]
     entries = [Entry(key, 1, 0) for key in keys]
     expected = [("run/1", 7, entries[0], True), ("main", 2**64 - 1, entries[1], True)]
-    assert expected == list(waiting_versions(entries, {"run/1": "id", "main": "main"}))
-    assert [False, True] == [same for *_, same in waiting_versions(entries, {"run/1": "other", "main": "main"})]
+    assert expected == list(expired_copies(entries, {"run/1": "id", "main": "main"}))
+    assert [False, True] == [same for *_, same in expired_copies(entries, {"run/1": "other", "main": "main"})]

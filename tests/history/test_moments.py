@@ -5,7 +5,7 @@ import re
 import pendulum
 import pytest
 
-from lance_dagster.history.resolve import read_moment
+from lance_dagster.history.resolve import parse_moment
 
 EXPECTED = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days ago, yesterday or P2D"
 NOW = pendulum.datetime(2026, 3, 31, 12, 30, 15)
@@ -35,7 +35,7 @@ NOW = pendulum.datetime(2026, 3, 31, 12, 30, 15)
 )
 def test_a_time_ago_counts_from_now(text: str, moment: str) -> None:
     """In words, several units together, or as an ISO 8601 duration; months and years as the calendar has them."""
-    assert pendulum.DateTime.fromisoformat(moment) == read_moment(text, NOW)
+    assert pendulum.DateTime.fromisoformat(moment) == parse_moment(text, NOW)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_time_ago_counts_from_now(text: str, moment: str) -> None:
 )
 def test_a_date_and_time_may_have_a_zone(text: str, moment: str) -> None:
     """Without one it is UTC, on every machine."""
-    assert pendulum.DateTime.fromisoformat(moment) == read_moment(text, NOW)
+    assert pendulum.DateTime.fromisoformat(moment) == parse_moment(text, NOW)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_date_and_time_may_have_a_zone(text: str, moment: str) -> None:
 )
 def test_what_is_no_time_is_not_guessed(text: str) -> None:
     """What could stand there is returned; a bare number is a version as often as a year."""
-    assert EXPECTED == read_moment(text, NOW)
+    assert EXPECTED == parse_moment(text, NOW)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_what_is_no_time_is_not_guessed(text: str) -> None:
 )
 def test_a_time_that_is_not_one_moment_is_not_guessed(text: str, expected: str) -> None:
     """An offset that a zone may contradict; the hour that clocks skip, and the one they show twice."""
-    found = read_moment(text, NOW)
+    found = parse_moment(text, NOW)
     assert expected == found
     for written in re.findall(r"2\S+[+-]\d\d:00(?=,| or)", expected):
-        assert pendulum.DateTime.fromisoformat(written) == read_moment(written, NOW)
+        assert pendulum.DateTime.fromisoformat(written) == parse_moment(written, NOW)
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_a_time_that_is_not_one_moment_is_not_guessed(text: str, expected: str) 
 )
 def test_times_around_those_are_read(text: str, moment: str) -> None:
     """To the second."""
-    assert pendulum.DateTime.fromisoformat(moment) == read_moment(text, NOW)
+    assert pendulum.DateTime.fromisoformat(moment) == parse_moment(text, NOW)

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from lance_dagster.errors import RefSyntaxError
 from lance_dagster.history.ref_expressions import (
-    Expression,
+    RefExpression,
     RefRange,
     Step,
     branch_of_version,
@@ -36,7 +36,7 @@ def test_what_is_put_together_is_read_apart(
     for sign, count in steps:
         wanted.append(Step(sign, 1 if count is None else count, len(text)))
         text += f"{sign}{'' if count is None else count}"
-    assert parse(text) == Expression(
+    assert parse(text) == RefExpression(
         text=text,
         kind=kind.rstrip(":"),
         name=name,
@@ -75,7 +75,7 @@ def test_a_version_is_counted_from_a_branch(text: str, branch: str | None) -> No
 @given(st.text(max_size=30))
 def test_any_other_text_is_pointed_at(text: str) -> None:
     """No text makes it fail in another way, and the character pointed at is in the text or right behind it."""
-    read: Expression | None = None
+    read: RefExpression | None = None
     with suppress(RefSyntaxError):
         read = parse(text)
     if read is not None:

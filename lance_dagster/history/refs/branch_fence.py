@@ -31,7 +31,7 @@ from lance_dagster.transactions.identity import commit_id
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class BranchFence:
     """The two looks at a branch, before and after a manifest is put. There is nothing to look at for `main`."""
 
     refs: Refs
@@ -52,7 +52,7 @@ class Guard:
             return None
         branch = self.refs.branch(self.name)
         if branch is None or not _takes_commits(branch):
-            raise self.refs.no_branch(self.name)
+            raise self.refs.branch_not_found(self.name)
         if head.number < branch.first or seen not in (None, branch.id):
             raise self._gone(head)
         target = self._renamed_to(branch)

@@ -25,17 +25,17 @@ from lance_dagster.format.codec import check_writable
 from lance_dagster.format.names import check_branch_name, check_texts
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
-from lance_dagster.history.inventory import set_aside
-from lance_dagster.history.refs.protection import refuse_to
+from lance_dagster.history.inventory import copy_to_expired
+from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
     CREATING,
     DELETING,
     FIRST,
-    OURS,
     READY,
     RENAMED_FROM,
     RENAMING_TO,
+    RESERVED_PREFIX,
     STATE,
     Branch,
     new_branch,
@@ -108,17 +108,17 @@ def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Br
         )
     branch = _closed(_unused(name, "reset", refs), "reset", refs, versions)
     _empty(branch, refs, versions)
-    kept = {key: value for key, value in branch.metadata.items() if not key.startswith(OURS)}
+    kept = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
     wanted = _described(name, target, refs, versions, metadata=kept)
     return _finish_creating(refs.change_branch(branch, lambda _: wanted), refs, versions)
 
 
-def remove_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
+def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Delete what is left of a branch that has another name by now."""
     _finish_deleting(_closed(branch, "rename", refs, versions), refs, versions)
 
 
-def give_up(branch: Branch, refs: Refs, versions: Versions) -> None:
+def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Delete what was begun under a name, unless it was finished meanwhile."""
 
     def marked(current: Branch) -> Branch:
@@ -153,16 +153,16 @@ def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
             )
 
 
-def refuse_our_keys(metadata: Mapping[str, object]) -> None:
+def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
     """Refuse metadata under keys that this package keeps, and what is no text.
 
     Raises:
         InvalidInputError: With the keys.
     """
     check_texts("metadata", metadata, removing=True)
-    taken = sorted(key for key in metadata if key.startswith(OURS))
+    taken = sorted(key for key in metadata if key.startswith(RESERVED_PREFIX))
     if taken:
-        raise InvalidInputError(f"keys that start with {OURS!r} are not yours to change: {', '.join(taken)}")
+        raise InvalidInputError(f"keys that start with {RESERVED_PREFIX!r} are not yours to change: {', '.join(taken)}")
 
 
 def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
@@ -186,8 +186,8 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be deleted: every Lance program looks for it")
     branch = refs.branch(name)
     if branch is None:
-        raise refs.no_branch(name)
-    refuse_to(do, name, refs.store)
+        raise refs.branch_not_found(name)
+    refuse_protected_branch(do, name, refs.store)
     refuse_renaming(branch, do, refs)
     refuse_users(name, do, refs)
     return branch
@@ -199,7 +199,7 @@ def refuse_users(name: str, do: str, refs: Refs) -> None:
     Raises:
         ConflictError: With their names.
     """
-    users = refs.users_of(name)
+    users = refs.referrers_of(name)
     if users:
         refer = "refers" if len(users) == 1 else "refer"
         raise ConflictError(f"cannot {do} branch {name!r} of {refs.store.uri}: {', '.join(users)} {refer} to it")
@@ -238,7 +238,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
     branch = _fenced(branch, refs)
     parent = versions.load(branch.parent_branch, branch.parent_version)
     main = branch.parent_branch == layout.MAIN
-    parent_uri = versions.line_uri(branch.parent_branch)
+    parent_uri = versions.branch_uri(branch.parent_branch)
     root_uri = versions.store.uri
     manifest = fork(parent.manifest, branch.name, root_uri=root_uri, parent_uri=parent_uri)
     transaction = Transaction(
@@ -271,7 +271,7 @@ def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
     parent = refs.branch(branch.parent_branch)
     if parent is None or parent.state != READY or parent.lineage != branch.lineage[:-1]:
         refs.remove_branch(branch.name)
-        raise refs.no_branch(branch.parent_branch)
+        raise refs.branch_not_found(branch.parent_branch)
 
 
 def _fenced(branch: Branch, refs: Refs) -> Branch:
@@ -300,7 +300,7 @@ def _empty(branch: Branch, refs: Refs, versions: Versions) -> None:
     newest = max(branch.first, *(versions.newest(line) or 0 for line in (branch.name, layout.MAIN)))
     refs.store.put_if_absent(layout.fence_file(branch.name, newest, int(time.time()), branch.id), b"")
     # Somebody may be merging it at this moment: a collection keeps its files a while longer.
-    set_aside(refs.store, branch.name, branch.id)
+    copy_to_expired(refs.store, branch.name, branch.id)
     root = layout.line_root(branch.name)
     # Folder by folder: a branch named below this one keeps its files in the same place.
     for folder in OWN_FOLDERS:
@@ -332,7 +332,7 @@ def refuse_leftovers(name: str, versions: Versions) -> None:
     if newest is None or any(name == own and newest <= last + 1 for own, last, *_ in _fences(Refs(versions.store))):
         return
     raise AlreadyExistsError(
-        f"{versions.line_uri(name)} holds versions of a branch without metadata, left by another program; "
+        f"{versions.branch_uri(name)} holds versions of a branch without metadata, left by another program; "
         "remove that folder or choose another name"
     )
 
@@ -345,8 +345,8 @@ def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Br
         InvalidInputError: A key is one of this package's.
         RefMovedError: The branch was deleted meanwhile.
     """
-    refuse_our_keys(updates)
+    refuse_reserved_keys(updates)
     branch = refs.branch(name)
     if branch is None or branch.state != READY:
-        raise refs.no_branch(name)
+        raise refs.branch_not_found(name)
     return refs.change_branch(branch, lambda current: with_metadata(current, dict(updates)))

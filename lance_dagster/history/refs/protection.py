@@ -38,7 +38,7 @@ class Protection:
         """Return the pattern that protects a tag, or None."""
         return _matching(name, self.tags)
 
-    def refuse_others(self, branches: Iterable[str], tags: Iterable[str]) -> None:
+    def require_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> None:
         """Refuse patterns that are not among these.
 
         Raises:
@@ -82,7 +82,7 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
         current = _parsed(found[0] if found else None, store)
         if not attempt:
             # Later they may be gone by the request before, which a client below us made twice.
-            current.refuse_others(remove.branches, remove.tags)
+            current.require_patterns(remove.branches, remove.tags)
         wanted = current.without_patterns(remove.branches, remove.tags).with_patterns(add.branches, add.tags)
         if wanted == current:
             return current
@@ -101,10 +101,12 @@ def refuse_direct_commit(store: Store, branch: str, transaction: Transaction) ->
         ProtectedError: The branch is protected.
     """
     if not isinstance(transaction.operation, _UPKEEP):
-        refuse_to("commit to", branch, store, Remedy("commit to another branch and merge it into this one"))
+        refuse_protected_branch(
+            "commit to", branch, store, Remedy("commit to another branch and merge it into this one")
+        )
 
 
-def refuse_to(do: str, branch: str, store: Store, instead: Remedy | None = None) -> None:
+def refuse_protected_branch(do: str, branch: str, store: Store, instead: Remedy | None = None) -> None:
     """Refuse to do something to a protected branch.
 
     Raises:
@@ -116,7 +118,7 @@ def refuse_to(do: str, branch: str, store: Store, instead: Remedy | None = None)
         raise ProtectedError("branch", branch, do, because, instead or _unprotect("branches", pattern))
 
 
-def refuse_tag(do: str, tag: str, store: Store, target: str | None = None) -> None:
+def refuse_protected_tag(do: str, tag: str, store: Store, target: str | None = None) -> None:
     """Refuse to do something to a protected tag.
 
     Args:

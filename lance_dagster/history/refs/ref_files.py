@@ -26,7 +26,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 
 NEVER_A_VERSION = 2**53
-OURS = "lance_dagster."
+RESERVED_PREFIX = "lance_dagster."
 """What the keys start with that this package keeps in the metadata of a branch or a tag."""
 STATE = "lance_dagster.state"
 CREATING, READY, CLOSING, DELETING = "creating", "ready", "closing", "deleting"

@@ -28,8 +28,8 @@ from lance_dagster.history.refs.ref_files import (
     CREATING,
     DELETING,
     IMMUTABLE,
-    OURS,
     READY,
+    RESERVED_PREFIX,
     STATE,
     WRITE_ID,
     Branch,
@@ -45,8 +45,8 @@ __all__ = [
     "CREATING",
     "DELETING",
     "IMMUTABLE",
-    "OURS",
     "READY",
+    "RESERVED_PREFIX",
     "Branch",
     "Refs",
     "Tag",
@@ -89,12 +89,12 @@ class Refs:
         data = self.store.get(path)
         return None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
 
-    def users_of(self, branch: str) -> list[str]:
+    def referrers_of(self, branch: str) -> list[str]:
         """Say which tags and branches refer to a branch, those included that are being made."""
         users = [f"tag {tag.name!r}" for tag in self.tags().values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in self.branches().values() if other.parent_branch == branch]
 
-    def no_branch(self, name: str) -> RefNotFoundError:
+    def branch_not_found(self, name: str) -> RefNotFoundError:
         """Return the error that says that a name is none of a branch, and what it is instead."""
         if self.tag(name) is not None:
             instead = "that is a tag, and a branch is wanted"
@@ -104,7 +104,7 @@ class Refs:
             instead = ""
         return RefNotFoundError(name, self.known(), self.store.uri, "branch", instead)
 
-    def no_tag(self, name: str) -> RefNotFoundError:
+    def tag_not_found(self, name: str) -> RefNotFoundError:
         """Return the error that says that a name is none of a tag."""
         return RefNotFoundError(name, list(self.tags()), self.store.uri, "tag")
 
@@ -210,7 +210,7 @@ class Refs:
         for _ in range(_ATTEMPTS):
             found = self.store.get_with_tag(path) if is_path_inside(name) else None
             if found is None:
-                raise self.no_tag(name)
+                raise self.tag_not_found(name)
             current = parse_tag(name, found[0], f"{self.store.uri}/{path}")
             wanted = change(current)
             if wanted == current:

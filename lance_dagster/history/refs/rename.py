@@ -24,7 +24,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.names import check_branch_name, check_tag_name
 from lance_dagster.history.refs import branch_operations
-from lance_dagster.history.refs.protection import refuse_tag, refuse_to
+from lance_dagster.history.refs.protection import refuse_protected_branch, refuse_protected_tag
 from lance_dagster.history.refs.ref_files import (
     CREATING,
     READY,
@@ -61,11 +61,11 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
     if branch is None:
         if target is not None and target.state == READY and target.metadata.get(RENAMED_FROM) == old:
             return target
-        raise refs.no_branch(old)
+        raise refs.branch_not_found(old)
     begun = target if target is not None and _is_copy(target, branch) else None
     if begun is None or begun.state != READY:
         begun = _copied(branch, new, refs, versions, begun=begun)
-    branch_operations.remove_renamed(branch, refs, versions)
+    branch_operations.delete_renamed(branch, refs, versions)
     return begun
 
 
@@ -75,9 +75,9 @@ def _is_copy(target: Branch, branch: Branch) -> bool:
 
 def _copied(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: Branch | None) -> Branch:
     if branch.state != READY:
-        raise refs.no_branch(branch.name)
+        raise refs.branch_not_found(branch.name)
     for name in (branch.name, new):
-        refuse_to("rename", name, refs.store)
+        refuse_protected_branch("rename", name, refs.store)
     target = begun
     try:
         branch_operations.refuse_users(branch.name, "rename", refs)
@@ -89,7 +89,7 @@ def _copied(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: 
         # The mark means nothing without the new name, so the branch takes commits again.
         if target is not None:
             with suppress(RefMovedError):
-                branch_operations.give_up(target, refs, versions)
+                branch_operations.abandon_creation(target, refs, versions)
         raise
     _copy_files(marked, new, versions)
     _copy_versions(marked, new, versions)
@@ -170,9 +170,9 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     if tag is None:
         if target is not None and target.metadata.get(RENAMED_FROM) == old:
             return target
-        raise refs.no_tag(old)
-    refuse_tag("rename", old, refs.store)
-    refuse_tag("rename", new, refs.store)
+        raise refs.tag_not_found(old)
+    refuse_protected_tag("rename", old, refs.store)
+    refuse_protected_tag("rename", new, refs.store)
     refuse_immutable("rename", tag)
     if refs.branch(new) is not None:
         raise AlreadyExistsError(f"{new!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")

@@ -27,11 +27,11 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.names import check_tag_name
-from lance_dagster.history.ancestry import Written
+from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import COMMITTER_VARIABLE, WRITER
-from lance_dagster.history.refs.branch_operations import refuse_our_keys
-from lance_dagster.history.refs.protection import refuse_tag
-from lance_dagster.history.refs.ref_store import IMMUTABLE, OURS, READY, Refs, Tag, with_metadata
+from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
+from lance_dagster.history.refs.protection import refuse_protected_tag
+from lance_dagster.history.refs.ref_store import IMMUTABLE, READY, RESERVED_PREFIX, Refs, Tag, with_metadata
 from lance_dagster.history.versions import State, Versions
 
 MOVES = "lance_dagster.moves"
@@ -59,7 +59,7 @@ class TagMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TagTarget:
     """What a tag shall name, and what is said about the move."""
 
     state: State
@@ -67,7 +67,7 @@ class Target:
     steps_back: int = 0
 
 
-def create_tag(name: str, target: Target, refs: Refs, versions: Versions, *, immutable: bool) -> Tag:
+def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, immutable: bool) -> Tag:
     """Name a version.
 
     Raises:
@@ -78,10 +78,10 @@ def create_tag(name: str, target: Target, refs: Refs, versions: Versions, *, imm
         RefNotFoundError: The branch of the version was deleted meanwhile.
     """
     check_tag_name(name)
-    refuse_our_keys(target.metadata)
+    refuse_reserved_keys(target.metadata)
     if refs.branch(name) is not None:
         raise AlreadyExistsError(f"{name!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
-    refuse_tag("create", name, refs.store, target.state.branch)
+    refuse_protected_tag("create", name, refs.store, target.state.branch)
     first = Tag(name=name, branch=target.state.branch, version=target.state.number)
     own = {IMMUTABLE: first.ref} if immutable else {}
     line = _line_of(first.branch, refs)
@@ -95,7 +95,7 @@ def create_tag(name: str, target: Target, refs: Refs, versions: Versions, *, imm
     return made
 
 
-def move_tag(name: str, target: Target, refs: Refs, versions: Versions, *, expected: str | None) -> Tag:
+def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, expected: str | None) -> Tag:
     """Point a tag that exists to another version, by compare-and-swap.
 
     Raises:
@@ -104,8 +104,8 @@ def move_tag(name: str, target: Target, refs: Refs, versions: Versions, *, expec
         ProtectedError: The tag is immutable; or protected, and the version on a branch that is not.
         RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
     """
-    refuse_our_keys(target.metadata)
-    refuse_tag("move", name, refs.store, target.state.branch)
+    refuse_reserved_keys(target.metadata)
+    refuse_protected_tag("move", name, refs.store, target.state.branch)
     before: Tag | None = None
 
     def moved(current: Tag) -> Tag:
@@ -129,7 +129,7 @@ def move_tag(name: str, target: Target, refs: Refs, versions: Versions, *, expec
     return made
 
 
-def earlier_target(tag: Tag, steps: int) -> Written:
+def earlier_target(tag: Tag, steps: int) -> RecordedVersion:
     """Return where a tag pointed some moves ago; moves that were rolled back do not count.
 
     Raises:
@@ -137,31 +137,31 @@ def earlier_target(tag: Tag, steps: int) -> Written:
     """
     if steps < 1:
         raise InvalidInputError(f"a tag is rolled back by 1 step or more, not by {steps}")
-    stack: list[Written] = []
+    stack: list[RecordedVersion] = []
     for move in _moves(tag):
         if move.steps_back:
             # It went where the one below was, which may have another name by now.
-            stack[-move.steps_back - 1 :] = [Written(move.after, move.after_id)]
+            stack[-move.steps_back - 1 :] = [RecordedVersion(move.after, move.after_id)]
         elif not stack and move.before is not None:
-            stack.append(Written(move.before, move.before_id))
+            stack.append(RecordedVersion(move.before, move.before_id))
         if not stack or stack[-1].ref != move.after:
-            stack.append(Written(move.after, move.after_id))
+            stack.append(RecordedVersion(move.after, move.after_id))
     if len(stack) <= steps:
         known = f"only {', '.join(map(str, reversed(stack[:-1])))}" if len(stack) > 1 else "nothing"
         raise InvalidInputError(f"cannot roll tag {tag.name!r} back by {steps}: {known} is known from before {tag.ref}")
     return stack[-1 - steps]
 
 
-def history_of(tag: Tag) -> tuple[TagMove, ...]:
+def tag_history(tag: Tag) -> tuple[TagMove, ...]:
     """Return the moves of a tag that are known, newest first; a move by another program is one of them."""
     return tuple(reversed(_moves(tag)))
 
 
-def places_of(tag: Tag) -> set[Written]:
+def recorded_versions(tag: Tag) -> set[RecordedVersion]:
     """Return where a tag is and was, as far as is known."""
     moves = _moves(tag)
-    before = {Written(move.before, move.before_id) for move in moves if move.before is not None}
-    return before | {Written(move.after, move.after_id) for move in moves}
+    before = {RecordedVersion(move.before, move.before_id) for move in moves if move.before is not None}
+    return before | {RecordedVersion(move.after, move.after_id) for move in moves}
 
 
 def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
@@ -173,8 +173,8 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
     """
     tag = refs.tag(name)
     if tag is None:
-        raise refs.no_tag(name)
-    refuse_tag("delete", name, refs.store)
+        raise refs.tag_not_found(name)
+    refuse_protected_tag("delete", name, refs.store)
     if not force:
         refuse_immutable("delete", tag)
     refs.remove_tag(name)
@@ -187,7 +187,7 @@ def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Ta
         RefNotFoundError: There is no such tag.
         InvalidInputError: A key is one of this package's.
     """
-    refuse_our_keys(updates)
+    refuse_reserved_keys(updates)
     return refs.change_tag(name, lambda current: with_metadata(current, dict(updates)), follow=True)
 
 
@@ -204,7 +204,7 @@ def refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
         raise ProtectedError("tag", tag.name, do, because, remedy)
 
 
-def _moved(tag: Tag, target: Target, line: str, versions: Versions, *, moves: Sequence[TagMove]) -> Tag:
+def _moved(tag: Tag, target: TagTarget, line: str, versions: Versions, *, moves: Sequence[TagMove]) -> Tag:
     state = target.state
     move = TagMove(
         before=tag.ref if moves else None,
@@ -216,7 +216,7 @@ def _moved(tag: Tag, target: Target, line: str, versions: Versions, *, moves: Se
         before_id=moves[-1].after_id if moves else "",
         after_id=line,
     )
-    own = {key: value for key, value in tag.metadata.items() if key.startswith(OURS)}
+    own = {key: value for key, value in tag.metadata.items() if key.startswith(RESERVED_PREFIX)}
     return replace(
         tag,
         branch=state.branch,
@@ -302,11 +302,11 @@ def _line_of(branch: str, refs: Refs) -> str:
         return MAIN
     found = refs.branch(branch)
     if found is None or found.state != READY:
-        raise refs.no_branch(branch)
+        raise refs.branch_not_found(branch)
     return found.id
 
 
 def _refuse_gone(branch: str, line: str, refs: Refs) -> None:
     """Look again once a tag names a version of a branch: whoever deletes the branch may not have seen the tag."""
     if _line_of(branch, refs) != line:
-        raise refs.no_branch(branch)
+        raise refs.branch_not_found(branch)

@@ -393,7 +393,7 @@ def test_who_refers_to_a_branch_while_it_is_deleted(table: LanceTable, referrer:
         with suppress(ConflictError):
             through(table, script).delete_branch("run")
             deleted = True
-        users = table._parts.refs.users_of("run")  # noqa: SLF001 - those being made included
+        users = table._parts.refs.referrers_of("run")  # noqa: SLF001 - those being made included
         assert not (deleted and users)
         assert deleted != ("run" in table.branches())
         if "child" in table.branches():
@@ -425,7 +425,7 @@ def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable,
         with suppress(RefNotFoundError, VersionNotFoundError, ConflictError):
             getattr(through(table, script), job)("moving" if job == "move_tag" else "other", "run")
             made = True
-        users = table._parts.refs.users_of("run")  # noqa: SLF001 - those being made included
+        users = table._parts.refs.referrers_of("run")  # noqa: SLF001 - those being made included
         assert made == bool(users)
         assert not made or "run" in table.branches()
         assert "other" in table.branches() or "other" in table.tags() or not made or job == "move_tag"
