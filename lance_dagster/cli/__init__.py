@@ -1,4 +1,4 @@
-"""The `lance-dagster` command: one module per group of subcommands, `command` for what all have in common.
+"""The `lance-dagster` command: one module for each group of subcommands, `main` puts them together.
 
-It starts in a fraction of a second, so nothing heavy is imported before a subcommand needs it.
+The command starts in a fraction of a second, so nothing heavy is imported before a subcommand needs it.
 """

@@ -1,38 +1,74 @@
-"""The command itself: its subcommands put together, by topic."""
+"""The command itself: its subcommands by topic, and errors turned into lines and exit codes.
 
+Exit codes: 0 done, 1 refused, in conflict or found damaged, 2 wrongly called.
+"""
+
+import errno
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
-from lance_dagster.cli.collecting import gc
-from lance_dagster.cli.command import Program
-from lance_dagster.cli.comparing import diff
-from lance_dagster.cli.looking import branches, tags
-from lance_dagster.cli.merging import merge, merge_base, preview_branch, sync
-from lance_dagster.cli.naming import branch, protect, tag
-from lance_dagster.cli.promoting import promote, rollback
-from lance_dagster.cli.showing import show
-from lance_dagster.cli.standing import status
-from lance_dagster.cli.undoing import cherry_pick, reset, restore, revert
-from lance_dagster.cli.upkeep import clone, compact, move_base, relocate
-from lance_dagster.cli.verifying import verify
-from lance_dagster.cli.versions import log
+from lance_dagster.cli.command_errors import Refusal, UsageRefusal, error_line
+from lance_dagster.cli.diff_command import diff
+from lance_dagster.cli.inspect_commands import branches, show, status, tags
+from lance_dagster.cli.log_command import log
+from lance_dagster.cli.maintenance_commands import clone, compact, gc, move_base, relocate, verify
+from lance_dagster.cli.merge_commands import cherry_pick, merge, merge_base, preview_branch, restore, revert, sync
+from lance_dagster.cli.output import discard_output
+from lance_dagster.cli.ref_commands import branch, promote, protect, reset, rollback, tag
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
 
 TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Look": (status, log, show, diff, branches, tags, merge_base),
     "Name": (branch, tag, protect, reset),
-    "Join": (merge, preview_branch, sync, cherry_pick, revert, restore),
+    "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
     "Release": (promote, rollback),
-    "Keep": (verify, gc, compact, clone, relocate, move_base),
+    "Maintain": (verify, gc, compact, clone, relocate, move_base),
 }
 _SENTENCE = 200
 
 
-class _Grouped(Program):
-    """The command, whose help lists subcommands by topic."""
+class Program(click.Group):
+    """The command. It turns this package's errors into lines and exit codes; anything else raised is a fault."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **named: Any) -> Any:  # noqa: ANN401  # click's
+        """Run the command, help and completion included."""
+        try:
+            return super().main(args, *others, **named)
+        except OSError as error:
+            # Only help is printed outside of subcommands, whose output reports this itself.
+            if error.errno != errno.ENOSPC:
+                raise
+            discard_output()
+            refusal = Refusal(f"cannot write the output: {error.strerror}")
+            refusal.show()
+            raise SystemExit(refusal.exit_code) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what stands before the subcommand."""
+        try:
+            return super().parse_args(ctx, args)
+        except NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise UsageRefusal.from_click(error, None) from error
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a subcommand."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise UsageRefusal.from_click(error, ctx.invoked_subcommand) from error
+        except (InvalidInputError, NotFoundError) as error:
+            raise UsageRefusal(error_line(error, ctx.obj or "TABLE")) from error
+        except LanceDagsterError as error:
+            raise Refusal(error_line(error, ctx.obj or "TABLE")) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List each topic's subcommands, all with their texts in one column."""
+        """List the subcommands by topic, all with their descriptions in one column."""
         longest = max(len(name) for name in self.commands)
         for topic, commands in TOPICS.items():
             rows = [
@@ -42,7 +78,7 @@ class _Grouped(Program):
                 formatter.write_dl(rows)
 
 
-@click.group(cls=_Grouped, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lance-dagster", message="%(prog)s %(version)s")
 @click.pass_context
 def main(context: click.Context) -> None:

@@ -173,9 +173,9 @@ def test_a_log_says_where_it_was_cut(table: LanceTable) -> None:
     as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
     lines = run("log", table.uri).stdout.splitlines()
     assert ["main@3", "main@2"] == [line.split()[0] for line in lines]
-    assert [False, True] == [line.endswith("(cut: what it was made from was cleaned up)") for line in lines]
+    assert [False, True] == [line.endswith("(cut: the version before it was cleaned up)") for line in lines]
     assert [False, True] == [found["cut"] for found in json.loads(run("log", table.uri, "--json").stdout)]
-    assert "main@1 (cut: what it was made from was cleaned up)" in run("show", table.uri, "production").stdout
+    assert "main@1 (cut: the version before it was cleaned up)" in run("show", table.uri, "production").stdout
 
 
 def test_what_is_shown_leaves_the_terminal_alone(table: LanceTable) -> None:

@@ -38,9 +38,9 @@ def test_it_only_says_what_it_would_do(table: LanceTable) -> None:
     assert ["kept:", "    main@4  tag 'production'", "    main@7  the newest"] == lines[:3]
     assert "would expire: main@1 to main@3, main@5 to main@6" == lines[3]
     assert lines[4] == "would delete:"
-    assert lines[5].startswith("    1 data files  ")
+    assert lines[5].startswith("    1 data file  ")
     assert "waiting, as only expired versions name them:" in lines
-    assert "5 versions and 1 files (" in lines[-2]
+    assert "5 versions and 1 file (" in lines[-2]
     assert "nothing was deleted; --delete does it" == lines[-1]
     assert before == files(table)
     assert result.stdout == run(table.uri, "--dry-run", "--older-than", "7d").stdout

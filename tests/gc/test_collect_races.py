@@ -9,7 +9,7 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.cli.collecting import told
+from lance_dagster.cli.maintenance_commands import garbage_lines
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.store import open_store
 from tests.backdating import DAY, age, files
@@ -231,7 +231,7 @@ def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleti
     assert (1, 3, 4) == report.expired["main"]
     assert [2, 5, 6] == table.versions_after(0)
     assert before == files(table, "data")
-    lines = list(told(report))
+    lines = list(garbage_lines(report))
     assert {"expired: main@1, main@3 to main@4", "needed again: main@2", "would delete:"} <= set(lines)
     (line,) = [line for line in lines if line.startswith(f"{report.versions} versions expired; {report.files} files (")]
     assert line.endswith("are left to the next run, as somebody else is at work")

@@ -64,7 +64,7 @@ def test_rows_are_limited_and_told_by_a_key(table: LanceTable) -> None:
     """More than the limit is said; a key and a column can be chosen."""
     result = run(table.uri, "main..run/1", "--rows", "--limit", "1", "--key", "id")
     assert ["   id  name", "-  1   a"] == result.stdout.splitlines()[-3:-1]
-    assert "there are more; --limit shows them" == result.stdout.splitlines()[-1]
+    assert "there are more rows; --limit shows them" == result.stdout.splitlines()[-1]
     named = run(table.uri, "main..run/1", "--stat", "--column", "id")
     assert "1 row added, 2 removed, 0 changed" == named.stdout.splitlines()[-1]
 

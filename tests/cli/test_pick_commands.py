@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.cli.remedies import quoted
+from lance_dagster.cli.command_errors import quoted
 from lance_dagster.store import open_store
 from tests.cli.running import document_of, lines_of, run
 from tests.store.scripted import PlugPulledError, ScriptedStore, plug_pulled_before_write

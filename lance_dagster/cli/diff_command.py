@@ -1,43 +1,28 @@
-"""`lance-dagster diff`."""
+"""`lance-dagster diff`, and how a difference is shown."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from lance_dagster.cli.command import Answer, about_table, aligned, refuse_without
-from lance_dagster.cli.progress import busy
-from lance_dagster.cli.versions import printable
+from lance_dagster.cli.arguments import about_table, refuse_without, with_columns, with_keys, with_limit
+from lance_dagster.cli.output import Output, aligned, busy, json_value, printable, shown_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from lance_dagster.table import Diff, LanceTable, RowCounts
 
-F = TypeVar("F", bound=Callable[..., Any])
+MORE_ROWS = "there are more rows; --limit shows them"
 _COLOURS = {"+": "green", "-": "red", "~": "yellow"}
 _SIGNS = {"insert": "+", "delete": "-", "update_preimage": "-", "update_postimage": "+"}
-_CELL = 40
-_LIMIT = 20
-_NULL = "null"
-with_limit: Callable[[F], F] = click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Show at most so many rows."
-)
-with_keys: Callable[[F], F] = click.option(
-    "--key", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
-)
-
-
-def with_columns(meaning: str) -> Callable[[F], F]:
-    """Give a subcommand the option `columns`, with what it does there."""
-    return click.option(
-        "--column", "-c", "columns", metavar="COLUMN", multiple=True, help=f"{meaning}; may be given again."
-    )
+_CHANGE = "_change_"
 
 
 class _Options(TypedDict):
+    """The options of `diff`."""
+
     stat: bool
     rows: bool
     limit: int
@@ -53,10 +38,10 @@ class _Options(TypedDict):
 @with_limit
 @with_keys
 @with_columns("Look at this column of the rows only, and show it beside the key")
-def diff(table: "LanceTable", answer: Answer, versions: tuple[str, ...], **options: "Unpack[_Options]") -> None:
+def diff(table: "LanceTable", output: Output, versions: tuple[str, ...], **options: "Unpack[_Options]") -> None:
     """Show what differs between two versions of TABLE.
 
-    A..B, or A B, is what turns version A into version B. A...B is what B did since A and B were last the same.
+    A..B, or A B, is what turns version A into version B. A...B is what B did since the merge base of A and B.
     """
     if not options["rows"]:
         refuse_without("--rows", "limit")
@@ -65,19 +50,19 @@ def diff(table: "LanceTable", answer: Answer, versions: tuple[str, ...], **optio
     found = _compared(table, versions, options["keys"])
     rows = options["limit"] if options["rows"] else None
     with busy("comparing rows"):
-        shown = Shown.of(found, stat=options["stat"], rows=rows, columns=options["columns"])
-    answer.give(shown.document, shown.lines)
+        shown = ShownDiff.of(found, stat=options["stat"], rows=rows, columns=options["columns"])
+    output.write(shown.document, shown.lines)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What differs, for programs and for people."""
+class ShownDiff:
+    """A difference as a document and as lines."""
 
     document: dict[str, Any]
     lines: list[str]
 
     @classmethod
-    def of(cls, found: "Diff", *, stat: bool, rows: int | None, columns: Sequence[str] = ()) -> "Shown":
+    def of(cls, found: "Diff", *, stat: bool, rows: int | None, columns: Sequence[str] = ()) -> "ShownDiff":
         """Show a difference.
 
         Args:
@@ -89,11 +74,11 @@ class Shown:
         counts = found.stat(columns or None) if stat else None
         document, lines = _document(found, counts), list(_lines(found, counts))
         if rows is not None:
-            # Rows are shown under what they are known by: its values are the same in both versions.
+            # The key is shown too: it tells which row it is, and its values are the same in both versions.
             wanted = list(dict.fromkeys([*(found.key or ()), *columns])) if columns else None
-            some = first(found.rows(columns=wanted), rows)
-            document |= {"rows": plain(some[:rows]), "more": len(some) > rows}
-            lines += _table(some, rows)
+            some = first_rows(found.rows(columns=wanted), rows + 1)
+            document |= {"rows": json_value(some[:rows]), "more": len(some) > rows}
+            lines += _row_lines(some, rows)
         return cls(document, lines)
 
 
@@ -102,8 +87,8 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
 
     key = list(keys) or None
     match versions:
-        case (a, b):
-            return table.diff(a, b, key=key)
+        case (before, after):
+            return table.diff(before, after, key=key)
         case (text,):
             asked = parse_range(text)
             compare = table.changes_since_base if asked.since_base else table.diff
@@ -112,12 +97,12 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
             raise click.UsageError("give two versions: A..B, A...B or A B")
 
 
-def first(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any]]:
-    """Return the first rows, and one more where there are more."""
+def first_rows(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any]]:
+    """Return the first rows of a reader, as many as the limit says or all of them; the rest is not read."""
     found: list[dict[str, Any]] = []
     for batch in reader:
-        found += batch.slice(0, limit + 1 - len(found)).to_pylist()
-        if len(found) > limit:
+        found += batch.slice(0, limit - len(found)).to_pylist()
+        if len(found) >= limit:
             break
     return found
 
@@ -129,26 +114,19 @@ def _lines(found: "Diff", stat: "RowCounts | None") -> Iterator[str]:
         yield str(stat)
 
 
-def _table(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
+def _row_lines(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
     if not rows:
         return
-    names = [name for name in rows[0] if not name.startswith("_change_")]
+    names = [name for name in rows[0] if not name.startswith(_CHANGE)]
     cells = [
-        ["", *names],
-        *([_SIGNS[row["_change_type"]], *(cell(row[name]) for name in names)] for row in rows[:limit]),
+        ["", *map(printable, names)],
+        *([_SIGNS[row["_change_type"]], *(shown_cell(row[name]) for name in names)] for row in rows[:limit]),
     ]
     yield ""
     for line in aligned(cells):
         yield click.style(line, fg=_COLOURS.get(line[:1]))
     if len(rows) > limit:
-        yield "there are more; --limit shows them"
-
-
-def cell(value: object) -> str:
-    """Return a value as text that takes its place in a line for each row, whatever is in it."""
-    text = _NULL if value is None else str(value) if not isinstance(value, str) else value
-    shown = printable(text)
-    return shown if len(shown) <= _CELL else f"{shown[: _CELL - 3]}..."
+        yield MORE_ROWS
 
 
 def _document(found: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
@@ -168,13 +146,3 @@ def _document(found: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
     if stat is not None:
         document["stat"] = asdict(stat)
     return document
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow values are in Python
-    """Return a value as JSON can show it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        # JSON has no such numbers.
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -114,7 +114,7 @@ def test_rows_in_conflict_are_shown(torn: LanceTable) -> None:
     ] == lines[lines.index("") + 1 :]
     few = run("merge", torn.uri, "run/1", "--preview", "--rows", "-n", "1", "-c", "value").stdout.splitlines()
     assert ["          value", "  base    1", "  source  5", "  dest    (removed)", ""] == few[-6:-1]
-    assert "there are more; --limit shows them" == few[-1]
+    assert "there are more rows; --limit shows them" == few[-1]
 
 
 def test_rows_in_conflict_have_colours(torn: LanceTable) -> None:
@@ -163,7 +163,7 @@ def test_rows_are_shown_of_a_preview(table: LanceTable) -> None:
     table.set_config({"owner": "ann"}, branch="run/1")
     table.set_config({"owner": "bob"})
     result = run("merge", table.uri, "run/1", "--preview", "--rows")
-    assert (1, "no rows can be shown of this") == (result.exit_code, result.stdout.splitlines()[-1])
+    assert (1, "these conflicts have no rows that can be shown") == (result.exit_code, result.stdout.splitlines()[-1])
 
 
 def test_conflicts_are_told_to_programs(torn: LanceTable) -> None:
@@ -420,4 +420,4 @@ def test_a_table_on_s3_is_merged(s3_storage: S3Storage) -> None:
     options = [f"--storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
     assert document_of("merge", table.uri, "run/1", *options)["made"]
     assert ["production: new -> main@2"] == lines_of("promote", table.uri, *options)
-    assert "    run/1  run/1@2  1 rows  1 behind" in lines_of("status", table.uri, *options)
+    assert "    run/1  run/1@2  1 row  1 behind" in lines_of("status", table.uri, *options)

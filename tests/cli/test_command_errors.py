@@ -9,7 +9,7 @@ import pytest
 
 import lance_dagster
 from lance_dagster import LanceTable, ProtectedError
-from lance_dagster.cli.remedies import COMMANDS, told
+from lance_dagster.cli.command_errors import COMMANDS, error_line
 from lance_dagster.errors import AlreadyExistsError, Call, CommitStateUnknownError, InvalidInputError, Remedy
 from tests.cli.running import run
 from tests.table_factory import entries, new_table
@@ -87,8 +87,8 @@ def test_python_is_told_what_to_call(table: LanceTable) -> None:
 
 def test_an_error_without_a_remedy_is_told_as_it_is() -> None:
     """On one line, whatever it has."""
-    assert "wrong: this; that" == told(InvalidInputError("wrong:\n  this\n  that"), "t")
-    assert "no; `lance-dagster relocate t --from '/an old place'` does it" == told(
+    assert "wrong: this; that" == error_line(InvalidInputError("wrong:\n  this\n  that"), "t")
+    assert "no; `lance-dagster relocate t --from '/an old place'` does it" == error_line(
         InvalidInputError("no", remedy=Remedy("{} does it", Call("relocate", ("/an old place",)))), "t"
     )
 
@@ -96,6 +96,7 @@ def test_an_error_without_a_remedy_is_told_as_it_is() -> None:
 def test_a_commit_that_may_have_landed_is_looked_for() -> None:
     """There is no transaction to commit again at a shell."""
     error = CommitStateUnknownError("the answer was lost", "1f", object())
-    assert "the answer was lost; look whether the log has it, and do it again if not; delete nothing meanwhile" == told(
-        error, "t"
+    assert (
+        "the answer was lost; look whether the log has it, and do it again if not; delete nothing meanwhile"
+        == error_line(error, "t")
     )

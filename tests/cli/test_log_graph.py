@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 
-from lance_dagster.cli.lanes import Cells, draw, width_of
+from lance_dagster.cli.log_command import Cells, draw, lanes_width
 
 History = list[tuple[str, tuple[str, ...]]]
 
 
 def text(cells: Cells) -> str:
     """A line as it is read."""
-    return "".join(cells.get(place, (" ", 0))[0] for place in range(width_of(cells)))
+    return "".join(cells.get(place, (" ", 0))[0] for place in range(lanes_width(cells)))
 
 
 def drawn(history: History) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable, VersionNotFoundError
-from lance_dagster.cli.looking import heads
+from lance_dagster.cli.inspect_commands import heads
 from tests.cli.running import document_of, lines_of, run
 from tests.table_factory import entries, new_table
 

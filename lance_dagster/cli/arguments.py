@@ -1,0 +1,263 @@
+"""Arguments and options that several subcommands take, and what a shell completes them with."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from lance_dagster.cli.output import Output
+from lance_dagster.errors import LanceDagsterError
+from lance_dagster.format.transaction import MESSAGE
+from lance_dagster.gc.retention import duration
+
+if TYPE_CHECKING:
+    from lance_dagster.history.refs.ref_store import Refs
+    from lance_dagster.merge.rules import Strategy
+    from lance_dagster.table import LanceTable
+
+F = TypeVar("F", bound=Callable[..., Any])
+SIDES = ("source-wins", "dest-wins")
+_ALL = "*"
+_RESERVED = "lance_dagster."
+
+
+class RefType(click.ParamType[str]):
+    """A branch, a tag, or where both are allowed an expression over them."""
+
+    name = "ref"
+
+    def __init__(self, *, branches: bool = True, tags: bool = True) -> None:
+        """Keep which names a shell may complete."""
+        self._branches, self._tags = branches, tags
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        """Return the text as it is: only the table can tell whether there is such a name."""
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """Offer the names of the table that was typed before; none where it cannot be reached."""
+        # While the value of an option is being typed, click has not named the arguments yet; TABLE is the first one.
+        uri = ctx.params.get("table") or next(iter(ctx.args), "")
+        try:
+            refs = _refs_of(uri, storage_options_from(ctx.params.get("storage_options") or ()))
+            branches = refs.known() if self._branches else []
+            names = [*branches, *(refs.tags() if self._tags else ())]
+        except (LanceDagsterError, click.ClickException, OSError):
+            # The shell would print an error into the line that is being typed.
+            return []
+        found = sorted(name for name in names if name.startswith(incomplete))
+        # `main` is listed whether or not there is a table.
+        return [] if names == ["main"] else [CompletionItem(name) for name in found]
+
+
+def _refs_of(uri: str, storage_options: dict[str, str]) -> "Refs":
+    """Return the names of a table without loading pylance and pyarrow: a shell is waiting."""
+    from lance_dagster.history.refs.ref_store import Refs
+    from lance_dagster.history.table_uri import is_table_uri, parse_table_uri
+    from lance_dagster.store import open_store
+
+    return Refs(open_store(parse_table_uri(uri)[0] if is_table_uri(uri) else uri, storage_options))
+
+
+REF, BRANCH, TAG = RefType(), RefType(tags=False), RefType(branches=False)
+
+
+class DurationType(click.ParamType[timedelta]):
+    """A duration such as 7d."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:  # noqa: ARG002
+        """Read the text."""
+        return value if isinstance(value, timedelta) else duration(str(value))
+
+
+def storage_options(command: F) -> F:
+    """Give a subcommand the options every one takes: `storage_options` (pairs as typed) and `as_json`."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Answer as JSON."),
+        click.option(
+            "--storage-option",
+            "-o",
+            "storage_options",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Credentials or endpoint of the storage, in pylance's words; may be given again. Secrets are better "
+            "left to the environment: AWS_ACCESS_KEY_ID and the like.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def about_table(command: F) -> F:
+    """Give a subcommand the argument TABLE, and the options every one takes.
+
+    The function gets `table` (a `LanceTable`) and `output` (an `Output`) beside its own arguments.
+    """
+
+    @click.argument("table", metavar="TABLE", type=click.Path())
+    @storage_options
+    @functools.wraps(command)
+    def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **others: object) -> object:
+        remember_table(table)
+        opened, ref = _open_table(table, storage_options_from(storage_options))
+        if ref is not None:
+            _put_ref(others, ref)
+        return command(table=opened, output=Output(as_json), **others)
+
+    return wrapped  # type: ignore[return-value]  # click replaces the function anyway
+
+
+def remember_table(table: str) -> None:
+    """Keep TABLE as it was typed, for commands that error messages suggest."""
+    click.get_current_context().find_root().obj = table
+
+
+def table_as_typed() -> str:
+    """Return TABLE as it was typed."""
+    return str(click.get_current_context().find_root().obj)
+
+
+def _open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTable", str | None]:
+    """Open a table, and return it with the ref its URI names, if any; pylance and pyarrow are loaded only here."""
+    from lance_dagster.history.table_uri import is_table_uri
+    from lance_dagster.table import LanceTable
+
+    return (
+        LanceTable.open_at(uri, storage_options) if is_table_uri(uri) else (LanceTable.open(uri, storage_options), None)
+    )
+
+
+def _put_ref(arguments: dict[str, object], ref: str) -> None:
+    """Let a subcommand begin at the ref its TABLE names."""
+    context = click.get_current_context()
+    if "ref" not in arguments:
+        name = context.info_name
+        raise click.UsageError(f"{name} is about a whole table; leave out 'lance+' and '?ref=', and give the ref apart")
+    given = (name for name in ("ref", "begin") if name in arguments)
+    if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in given):
+        raise click.UsageError(f"TABLE names the ref {ref!r} already; give one only")
+    arguments["ref"] = ref
+
+
+def _typed(*names: str) -> list[str]:
+    """Return those of some options that were typed, as one types them."""
+    context = click.get_current_context()
+    options = {option.name: max(option.opts, key=len) for option in context.command.params}
+    return [options[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+
+
+def refuse_beside(option: str, *names: str) -> None:
+    """Refuse options that would have no effect beside a certain one.
+
+    Raises:
+        click.UsageError: Some were typed.
+    """
+    if idle := _typed(*names):
+        raise click.UsageError(f"{option} does not go together with {', '.join(idle)}")
+
+
+def refuse_without(needed: str, *names: str) -> None:
+    """Refuse options that would have no effect without another one, which was not typed.
+
+    Raises:
+        click.UsageError: Some were typed.
+    """
+    if idle := _typed(*names):
+        raise click.UsageError(f"{', '.join(idle)} need{'s' * (len(idle) == 1)} {needed}")
+
+
+def storage_options_from(given: Sequence[str]) -> dict[str, str]:
+    """Read pairs of KEY=VALUE.
+
+    Raises:
+        click.UsageError: A text is no such pair.
+    """
+    pairs: dict[str, str] = {}
+    for option in given:
+        key, found, value = option.partition("=")
+        if not found or not key:
+            # The message does not repeat the text: it may be a secret that lacks its key.
+            raise click.UsageError("--storage-option takes KEY=VALUE, such as aws_region=eu-central-1")
+        pairs[key] = value
+    return pairs
+
+
+with_strategy: Callable[[F], F] = click.option(
+    "--strategy",
+    "-s",
+    "strategies",
+    metavar="[UNIT=]source-wins|dest-wins",
+    multiple=True,
+    help="Who wins conflicts: all of them, or those of one unit or kind as they are printed, such as "
+    "'column price=source-wins' or 'rows=dest-wins'; may be given again.",
+)
+"""The option `strategies`, for `strategy_from`."""
+with_message: Callable[[F], F] = click.option("--message", "-m", help="What to say in the log.")
+with_properties: Callable[[F], F] = click.option(
+    "--property",
+    "properties",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="What to keep with the version, such as ticket=77; may be given again.",
+)
+"""The option `properties`, for `properties_from`."""
+with_limit: Callable[[F], F] = click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most so many rows."
+)
+with_keys: Callable[[F], F] = click.option(
+    "--key", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
+)
+
+
+def with_columns(meaning: str) -> Callable[[F], F]:
+    """Give a subcommand the option `columns`, with what it does there."""
+    return click.option(
+        "--column", "-c", "columns", metavar="COLUMN", multiple=True, help=f"{meaning}; may be given again."
+    )
+
+
+class CommitOptions(TypedDict):
+    """What is kept with a version: the options `with_message` and `with_properties`."""
+
+    message: str | None
+    properties: Sequence[str]
+
+
+def strategy_from(given: Sequence[str]) -> "Strategy":
+    """Read who wins which conflicts.
+
+    Raises:
+        click.UsageError: A text is no strategy, or one unit has two.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        # From the right: a unit may hold an equals sign, as in "rows where day = 'mon'".
+        unit, _, winner = text.rpartition("=")
+        if winner not in SIDES:
+            raise click.UsageError(f"--strategy takes {' or '.join(SIDES)}, or one of them as UNIT={SIDES[0]}")
+        if found.setdefault(unit or _ALL, winner) != winner:
+            raise click.UsageError(f"--strategy gives two winners for {unit or 'all conflicts'}")
+    return found or None
+
+
+def properties_from(given: Sequence[str], message: str | None = None) -> dict[str, str]:
+    """Read what is kept with a version, with its message among it if one is given.
+
+    Raises:
+        click.UsageError: A text is no pair, or has a key that this package keeps itself.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise click.UsageError("--property takes KEY=VALUE, such as ticket=77")
+        if key.startswith((_RESERVED, MESSAGE)):
+            raise click.UsageError(f"--property cannot be {key!r}, which is kept by what makes the version")
+        found[key] = value
+    return found if message is None else {**found, MESSAGE: message}

@@ -1,0 +1,108 @@
+"""Errors as the command prints them: one line on standard error, and what to type where there is something to type.
+
+An error of this package that has a remedy names a method of a table and its arguments. Each such method has a function
+here that takes the same arguments and returns the words of the command.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import IO, Any
+
+import click
+
+from lance_dagster.errors import Call, CommitStateUnknownError, LanceDagsterError
+
+DONE, REFUSED, USAGE = 0, 1, 2
+# Characters a shell still reads within double quotes.
+_SPECIAL = set('"$`\\!')
+CommandWords = Callable[..., Sequence[str]]
+
+
+class Refusal(click.ClickException):
+    """Report an error as one line on standard error, and a hint on a second one where something has to be decided."""
+
+    exit_code = REFUSED
+
+    def __init__(self, message: str, hint: str = "", program: str = "lance-dagster") -> None:
+        """Keep what is wrong, what to try next, and the command the line begins with."""
+        super().__init__(message)
+        self.hint = hint
+        self.program = program
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the lines."""
+        click.echo(f"{self.program}: {self.format_message()}", file=file, err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", file=file, err=True)
+
+
+class UsageRefusal(Refusal):
+    """Report an error in what was typed."""
+
+    exit_code = USAGE
+
+    @classmethod
+    def from_click(cls, error: click.UsageError, subcommand: str | None) -> "UsageRefusal":
+        """Return click's error, which has four lines, as one line that says where to look."""
+        program = " ".join(filter(None, ("lance-dagster", subcommand)))
+        first, *others = error.format_message().rstrip(". ").split()
+        # Other errors begin in lower case; TABLE and PATTERN=DURATION keep their spelling.
+        first = first.lower() if first.istitle() else first
+        text = " ".join((first, *others)).replace(". (", " (").replace(". Did", "; did")
+        return cls(f"{text}; see {program} --help", program=program)
+
+
+def _relocate(old_uri: str | None = None) -> Sequence[str]:
+    return () if old_uri is None else ("--from", old_uri)
+
+
+def _delete_tag(name: str, *, force: bool = False) -> Sequence[str]:
+    return (name, "--delete", *(["--force"] if force else []))
+
+
+def _unprotect(*, branches: Sequence[str] = (), tags: Sequence[str] = ()) -> Sequence[str]:
+    patterns = [("--branch", pattern) for pattern in branches] + [("--tag", pattern) for pattern in tags]
+    return ("--remove", *(word for pair in patterns for word in pair))
+
+
+COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
+    "delete_tag": ("tag", _delete_tag),
+    "move_tag": ("promote", lambda name, at: ("--tag", name, "--at", at)),
+    "relocate": ("relocate", _relocate),
+    "reset": ("reset", lambda branch, at: (branch, "--at", at)),
+    "unprotect": ("protect", _unprotect),
+}
+"""By method of a table, the subcommand and a function that returns the words after TABLE."""
+
+
+def error_line(error: LanceDagsterError, table: str) -> str:
+    """Return an error as one line, with the command to type where it names a method to call.
+
+    Args:
+        error: What was raised.
+        table: TABLE as it was typed.
+    """
+    if isinstance(error, CommitStateUnknownError):
+        # A shell has no transaction object that could be committed again, as the error's own hint says.
+        text = f"{error.message}; look whether the log has it, and do it again if not; delete nothing meanwhile"
+    elif error.remedy is None:
+        text = str(error)
+    else:
+        text = f"{error.complaint}; {error.remedy.said(partial(_command_for, table))}"
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":;", ":")
+
+
+def command_line(name: str, table: str, *words: str) -> str:
+    """Return a call of the command as it is typed, in backquotes."""
+    return f"`{' '.join(map(quoted, ('lance-dagster', name, table, *words)))}`"
+
+
+def quoted(word: str) -> str:
+    """Return a word as a shell takes it; one with apostrophes in double quotes, which are easier to read."""
+    return f'"{word}"' if "'" in word and not _SPECIAL & set(word) else shlex.quote(word)
+
+
+def _command_for(table: str, call: Call) -> str:
+    name, words = COMMANDS[call.method]
+    return command_line(name, table, *words(*call.given, **call.named))

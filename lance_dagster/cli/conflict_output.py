@@ -1,0 +1,222 @@
+"""Merge conflicts as the command prints them: a line for each, the rows in conflict, and a hint that settles them."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import click
+
+from lance_dagster.cli.arguments import SIDES, table_as_typed, with_columns, with_keys, with_limit
+from lance_dagster.cli.command_errors import REFUSED, Refusal, command_line, quoted
+from lance_dagster.cli.diff_command import MORE_ROWS, first_rows
+from lance_dagster.cli.output import Output, json_value, padded, printable, shown_cell, text_width
+from lance_dagster.errors import MergeConflictError
+
+if TYPE_CHECKING:
+    from lance_dagster.merge.rules import Strategy
+    from lance_dagster.merge.rules.merge_side import Conflict
+    from lance_dagster.table import MergePreview
+
+F = TypeVar("F", bound=Callable[..., Any])
+Row = Mapping[str, Any]
+_HISTORY = "history"
+_BASE, _SOURCE, _DEST = _SIDES = ("base", "source", "dest")
+_ABSENT = {"removed": "(removed)", "rewritten": "(changed or removed; a key tells: -k COLUMN)"}
+_INDENT = "  "
+# The value of a column that a version does not have; None would be a null.
+_NO_COLUMN = object()
+
+
+@contextmanager
+def report_conflicts(output: Output, strategy: "Strategy", changes: Callable[[], str]) -> Iterator[None]:
+    """Print the conflicts that the block raises, each on its own line, and refuse with a hint.
+
+    Args:
+        output: Where to print.
+        strategy: The strategy that was given.
+        changes: Returns the range of what was to be merged, for `diff`.
+
+    Raises:
+        Refusal: There were conflicts.
+    """
+    try:
+        yield
+    except MergeConflictError as error:
+        output.write(
+            {"made": False, "before": None, "version": None, "conflicts": _conflict_documents(error.conflicts)},
+            conflict_lines(error.conflicts),
+        )
+        raise Refusal(error.message.rstrip(":"), hint_for(error.conflicts, strategy, changes())) from error
+
+
+def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) -> str:
+    """Return how to look at conflicts and how to settle them; empty where no strategy applies to a history conflict.
+
+    Args:
+        conflicts: What no strategy settled.
+        strategy: The strategy that was given.
+        changes: The range of what was to be merged, for `diff`.
+    """
+    from lance_dagster.merge.rules.preconditions import can_be_waived
+
+    known = _conflicts(conflicts)
+    of_rows = [conflict for conflict in known if conflict.kind != _HISTORY]
+    hints = []
+    if of_rows:
+        winners = " ".join(f"--strategy {quoted(f'{name}={SIDES[0]}')}" for name in _unsettled(of_rows, strategy))
+        settle = f"settle with {winners} (or {SIDES[1]}), or change one side" if winners else "then change one side"
+        hints.append(f"look with {command_line('diff', table_as_typed(), changes, '--rows')}; {settle}")
+    if any(map(can_be_waived, known)) and all(can_be_waived(each) for each in known if each.kind == _HISTORY):
+        hints.append(
+            f"if nobody replaced rows in what was cleaned up, --strategy {_HISTORY}={SIDES[0]} goes on without it"
+        )
+    return printable("; ".join(hints))
+
+
+def _unsettled(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[str]:
+    """Return the units or kinds that a strategy can still be given for; the kind where it has several units."""
+    from lance_dagster.merge.rules.strategy import StrategyResolver
+
+    resolver = StrategyResolver(strategy)
+    units: dict[str, set[str]] = {}
+    for conflict in conflicts:
+        if resolver.winner(conflict.kind, conflict.unit) is None:
+            units.setdefault(conflict.kind, set()).add(conflict.unit)
+    # Units of rows have no lasting names, so only the kind works in the next call.
+    return [kind if kind == "rows" or len(found) > 1 else next(iter(found)) for kind, found in units.items()]
+
+
+def _conflict_documents(conflicts: Iterable[object]) -> list[dict[str, str]]:
+    return [asdict(conflict) for conflict in _conflicts(conflicts)]
+
+
+def conflict_lines(conflicts: Iterable[object]) -> list[str]:
+    """Return a line for each conflict: its kind and unit, what the source did, what the dest did."""
+    return [f"{_title(conflict.kind)}: {printable(str(conflict))}" for conflict in _conflicts(conflicts)]
+
+
+def _title(kind: str) -> str:
+    return click.style(f"{kind} conflict", fg="red")
+
+
+def _conflicts(conflicts: Iterable[object]) -> "list[Conflict]":
+    from lance_dagster.merge.rules.merge_side import Conflict
+
+    return [conflict for conflict in conflicts if isinstance(conflict, Conflict)]
+
+
+def exit_refused(hint: str) -> None:
+    """Exit with 1 after the answer was printed, with what to do next."""
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    sys.exit(REFUSED)
+
+
+class RowOptions(TypedDict):
+    """Which rows in conflict are shown, and which of their columns."""
+
+    rows: bool
+    limit: int
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def with_rows(command: F) -> F:
+    """Give a subcommand the options of `RowOptions`."""
+    options = (
+        click.option(
+            "--rows",
+            is_flag=True,
+            help="With --preview: show the rows in conflict, as the merge base and both have them.",
+        ),
+        with_limit,
+        with_keys,
+        with_columns("Show this column of the rows, beside the key"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictRows:
+    """Rows in conflict as a part of a document and as lines."""
+
+    document: Mapping[str, object]
+    lines: Sequence[str]
+
+    @classmethod
+    def of(cls, found: "MergePreview", options: RowOptions) -> "ConflictRows":
+        """Read the rows of the conflicts of a merge; none where `--rows` was not given."""
+        if not options["rows"]:
+            return cls({}, [])
+        keys, limit = options["keys"], options["limit"]
+        columns = list(dict.fromkeys([*keys, *options["columns"]])) if options["columns"] else None
+        reader = found.conflicting_rows(columns=columns, key=keys or None, limit=limit + 1)
+        types = [reader.schema.field(name).type for name in (_DEST, _BASE, _SOURCE)]
+        names = list(dict.fromkeys(each.field(place).name for each in types for place in range(each.num_fields)))
+        rows = first_rows(reader, limit + 1)
+        more = len(rows) > limit
+        lines = list(_row_lines(rows[:limit], names, more=more)) if found.conflicts else []
+        return cls({"rows": json_value(rows[:limit]), "more": more}, lines)
+
+
+def _row_lines(rows: Sequence[Row], names: Sequence[str], *, more: bool) -> Iterator[str]:
+    yield ""
+    if not rows:
+        yield "these conflicts have no rows that can be shown"
+    for (kind, unit), group in groupby(rows, key=lambda row: (row["_conflict_kind"], row["_conflict_unit"])):
+        yield f"{_title(kind)}: {printable(unit)}"
+        yield from _conflict_table(list(group), names)
+    if more:
+        yield MORE_ROWS
+
+
+def _conflict_table(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
+    """Show each row of one conflict as the merge base, the source and the dest have it."""
+    shown = [(side, row[side]) for row in rows for side in _SIDES]
+    cells = [[side, *_cells(values, names)] for side, values in shown if values is not None]
+    head = [" " * max(map(len, _SIDES)), *map(printable, names)]
+    widths = [max(map(text_width, column)) for column in zip(head, *cells, strict=True)]
+    yield _line(head, widths, frozenset())
+    for row in rows:
+        for side in _SIDES:
+            values = row[side]
+            if values is not None:
+                changed = _changed_columns(row, side, names)
+                yield _line([side, *_cells(values, names)], widths, changed)
+            elif side != _BASE and row[f"_{side}_change"] is not None:
+                yield f"{_INDENT}{padded(side, widths[0])}  {click.style(_ABSENT[row[f'_{side}_change']], fg='red')}"
+        yield ""
+
+
+def _cells(values: Row, names: Sequence[str]) -> list[str]:
+    # A column that a version does not have is left empty; a null would be shown as "null".
+    return [shown_cell(values[name]) if name in values else "" for name in names]
+
+
+def _changed_columns(row: Row, side: str, names: Sequence[str]) -> frozenset[int]:
+    """Return the places of columns in which a side differs from the merge base, or without one from the other side."""
+    if side == _BASE:
+        return frozenset()
+    beside = row[_BASE] or row[_DEST if side == _SOURCE else _SOURCE]
+    if beside is None:
+        return frozenset()
+    # As JSON values: there NaN is a text and equals itself.
+    values, others = json_value(row[side]), json_value(beside)
+    return frozenset(
+        place for place, name in enumerate(names) if values.get(name, _NO_COLUMN) != others.get(name, _NO_COLUMN)
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], changed: frozenset[int]) -> str:
+    """Return a line of cells in columns; the cells that changed are coloured, which takes no room."""
+    # The first cell names the side, so column `n` of the row is cell `n + 1`.
+    styled = [
+        click.style(cell, fg="yellow") + padded(cell, width)[len(cell) :] if place in changed else padded(cell, width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True), start=-1)
+    ]
+    return f"{_INDENT}{_INDENT.join(styled)}".rstrip()

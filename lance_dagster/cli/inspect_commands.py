@@ -1,0 +1,221 @@
+"""`lance-dagster status`, `show`, `branches` and `tags`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from lance_dagster.cli.arguments import REF, about_table, refuse_without, with_limit
+from lance_dagster.cli.diff_command import ShownDiff
+from lance_dagster.cli.output import (
+    CUT,
+    ID_DIGITS,
+    Output,
+    aligned,
+    busy,
+    counted,
+    first_line,
+    given_properties,
+    printable,
+    shown_time,
+    version_document,
+)
+from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
+from lance_dagster.format.layout import MAIN
+
+if TYPE_CHECKING:
+    from lance_dagster.history.refs.ref_store import Branch, Tag
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable, Standing
+
+_RUNS = "run/"
+
+
+@click.command()
+@about_table
+def status(table: "LanceTable", output: Output) -> None:
+    """Show how far the branches and tags of TABLE are from main, and which run branches are not merged."""
+    found = table.status()
+    waiting = [branch for branch in found.branches if branch.name.startswith(_RUNS) and not branch.merged]
+    main = found.main
+    head = [str(main), main.id[:ID_DIGITS], shown_time(main), counted(main.rows, "row"), first_line(main.message)]
+    documents = {
+        "table": table.uri,
+        "main": version_document(main),
+        "branches": [_standing_document(branch) for branch in found.branches],
+        "tags": [_standing_document(tag) for tag in found.tags],
+        "unmerged_runs": [branch.name for branch in waiting],
+    }
+    lines = [
+        *aligned([head]),
+        *_status_section("branches", found.branches),
+        *_status_section("tags", found.tags),
+        *(["", f"not merged: {', '.join(branch.name for branch in waiting)}"] if waiting else []),
+    ]
+    output.write(documents, lines)
+
+
+def _standing_document(standing: "Standing") -> dict[str, object]:
+    return {**asdict(standing), "merged": standing.merged}
+
+
+def _status_section(title: str, found: "Sequence[Standing]") -> Iterator[str]:
+    if found:
+        yield ""
+        yield f"{title}:"
+        yield from aligned([_standing_row(each) for each in found], indent="    ")
+
+
+def _standing_row(standing: "Standing") -> tuple[str, ...]:
+    if standing.version is None:
+        return (standing.name, "gone", "", "")
+    counts = [f"{count} {word}" for count, word in ((standing.ahead, "ahead"), (standing.behind, "behind")) if count]
+    distance = ", ".join(counts) or "as main"
+    return (
+        standing.name,
+        standing.version,
+        counted(standing.rows or 0, "row"),
+        f"{distance} (squashed)" if standing.squashed else distance,
+    )
+
+
+class _ShowOptions(TypedDict):
+    """What `show` shows beside the version itself."""
+
+    content: bool
+    diff: bool
+    stat: bool
+    rows: bool
+    limit: int
+
+
+@click.command(epilog="Example: lance-dagster show orders.lance main~1 --stat")
+@about_table
+@click.argument("ref", type=REF, default="main")
+@click.option("--content", is_flag=True, help="Show the content id too, for which deletion files are read.")
+@click.option("--diff", is_flag=True, help="Show what it changed, beside the version it was made from.")
+@click.option("--stat", is_flag=True, help="The same, and count the rows that differ.")
+@click.option("--rows", is_flag=True, help="The same, and show the rows that differ.")
+@with_limit
+def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowOptions]) -> None:
+    """Show one version of TABLE: what made it, from what, its columns, and what it changed.
+
+    Of a merge that is what it brought in.
+    """
+    if not options["rows"]:
+        refuse_without("--rows", "limit")
+    version = table.at(ref)
+    columns, lines = _columns(table, version)
+    digest = table.content_id(str(version)) if options["content"] else None
+    found = {**version_document(version), **({"content_id": digest} if digest else {}), "columns": columns}
+    facts = _facts(version)
+    if digest:
+        facts.insert(2, ("content", digest))
+    shown = [*aligned(facts), "", *(f"    {line}" for line in lines)]
+    if options["diff"] or options["stat"] or options["rows"]:
+        change = _change(table, version, options)
+        found["diff"] = None if change is None else change.document
+        gone = "the version before it was cleaned up" if version.cut else "it is the first version of the table"
+        shown += ["", *([gone] if change is None else change.lines)]
+    output.write(found, shown)
+
+
+def _change(table: "LanceTable", version: "Version", options: _ShowOptions) -> ShownDiff | None:
+    """Return what a version changed beside its first parent; None where that is gone or there is none."""
+    if version.cut or not version.parents:
+        return None
+    rows = options["limit"] if options["rows"] else None
+    with busy("comparing rows"):
+        return ShownDiff.of(table.diff(version.parents[0], str(version)), stat=options["stat"], rows=rows)
+
+
+def _facts(version: "Version") -> list[tuple[str, str]]:
+    return [
+        ("version", str(version)),
+        ("id", version.id),
+        ("from", ", ".join(version.parents) + (f" {CUT}" if version.cut else "") or "nothing"),
+        ("committed", shown_time(version)),
+        ("by", printable(version.committer)),
+        ("operation", version.operation),
+        ("transaction", version.transaction),
+        ("rows", f"{version.rows:,}"),
+        *((("message", printable(version.message)),) if version.message else ()),
+        *((key, printable(value)) for key, value in sorted(version.properties.items())),
+    ]
+
+
+def _columns(table: "LanceTable", version: "Version") -> tuple[list[dict[str, object]], list[str]]:
+    schema = table.schema(str(version))
+    rows = [(printable(field.name), str(field.type) + ("" if field.nullable else " not null")) for field in schema]
+    documents = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in schema]
+    return documents, aligned(rows)
+
+
+@click.command()
+@about_table
+@click.argument("pattern", required=False)
+def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
+    """List the branches of TABLE with the newest version of each; only those that match PATTERN, such as 'run/*'."""
+    found = sorted(table.branches(pattern).values(), key=lambda branch: branch.name)
+    documents: list[dict[str, object]] = []
+    rows = []
+    if pattern is None or fnmatchcase(MAIN, pattern):
+        head = table.head()
+        documents.append({"name": MAIN, "head": str(head), "forked_from": None, "created_at": None, "metadata": {}})
+        rows.append((MAIN, str(head), "", shown_time(head)))
+    for branch, head in heads(table, found):
+        documents.append({**_branch_document(branch), "head": str(head)})
+        rows.append((branch.name, str(head), f"from {branch.parent}", shown_time(head)))
+    output.write(documents, aligned(rows))
+
+
+@click.command()
+@about_table
+@click.argument("pattern", required=False)
+def tags(table: "LanceTable", output: Output, pattern: str | None) -> None:
+    """List the tags of TABLE with the version each names; only those that match PATTERN, such as 'v1.*'."""
+    found = sorted(table.tags(pattern).values(), key=lambda tag: tag.name)
+    rows = [
+        (
+            tag.name,
+            tag.ref,
+            f"{tag.updated_at:%Y-%m-%d %H:%M:%S}Z" if tag.updated_at else "",
+            "immutable" if tag.immutable else "",
+        )
+        for tag in found
+    ]
+    output.write([_tag_document(tag) for tag in found], aligned(rows))
+
+
+def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[Branch, Version]]":
+    """Look up the newest version of each branch; those that were deleted since they were listed are left out."""
+    for branch in branches:
+        try:
+            yield branch, table.head(branch.name)
+        except RefNotFoundError:
+            continue
+        except VersionNotFoundError:
+            # A deletion removes the manifests before the branch file, so a branch without versions may be on its way.
+            if branch.name in table.branches(branch.name):
+                raise
+
+
+def _branch_document(found: "Branch") -> dict[str, object]:
+    return {
+        "name": found.name,
+        "forked_from": found.parent,
+        "created_at": found.created_at.isoformat(),
+        "metadata": given_properties(found.metadata),
+    }
+
+
+def _tag_document(found: "Tag") -> dict[str, object]:
+    return {
+        "name": found.name,
+        "version": found.ref,
+        "updated_at": found.updated_at.isoformat() if found.updated_at else None,
+        "immutable": found.immutable,
+        "metadata": given_properties(found.metadata),
+    }

@@ -1,0 +1,311 @@
+r"""`lance-dagster log`, and the graph it draws.
+
+The graph has lanes of characters, one column for each line of versions:
+
+    *    main@5     a merge: a lane for what was merged begins
+    |\
+    | *  run/2@4
+    * |  main@4
+    |/               two lanes wait for the same version, so they become one
+    *    main@3
+
+A lane waits for one version. A version is drawn in the lane that waits for it, which then waits for its first parent;
+other parents get lanes of their own. Column `n` is character `2n`; what moves from one column to the next is drawn
+between them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from lance_dagster.cli.arguments import REF, about_table
+from lance_dagster.cli.output import (
+    CUT,
+    ID_DIGITS,
+    Output,
+    aligned,
+    counted,
+    first_line,
+    printable,
+    shown_time,
+    terminal_width,
+    version_document,
+)
+from lance_dagster.errors import FormatError
+from lance_dagster.format.layout import MAIN
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from lance_dagster.history.log import LogFilter
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
+
+_COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan")
+
+
+class _TimeType(click.ParamType["datetime"]):
+    """A point in time, as in `main@{time}`."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> "datetime":
+        """Read the text."""
+        from lance_dagster.history.resolve import parse_time
+
+        found = parse_time(str(value))
+        if isinstance(found, str):
+            self.fail(f"cannot read the time {value!r}: expected {found}", param, ctx)
+        return found
+
+
+class _Options(TypedDict):
+    """The options of `log` beside its range."""
+
+    begin: str | None
+    decorate: bool
+    graph: bool
+    first_parent: bool | None
+    committer: str | None
+    message: str | None
+    properties: Sequence[str]
+    since: "datetime | None"
+    until: "datetime | None"
+
+
+@click.command(epilog="Example: lance-dagster log orders.lance main..run/1 --graph --since '2 days ago'")
+@about_table
+@click.argument("ref", type=REF, required=False, metavar="[REF | A..B]")
+@click.option("--ref", "begin", type=REF, help="The same as REF.")
+@click.option("--after", type=REF, metavar="REF", help="Leave out what this version contains.")
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most so many versions.")
+@click.option(
+    "--decorate/--no-decorate", default=True, help="Show which branches and tags name a version (the default), or not."
+)
+@click.option("--graph", is_flag=True, help="Draw which version was made from which.")
+@click.option(
+    "--first-parent/--all-parents",
+    default=None,
+    help="What the branch was at each time, or also what was merged into it. The first, unless a graph is drawn.",
+)
+@click.option("--since", type=_TimeType(), help="Show versions committed then or later: 2026-01-31, '2 days ago'.")
+@click.option("--until", type=_TimeType(), help="Show versions committed then or earlier.")
+@click.option("--committer", help="Show versions of this committer.")
+@click.option("--message", help="Show versions whose message contains this, in any case.")
+@click.option(
+    "--property",
+    "properties",
+    metavar="KEY[=VALUE]",
+    multiple=True,
+    help="Show versions with this property; may be given again, and all have to hold.",
+)
+def log(
+    table: "LanceTable",
+    output: Output,
+    ref: str | None,
+    after: str | None,
+    limit: int | None,
+    **options: Unpack[_Options],
+) -> None:
+    """Show the versions of TABLE, newest first: those REF contains, which is main if not given.
+
+    A..B shows what B contains and A does not. REF is a branch, a tag, or an expression such as main@17 or main~3.
+    """
+    ref, after = _range(ref, options["begin"], after)
+    graph, first_parent, only = options["graph"], options["first_parent"], _filter(options)
+    if graph and not first_parent:
+        edges = table.log_graph(ref, after=after, limit=limit, only=only)
+    else:
+        found = table.log(ref, after=after, limit=limit, first_parent=first_parent is not False, only=only)
+        edges = [(version, tuple(map(str, found[place : place + 1]))) for place, version in enumerate(found, start=1)]
+    documents = [version_document(version) | ({"below": list(below)} if graph else {}) for version, below in edges]
+    lines: list[str] = []
+    if not output.as_json:
+        rows = _rows(table, [version for version, _ in edges], decorate=options["decorate"])
+        lines = _graph_lines(edges, rows) if graph else aligned(rows)
+    output.write(documents, lines)
+
+
+def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, str | None]:
+    """Return where the log begins, and what it leaves out."""
+    from lance_dagster.history.ref_expressions import is_range, parse_range
+
+    if ref is not None and begin is not None:
+        raise click.UsageError("give REF, or --ref REF, not both")
+    text = ref if ref is not None else begin if begin is not None else MAIN
+    if not is_range(text):
+        return text, after
+    asked = parse_range(text)
+    if asked.since_base:
+        raise click.UsageError(f"log takes A..B, what B contains and A does not: {asked.left}..{asked.right}")
+    if after is not None:
+        raise click.UsageError(f"{text} says what to leave out already; take --after away")
+    return asked.right, asked.left
+
+
+def _filter(options: _Options) -> "LogFilter":
+    from lance_dagster.history.log import LogFilter
+
+    pairs = [text.partition("=") for text in options["properties"]]
+    return LogFilter(
+        properties={key: value if found else None for key, found, value in pairs},
+        committer=options["committer"],
+        message=options["message"],
+        since=options["since"],
+        until=options["until"],
+    )
+
+
+def _rows(table: "LanceTable", found: Sequence["Version"], *, decorate: bool) -> list[tuple[str, ...]]:
+    names = _names(table, found) if decorate else {}
+    # Where nobody gave a committer, the column would have the same program on every line.
+    people = any(version.committer != version.writer for version in found)
+    return [_row(version, names.get(str(version), ()), people=people) for version in found]
+
+
+def _row(version: "Version", names: Iterable[str], *, people: bool) -> tuple[str, ...]:
+    message = first_line(version.message)
+    message = f"{message} {CUT}".strip() if version.cut else message
+    named = ", ".join(names)
+    return (
+        str(version),
+        version.id[:ID_DIGITS],
+        shown_time(version),
+        *((printable(version.committer),) if people else ()),
+        version.operation,
+        counted(version.rows, "row"),
+        f"({named}) {message}".rstrip() if named else message,
+    )
+
+
+def _names(table: "LanceTable", found: Sequence["Version"]) -> Mapping[str, Sequence[str]]:
+    """Return by version the branches whose newest one it is, and the tags that name it.
+
+    Only branches with a version among these are looked up: a table may have many run branches.
+    """
+    names: dict[str, list[str]] = {}
+    for branch in dict.fromkeys(version.branch for version in found):
+        # Lists names without reading a manifest; empty where the branch was deleted since.
+        for newest in table.versions_after(0, branch)[-1:]:
+            names.setdefault(f"{branch}@{newest}", []).append(branch)
+    with suppress(FormatError):
+        # `verify` reports a damaged tag; the log can be shown without it.
+        for tag in sorted(table.tags().values(), key=lambda tag: tag.name):
+            names.setdefault(tag.ref, []).append(f"tag {tag.name}")
+    return names
+
+
+def _graph_lines(edges: Sequence[tuple["Version", Sequence[str]]], rows: Sequence[Sequence[str]]) -> list[str]:
+    drawn = list(draw([(str(version), below) for version, below in edges]))
+    lanes = max((lanes_width(each.line) for each in drawn), default=0)
+    width = terminal_width()
+    lines = aligned(rows, width=None if width is None else width - lanes - 2)
+    return [line for each, text in zip(drawn, lines, strict=True) for line in _beside(each, text, lanes)]
+
+
+def _beside(drawn: "Drawn", text: str, width: int) -> list[str]:
+    gap = " " * (width - lanes_width(drawn.line) + 2)
+    return [*map(_painted, drawn.above), f"{_painted(drawn.line)}{gap}{text}", *map(_painted, drawn.below)]
+
+
+def _painted(cells: "Cells") -> str:
+    """Return a line with a colour for each lane; `click.echo` leaves colours out where output is no terminal."""
+    painted = []
+    for place in range(lanes_width(cells)):
+        character, lane = cells.get(place, (" ", 0))
+        colour = None if character in " *" else _COLOURS[lane % len(_COLOURS)]
+        painted.append(click.style(character, fg=colour) if colour else character)
+    return "".join(painted)
+
+
+Cells = dict[int, tuple[str, int]]
+"""Characters by their place in a line, each with the number of the lane it belongs to."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    awaited: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A version's line, and the lines that lead to it and away from it, as cells."""
+
+    above: tuple[Cells, ...]
+    line: Cells
+    below: tuple[Cells, ...]
+
+
+def draw(history: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Drawn]:
+    """Draw a history.
+
+    Args:
+        history: Versions in order, each with the versions that a line leads to; those come later.
+    """
+    lanes: list[_Lane] = []
+    made = 0
+    for name, parents in history:
+        waiting = [column for column, lane in enumerate(lanes) if lane.awaited == name]
+        if waiting:
+            column = waiting[0]
+            above = tuple(cells for _ in waiting[1:] for cells in _join(lanes, column, name))
+        else:
+            # A line without this version, so that it does not look like a parent of the version above.
+            column, above = len(lanes), (_straight(lanes),) if made else ()
+            lanes.append(_Lane(name, made))
+            made += 1
+        line = {**_straight(lanes), 2 * column: ("*", lanes[column].number)}
+        if not parents:
+            yield Drawn(above, line, _end(lanes, column))
+            continue
+        lanes[column].awaited = parents[0]
+        below = [_begin(lanes, column, _Lane(parent, made + place)) for place, parent in enumerate(parents[1:])]
+        made += len(below)
+        yield Drawn(above, line, tuple(below))
+
+
+def lanes_width(cells: Cells) -> int:
+    """Return how many characters a line of lanes takes."""
+    return max(cells, default=-1) + 1
+
+
+def _straight(lanes: Sequence[_Lane]) -> Cells:
+    return {2 * column: ("|", lane.number) for column, lane in enumerate(lanes)}
+
+
+def _join(lanes: list[_Lane], column: int, name: str) -> list[Cells]:
+    """Lead the next lane that waits for a version to the first one, and move those right of it to the left."""
+    joining = next(other for other in range(column + 1, len(lanes)) if lanes[other].awaited == name)
+    number = lanes[joining].number
+    first = {
+        **_straight(lanes[:joining]),
+        **dict.fromkeys(range(2 * column + 3, 2 * joining - 1, 2), ("_", number)),
+        **{2 * other - 1: ("/", lanes[other].number) for other in range(joining, len(lanes))},
+    }
+    del lanes[joining]
+    if joining == column + 1:
+        return [first]
+    return [first, {**_straight(lanes), 2 * column + 1: ("/", number)}]
+
+
+def _begin(lanes: list[_Lane], column: int, lane: _Lane) -> Cells:
+    """Begin a lane beside another one, and move those right of it to the right."""
+    cells = {
+        **_straight(lanes[: column + 1]),
+        **{2 * other + 1: ("\\", lanes[other].number) for other in range(column + 1, len(lanes))},
+        2 * column + 1: ("\\", lane.number),
+    }
+    lanes.insert(column + 1, lane)
+    return cells
+
+
+def _end(lanes: list[_Lane], column: int) -> tuple[Cells, ...]:
+    """End a lane, and move those right of it to the left."""
+    moving = {2 * other - 1: ("/", lanes[other].number) for other in range(column + 1, len(lanes))}
+    cells = {**_straight(lanes[:column]), **moving}
+    del lanes[column]
+    return (cells,) if moving else ()

@@ -1,0 +1,332 @@
+"""`lance-dagster verify`, `gc`, `compact`, `clone`, `relocate` and `move-base`."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from lance_dagster.cli.arguments import (
+    BRANCH,
+    REF,
+    DurationType,
+    about_table,
+    properties_from,
+    storage_options_from,
+    with_message,
+    with_properties,
+)
+from lance_dagster.cli.command_errors import DONE, REFUSED
+from lance_dagster.cli.merge_commands import write_version
+from lance_dagster.cli.output import Output, aligned, bar, counted, problem_lines, version_document
+from lance_dagster.gc.retention import duration
+
+if TYPE_CHECKING:
+    from lance_dagster.gc.collect import FileCount, GarbageReport
+    from lance_dagster.table import LanceTable, Relocation, Repointed, VerifyReport
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEP = 1024
+_KINDS = {"versions": "manifests of versions that expired before"}
+# Branches that keep at least two versions are named, ten of them at most.
+_HELD_VERSIONS, _HELD_BRANCHES = 2, 10
+
+_with_check = click.option(
+    "--check/--no-check", default=True, help="Look for every file first (the default), or do not."
+)
+_with_dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+
+class _CompactOptions(TypedDict):
+    """Which fragments are rewritten, and what is kept with the version."""
+
+    target_rows: int
+    deleted_share: float
+    message: str | None
+    properties: Sequence[str]
+
+
+@click.command()
+@click.option("--ref", type=REF, help="Look at one version only: a branch, a tag or an expression such as main@17.")
+@click.option("--deep", is_flag=True, help="Read every data file instead of comparing its size.")
+@about_table
+def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) -> None:
+    """Look for damage in every version, file and name of TABLE.
+
+    Says where something is wrong, what, and what would be right. Exits with 1 when there is an error; warnings do not
+    count. Nothing is written.
+    """
+    with bar() as progress:
+        report = table.verify(ref, deep=deep, progress=progress)
+    output.write({"ok": report.ok, **asdict(report)}, _verify_lines(report))
+    sys.exit(DONE if report.ok else REFUSED)
+
+
+def _verify_lines(report: "VerifyReport") -> list[str]:
+    lines = []
+    for problem in report.problems:
+        lines += problem_lines(problem.severity, problem.where, problem.what, f"right: {problem.right}")
+    lines += [f"note: not there, as clean-up leaves it: {gap}" for gap in report.gaps]
+    severities = Counter(problem.severity for problem in report.problems)
+    looked_at = ", ".join(
+        counted(number, noun)
+        for number, noun in (
+            (report.versions, "version"),
+            (report.branches, "branch"),
+            (report.tags, "tag"),
+            (report.fragments, "fragment"),
+            (report.data_files, "data file"),
+            (report.deletion_files, "deletion file"),
+            (report.index_files, "index file"),
+        )
+    )
+    read = f", {counted(report.files_read, 'data file')} read whole" if report.files_read else ""
+    verdict = f"{counted(severities['error'], 'error')}, {counted(severities['warning'], 'warning')}"
+    return [*lines, f"{verdict}; looked at {looked_at}{read}"]
+
+
+@click.command()
+@click.option("--older-than", type=DurationType(), help="For how long versions stay, such as 7d, 36h or 2w.")
+@click.option("--keep-last", type=click.IntRange(min=1), default=1, help="How many of each branch stay in any case.")
+@click.option(
+    "--branch",
+    "branches",
+    metavar="PATTERN=DURATION",
+    multiple=True,
+    help="Another duration for branches whose names match, such as run/*=2d; may be given again.",
+)
+@click.option("--grace", type=DurationType(), help="How old a file has to be that no version names.")
+@click.option("--dry-run/--delete", default=True, help="Only say what would be deleted (the default), or delete it.")
+@click.option("--files", is_flag=True, help="List every file.")
+@about_table
+def gc(table: "LanceTable", output: Output, branches: Sequence[str], *, files: bool, **others: object) -> None:
+    """Let old versions of TABLE expire and delete the files that no version names.
+
+    Says what would be done; --delete does it. Without --older-than the rules kept with the table apply, or 14 days.
+    Files of versions that expire are deleted by a later call, a day after. Exits with 1 when something cannot be read:
+    then nothing is deleted.
+    """
+    ages = dict(map(_pattern_duration, branches))
+    with bar() as progress:
+        report = table.collect_garbage(branches=ages, progress=progress, **others)  # type: ignore[arg-type]  # click's
+    output.write(_garbage_document(report, files=files), list(garbage_lines(report, files=files)))
+    sys.exit(DONE if report.ok else REFUSED)
+
+
+def _pattern_duration(text: str) -> tuple[str, timedelta]:
+    pattern, found, age = text.partition("=")
+    if not found or not pattern:
+        raise click.UsageError("--branch takes PATTERN=DURATION, such as run/*=2d")
+    return pattern, duration(age)
+
+
+def _garbage_document(report: "GarbageReport", *, files: bool) -> dict[str, object]:
+    document = {"ok": report.ok, **asdict(report), "now": report.now.isoformat()}
+    if not files:
+        del document["paths"]
+    return document
+
+
+def garbage_lines(report: "GarbageReport", *, files: bool = False) -> Iterator[str]:
+    """Return the lines that say what a collection did, or would do.
+
+    Args:
+        report: What the collection returned.
+        files: Whether every file is listed.
+    """
+    for problem in report.problems:
+        yield from problem_lines(problem.severity, problem.where, problem.what, problem.right)
+    done = report.done
+    if report.kept:
+        yield "kept:"
+        yield from aligned(list(_kept_rows(report.kept)), indent="    ")
+    for branch, numbers in report.expired.items():
+        yield f"{'expired' if report.expiry_done else 'would expire'}: {', '.join(_spans(branch, numbers))}"
+    if report.put_back:
+        yield f"needed again: {', '.join(report.put_back)}"
+    yield from (f"{'removed' if done else 'would remove'} what is left of branch {name!r}" for name in report.branches)
+    yield from _count_lines("deleted" if done else "would delete", report.garbage)
+    yield from _count_lines("waiting, as only expired versions name them", report.waiting)
+    yield from _count_lines("too young to be told from what is about to be committed", report.young)
+    if files:
+        yield from (f"    {path}" for path in report.paths)
+    yield _sum_line(report)
+    yield from _held_lines(report.held)
+    if report.dry_run and (report.versions or report.files or report.branches):
+        yield "nothing was deleted; --delete does it"
+
+
+def _sum_line(report: "GarbageReport") -> str:
+    versions, files = counted(report.versions, "version"), f"{counted(report.files, 'file')} ({_size(report.bytes)})"
+    if report.done:
+        return f"{versions} and {files} deleted"
+    if not report.ok:
+        return f"{versions} and {files} could be deleted if everything could be read"
+    if report.expiry_done:
+        verb = "is" if report.files == 1 else "are"
+        return f"{versions} expired; {files} {verb} left to the next run, as somebody else is at work"
+    return f"{versions} and {files} can be deleted"
+
+
+def _held_lines(held: Mapping[str, int]) -> Iterator[str]:
+    """Say which branches keep versions that nothing else needs, those that keep the most first."""
+    many = sorted(((name, count) for name, count in held.items() if count >= _HELD_VERSIONS), key=lambda item: -item[1])
+    for name, count in many[:_HELD_BRANCHES]:
+        yield f"branch {name!r} alone keeps {counted(count, 'version')}: merge it, sync it, or delete it"
+    if len(many) > _HELD_BRANCHES:
+        others = len(many) - _HELD_BRANCHES
+        yield f"and so {'does' if others == 1 else 'do'} {counted(others, 'branch')} more"
+
+
+def _kept_rows(versions: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """Write versions that follow each other and are kept for the same reasons as one line."""
+    for (_, why), group in groupby(versions.items(), lambda item: (item[0].rpartition("@")[0], item[1])):
+        names = [version for version, _ in group]
+        yield names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", "; ".join(why)
+
+
+def _count_lines(title: str, counts: "Mapping[str, FileCount]") -> Iterator[str]:
+    if counts:
+        yield f"{title}:"
+        rows = [(_kind_count(kind, count.files), _size(count.bytes)) for kind, count in counts.items()]
+        yield from aligned(rows, indent="    ")
+
+
+def _kind_count(kind: str, files: int) -> str:
+    """Return a number of files of one kind; the kinds of a report are plurals."""
+    text = _KINDS.get(kind, kind)
+    if files == 1:
+        text = text.replace("manifests", "manifest") if kind in _KINDS else text.removesuffix("s")
+    return f"{files:,} {text}"
+
+
+def _spans(branch: str, numbers: Sequence[int]) -> Iterator[str]:
+    """Write numbers that follow each other as one span."""
+    first = numbers[0]
+    for number, following in pairwise((*numbers, None)):
+        if following is None or following != (number or 0) + 1:
+            yield f"{branch}@{first}" if first == number else f"{branch}@{first} to {branch}@{number}"
+            first = following or 0
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in _UNITS:
+        if size < _STEP or unit == _UNITS[-1]:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= _STEP
+    return f"{count} B"
+
+
+@click.command()
+@about_table
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch to compact.")
+@click.option(
+    "--target-rows",
+    type=click.IntRange(min=1),
+    default=1024 * 1024,
+    show_default=True,
+    help="Rows a fragment should have at least.",
+)
+@click.option(
+    "--deleted-share",
+    type=click.FloatRange(0, 1),
+    default=0.1,
+    show_default=True,
+    help="The share of deleted rows above which a fragment is rewritten even alone.",
+)
+@with_message
+@with_properties
+def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[_CompactOptions]) -> None:
+    """Write small fragments of TABLE, and those with many deleted rows, anew; rows stay as they are.
+
+    Makes two versions: the first one reserves the numbers of the new fragments.
+    """
+    properties = properties_from(options["properties"])
+    before = table.head(branch)
+    with bar() as progress:
+        made = table.compact(
+            branch=branch,
+            target_rows=options["target_rows"],
+            deleted_share=options["deleted_share"],
+            message=options["message"],
+            properties=properties,
+            progress=progress,
+        )
+    write_version(output, before, made, f"nothing to do: no fragment of {made} is worth rewriting")
+
+
+@click.command()
+@about_table
+@click.argument("uri")
+@click.option("--at", type=REF, default="main", show_default=True, help="The version to clone.")
+@click.option("--shallow/--deep", default=True, help="Name the files of TABLE (the default), or copy them.")
+@click.option(
+    "--to-storage-option",
+    "to_options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="For the clone; those of TABLE, if not given. May be given again.",
+)
+def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Sequence[str], *, shallow: bool) -> None:
+    """Make a table at URI out of one version of TABLE.
+
+    A shallow clone lives as long as the files of TABLE do: tag the version that is cloned. History, branches and tags
+    stay with TABLE.
+    """
+    options = storage_options_from(to_options) or None
+    source = table.at(at)
+    with bar() as progress:
+        made = table.clone(uri, str(source), shallow=shallow, storage_options=options, progress=progress)
+    head = made.head()
+    files = "naming the files" if shallow else "a copy"
+    output.write(
+        {"uri": made.uri, "cloned_from": str(source), "shallow": shallow, "version": version_document(head)},
+        [f"{made.uri}: {head}, {counted(head.rows, 'row')}, {files} of {source}"],
+    )
+
+
+@click.command()
+@about_table
+@click.option(
+    "--from", "old_uri", metavar="URI", help="Where the table was; found out from its branches, if not given."
+)
+@_with_check
+@_with_dry_run
+def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check: bool, dry_run: bool) -> None:
+    """Make the branches of TABLE work where it is, after it was moved or copied there."""
+    with bar() as progress:
+        found = table.relocate(old_uri, check=check, dry_run=dry_run, progress=progress)
+    _write_relocation(output, found, dry_run=dry_run)
+
+
+@click.command("move-base")
+@about_table
+@click.argument("name")
+@click.argument("uri")
+@_with_check
+@_with_dry_run
+def move_base(table: "LanceTable", output: Output, name: str, uri: str, *, check: bool, dry_run: bool) -> None:
+    """Say that the files under the base path NAME of TABLE are at URI."""
+    with bar() as progress:
+        found = table.move_base(name, uri, check=check, dry_run=dry_run, progress=progress)
+    _write_relocation(output, found, dry_run=dry_run)
+
+
+def _write_relocation(output: Output, found: "Relocation", *, dry_run: bool) -> None:
+    rows = [
+        *(("branch", *_relocation_row(each, dry_run=dry_run)) for each in found.branches),
+        *(("tag", *_relocation_row(each, dry_run=dry_run)) for each in found.tags),
+    ]
+    lines = aligned(rows) if rows else ["nothing to do: everything is named where it is"]
+    output.write({"dry_run": dry_run, **asdict(found)}, lines)
+
+
+def _relocation_row(each: "Repointed", *, dry_run: bool) -> tuple[str, ...]:
+    after = each.after or ("a new version" if dry_run else "not done")
+    moved = ", ".join(f"{old} is {new}" for old, new in each.paths)
+    return (each.name, f"{each.before} -> {after}", f"{counted(each.files, 'file')} found" if each.files else "", moved)

@@ -1,0 +1,286 @@
+"""`lance-dagster merge`, `preview-branch`, `sync`, `merge-base`, `cherry-pick`, `revert` and `restore`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from lance_dagster.cli.arguments import (
+    BRANCH,
+    REF,
+    CommitOptions,
+    about_table,
+    properties_from,
+    refuse_beside,
+    refuse_without,
+    strategy_from,
+    with_message,
+    with_properties,
+    with_strategy,
+)
+from lance_dagster.cli.conflict_output import (
+    ConflictRows,
+    RowOptions,
+    conflict_lines,
+    exit_refused,
+    hint_for,
+    report_conflicts,
+    with_rows,
+)
+from lance_dagster.cli.output import (
+    ID_DIGITS,
+    Output,
+    aligned,
+    busy,
+    counted,
+    first_line,
+    shown_time,
+    version_document,
+)
+from lance_dagster.errors import AlreadyExistsError, ConflictError, Remedy
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable, MergePreview
+
+_MERGE, _FAST_FORWARD, _SQUASH = "merge", "ff-only", "squash"
+_with_parent = click.option(
+    "--parent", type=click.IntRange(min=1), help="For a merge: the parent its change is seen from, counted from 1."
+)
+
+
+class _MergeOptions(RowOptions):
+    """The options of `merge` that say how."""
+
+    strategies: Sequence[str]
+    ff_only: bool
+    squash: bool
+    message: str | None
+    properties: Sequence[str]
+
+
+class _PreviewOptions(TypedDict):
+    """The options of `preview-branch` that say how."""
+
+    name: str | None
+    replace: bool
+    strategies: Sequence[str]
+
+
+class _PickOptions(CommitOptions):
+    """How one change is applied or reverted."""
+
+    parent: int | None
+    strategies: Sequence[str]
+
+
+@click.command()
+@about_table
+@click.argument("source", type=REF)
+@click.option("--into", type=BRANCH, default="main", show_default=True, help="The branch to merge into.")
+@click.option("--preview", is_flag=True, help="Only say what would be done. Exits with 1 when it would be refused.")
+@with_rows
+@with_strategy
+@click.option("--ff-only", is_flag=True, help="Refuse when the branch has changes that SOURCE does not contain.")
+@click.option("--squash", is_flag=True, help="Take the changes over without recording what was merged.")
+@with_message
+@with_properties
+def merge(
+    table: "LanceTable", output: Output, source: str, into: str, *, preview: bool, **options: Unpack[_MergeOptions]
+) -> None:
+    """Merge SOURCE, a branch or a version, into a branch of TABLE.
+
+    Only metadata is written. Exits with 1 when both sides contradict each other, and says where; nothing is written
+    then.
+    """
+    if options["ff_only"] and options["squash"]:
+        raise click.UsageError("give --ff-only or --squash, not both")
+    if preview:
+        refuse_beside("--preview", "message", "properties")
+    else:
+        refuse_without("--preview", "rows")
+    if not options["rows"]:
+        refuse_without("--rows", "limit", "keys", "columns")
+    mode = _FAST_FORWARD if options["ff_only"] else _SQUASH if options["squash"] else _MERGE
+    strategy, properties = strategy_from(options["strategies"]), properties_from(options["properties"])
+    if preview:
+        with busy("looking for conflicts"):
+            found = table.preview_merge(source, into, strategy=strategy, mode=mode)
+            rows = ConflictRows.of(found, options)
+        _write_preview(output, found, rows, hint_for(found.conflicts, strategy, f"{into}...{source}"))
+        return
+    before = table.head(into)
+    with report_conflicts(output, strategy, lambda: f"{into}...{source}"), busy("merging"):
+        made = table.merge(
+            source, into, strategy=strategy, mode=mode, message=options["message"], properties=properties
+        )
+    write_version(output, before, made, f"nothing to do: {made} has everything of {source}")
+
+
+@click.command("preview-branch")
+@about_table
+@click.argument("source", type=REF)
+@click.option("--into", type=BRANCH, default="main", show_default=True, help="The branch to merge into.")
+@click.option("--name", help="The new branch; preview/ and the name of the source's branch, if not given.")
+@click.option("--replace", is_flag=True, help="Delete the preview that has the name, once the merge is known to work.")
+@with_strategy
+def preview_branch(
+    table: "LanceTable", output: Output, source: str, into: str, **options: Unpack[_PreviewOptions]
+) -> None:
+    """Make a branch that holds what merging SOURCE would give, for checks to run on."""
+    strategy = strategy_from(options["strategies"])
+    make = partial(table.preview_branch, source, into, name=options["name"], strategy=strategy)
+    with report_conflicts(output, strategy, lambda: f"{into}...{source}"), busy("merging"):
+        try:
+            made = make()
+        except AlreadyExistsError as error:
+            if not options["replace"]:
+                raise AlreadyExistsError(error.complaint, remedy=Remedy("--replace makes a preview anew")) from error
+            _delete_preview(table, options["name"], source, into)
+            made = make()
+    head = table.head(made.name)
+    output.write(
+        {"branch": made.name, "forked_from": made.parent, "version": version_document(head)},
+        [f"{made.name} from {made.parent}: {head}, {counted(head.rows, 'row')}"],
+    )
+
+
+def _delete_preview(table: "LanceTable", name: str | None, source: str, into: str) -> None:
+    """Delete the branch that has the name of a preview.
+
+    Raises:
+        ConflictError: It is no preview, so it may hold somebody's work.
+    """
+    from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
+    from lance_dagster.table.merging import preview_name
+
+    found = table.branch(name or preview_name(table.at(source).branch, into))
+    if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():
+        raise ConflictError(f"branch {found.name!r} of {table.uri} is no preview; give another --name, or delete it")
+    table.delete_branch(found.name)
+
+
+@click.command(epilog="Example: lance-dagster sync orders.lance work --strategy rows=dest-wins")
+@about_table
+@click.argument("branch", type=BRANCH)
+@with_strategy
+@with_message
+@with_properties
+def sync(
+    table: "LanceTable", output: Output, branch: str, strategies: Sequence[str], **options: Unpack[CommitOptions]
+) -> None:
+    """Merge what happened on the branch that BRANCH was forked from into BRANCH."""
+    before = table.head(branch)
+    strategy, properties = strategy_from(strategies), properties_from(options["properties"])
+
+    def changes() -> str:
+        return f"{branch}...{table.branch(branch).parent_branch}"
+
+    with report_conflicts(output, strategy, changes), busy("merging"):
+        made = table.sync(branch, strategy=strategy, message=options["message"], properties=properties)
+    write_version(output, before, made, f"nothing to do: {made} has everything of the branch it was forked from")
+
+
+@click.command("merge-base")
+@about_table
+@click.argument("one", type=REF, metavar="A")
+@click.argument("other", type=REF, metavar="B")
+def merge_base(table: "LanceTable", output: Output, one: str, other: str) -> None:
+    """Show the newest version that A and B contain."""
+    base = table.merge_base(one, other)
+    row = (str(base), base.id[:ID_DIGITS], shown_time(base), counted(base.rows, "row"))
+    output.write(version_document(base), aligned([row]))
+
+
+@click.command("cherry-pick")
+@about_table
+@click.argument("version", type=REF)
+@click.option("--onto", type=BRANCH, default="main", show_default=True, help="The branch that gets the change.")
+@_with_parent
+@with_strategy
+@with_message
+@with_properties
+def cherry_pick(table: "LanceTable", output: Output, version: str, onto: str, **options: Unpack[_PickOptions]) -> None:
+    """Make the change of one VERSION on another branch too."""
+    parent, strategy = options["parent"], strategy_from(options["strategies"])
+    properties = properties_from(options["properties"], options["message"])
+    before = table.head(onto)
+    with report_conflicts(output, strategy, lambda: f"{version}^{parent or ''}..{version}"), busy("merging"):
+        made = table.cherry_pick(version, onto, parent=parent, strategy=strategy, properties=properties)
+    write_version(output, before, made, f"nothing to do: {made} has the change already")
+
+
+@click.command()
+@about_table
+@click.argument("version", type=REF)
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch it is taken back on.")
+@_with_parent
+@with_strategy
+@with_message
+@with_properties
+def revert(table: "LanceTable", output: Output, version: str, branch: str, **options: Unpack[_PickOptions]) -> None:
+    """Take the change of one VERSION back, and keep what was done since."""
+    parent, strategy = options["parent"], strategy_from(options["strategies"])
+    properties = properties_from(options["properties"], options["message"])
+    before = table.head(branch)
+    with report_conflicts(output, strategy, lambda: f"{version}..{branch}"), busy("merging"):
+        made = table.revert(version, branch, parent=parent, strategy=strategy, properties=properties)
+    write_version(output, before, made, f"nothing to do: {made} does not have the change")
+
+
+@click.command()
+@about_table
+@click.argument("version", type=REF)
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch to take back.")
+@with_message
+@with_properties
+def restore(table: "LanceTable", output: Output, version: str, branch: str, **options: Unpack[CommitOptions]) -> None:
+    """Make an older VERSION of a branch its newest one; what came after stays in the log."""
+    before = table.head(branch)
+    properties = properties_from(options["properties"])
+    made = table.restore(version, branch, message=options["message"], properties=properties)
+    write_version(output, before, made, f"nothing to do: {made} is the newest version")
+
+
+def write_version(output: Output, before: "Version", made: "Version", nothing: str) -> None:
+    """Print which version was made, or why none had to be.
+
+    Args:
+        output: Where to print.
+        before: The newest version of the branch before.
+        made: The version that has the result.
+        nothing: What to print when that version was there before.
+    """
+    new = made.number > before.number
+    document = {"made": new, "before": str(before), "version": version_document(made), "conflicts": []}
+    grown = made.rows - before.rows
+    rows = counted(made.rows, "row") + (f" ({grown:+,})" if grown else "")
+    output.write(document, [f"{before} -> {made}  {rows}  {first_line(made.message)}".rstrip() if new else nothing])
+
+
+def _write_preview(output: Output, found: "MergePreview", rows: ConflictRows, hint: str) -> None:
+    facts = {name: value for name, value in asdict(found).items() if not name.startswith("_")}
+    output.write({"ok": not found.conflicts, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
+    if found.conflicts:
+        exit_refused(hint)
+
+
+def _preview_lines(found: "MergePreview") -> Iterator[str]:
+    yield f"{found.source} into {found.dest}; merge base {found.base}"
+    if found.already_merged:
+        yield "nothing to do: it was merged before"
+        return
+    if found.conflicts:
+        yield from conflict_lines(found.conflicts)
+        yield f"{counted(len(found.conflicts), 'conflict')}; nothing would be written"
+        return
+    facts = [
+        ("rows", f"{found.rows_added:,} added, {found.rows_updated:,} updated, {found.rows_removed:,} removed"),
+        ("columns", "changed" if found.schema_changed else "as they are"),
+        *(("needs backfill", f"{path}, null in {counted(rows, 'row')}") for path, rows in found.needs_backfill.items()),
+        *((("reindex needed", ", ".join(found.reindex_needed)),) if found.reindex_needed else ()),
+        ("fast-forward", "yes" if found.fast_forward else f"no: {found.dest} has changes of its own"),
+    ]
+    yield from aligned(facts, indent="    ")

@@ -1,0 +1,277 @@
+"""What a subcommand prints: lines for people or one JSON document for programs, and the progress of what takes long.
+
+Lines fit the terminal: tables are cut, sentences are wrapped at blanks. A pipe or a file gets every line whole, since
+what reads it searches for names.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lance_dagster.cli.command_errors import Refusal
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+
+CUT = "(cut: the version before it was cleaned up)"
+ID_DIGITS = 10
+_GAP = "  "
+_ELLIPSIS = "..."
+_NARROWEST = 8
+_CELL = 40
+_HANGING = 4
+_BAR = 30
+_SECOND = 1.0
+_COLOURS = {"error": "red", "warning": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a subcommand writes its answer."""
+
+    as_json: bool
+
+    def write(self, document: object, lines: Sequence[str]) -> None:
+        """Print the document or the lines.
+
+        A reader that has gone, such as `head -1`, is no error: whatever the subcommand did is done, so it goes on and
+        exits as it would have.
+
+        Raises:
+            Refusal: The text cannot be written, such as to a full disk.
+        """
+        if self.as_json:
+            _print([json.dumps(document, indent=2, default=str)])
+        else:
+            width = terminal_width()
+            _print([part for line in lines for part in _wrapped(line, width)])
+
+
+def _print(lines: Sequence[str]) -> None:
+    try:
+        for line in lines:
+            click.echo(line)
+    except BrokenPipeError:
+        discard_output()
+    except OSError as error:
+        discard_output()
+        raise Refusal(f"cannot write the output: {error.strerror}; the command itself is done") from error
+
+
+def discard_output() -> None:
+    """Send standard output nowhere: Python flushes it once more at exit, which would fail a second time."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def terminal_width() -> int | None:
+    """Return how many characters a line may have; None where standard output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _wrapped(line: str, width: int | None) -> list[str]:
+    """Break a line at blanks; parts after the first are indented more. Names and paths are never broken."""
+    if width is None or text_width(click.unstyle(line)) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip(" ")) + _HANGING)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> list[str]:
+    """Return rows of cells as lines whose columns stand below each other.
+
+    Args:
+        rows: Cells, as many in each row.
+        indent: What each line begins with.
+        width: The longest line wanted, in characters; that of the terminal if None is given. The last column, which
+            has messages and other free text, is cut first; then the widest ones, in their middle.
+    """
+    if not rows:
+        return []
+    widths = _column_widths(rows, len(indent), terminal_width() if width is None else width)
+    last = len(widths) - 1
+    return [
+        (indent + _GAP.join(padded(_cut(cell, widths[i], i == last), widths[i]) for i, cell in enumerate(row))).rstrip()
+        for row in rows
+    ]
+
+
+def _column_widths(rows: Sequence[Sequence[str]], indent: int, width: int | None) -> list[int]:
+    """Return how wide each column is made so that a line fits."""
+    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
+    if width is None:
+        return widths
+    excess = indent + sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    last = len(widths) - 1
+    if excess > 0 and widths[last] > _NARROWEST:
+        taken = min(excess, widths[last] - _NARROWEST)
+        widths[last] -= taken
+        excess -= taken
+    # One character at a time keeps columns of one width as wide as each other.
+    while excess > 0 and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+        excess -= 1
+    return widths
+
+
+def _cut(cell: str, width: int, at_end: bool) -> str:  # noqa: FBT001 - by position where it is mapped over cells
+    """Return a cell that is no wider than its column.
+
+    Text keeps its beginning. A name keeps both ends, since run branches differ there and versions end in a number.
+    """
+    if text_width(cell) <= width:
+        return cell
+    room = width - len(_ELLIPSIS)
+    end = 0 if at_end else room // 2
+    return _beginning(cell, room - end) + _ELLIPSIS + (_beginning(cell[::-1], end)[::-1] if end else "")
+
+
+def _beginning(text: str, width: int) -> str:
+    """Return as many characters as fit."""
+    fitting = sum(1 for _ in takewhile(lambda taken: taken <= width, accumulate(map(text_width, text))))
+    return text[:fitting]
+
+
+def padded(text: str, width: int) -> str:
+    """Return a text with blanks up to a width on the terminal."""
+    return text + " " * (width - text_width(text))
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: two for wide characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
+
+
+def printable(text: str) -> str:
+    """Replace control characters, which whoever wrote a message or a value could use to change the terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def shown_cell(value: object) -> str:
+    """Return a value of a row as text on one line, cut after 40 characters."""
+    text = "null" if value is None else value if isinstance(value, str) else str(value)
+    shown = printable(text)
+    return shown if len(shown) <= _CELL else f"{shown[: _CELL - len(_ELLIPSIS)]}{_ELLIPSIS}"
+
+
+def json_value(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow values are in Python
+    """Return a value of a row as JSON can hold it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no NaN and no infinity.
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_value(part) for key, part in value.items()}
+    return [json_value(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which has a plural where the number is not 1."""
+    if number != 1:
+        noun = f"{noun}es" if noun.endswith(("ch", "x", "s")) else f"{noun}s"
+    return f"{number:,} {noun}"
+
+
+def problem_lines(severity: str, where: str, *explanation: str) -> list[str]:
+    """Return the lines for one problem: its severity in colour and its place, then what there is to say about it."""
+    return [f"{click.style(severity, fg=_COLOURS[severity])}: {where}", *(f"    {line}" for line in explanation)]
+
+
+def shown_time(version: "Version") -> str:
+    """Return when a version was committed, to the second, in UTC."""
+    return f"{version.committed_at.in_timezone('UTC'):%Y-%m-%d %H:%M:%S}Z"
+
+
+def first_line(message: str | None) -> str:
+    """Return the first line of a message, printable."""
+    return printable((message or "").partition("\n")[0])
+
+
+def version_document(version: "Version") -> dict[str, Any]:
+    """Return a version as JSON shows it."""
+    return {
+        "version": str(version),
+        "id": version.id,
+        "branch": version.branch,
+        "number": version.number,
+        "committed_at": version.committed_at.isoformat(),
+        "operation": version.operation,
+        "rows": version.rows,
+        "message": version.message,
+        "committer": version.committer,
+        "writer": version.writer,
+        "parents": list(version.parents),
+        "cut": version.cut,
+        "properties": dict(version.properties),
+        "transaction": version.transaction,
+    }
+
+
+def given_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return what people and programs said about a version or a name, without what this package keeps there."""
+    return {key: value for key, value in properties.items() if not key.startswith("lance_dagster.")}
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[int, int], None] | None]:
+    """Show a progress bar on standard error while the block runs, where that is a terminal.
+
+    Returns:
+        What to call with the number of things done and the number of all; None where nobody looks.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        yield _show_bar
+    finally:
+        _clear()
+
+
+@contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """Say on a terminal what is being done and for how many seconds, where nobody knows how much there is to do."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = Event()
+    telling = Thread(target=_show_seconds, args=(doing, done), daemon=True)
+    telling.start()
+    try:
+        yield
+    finally:
+        done.set()
+        telling.join()
+        _clear()
+
+
+def _show_seconds(doing: str, done: Event) -> None:
+    seconds = 0
+    while True:
+        click.echo(f"\r{doing}{f', {seconds} s' if seconds else ''} ...", nl=False, err=True)
+        if done.wait(_SECOND):
+            return
+        seconds += 1
+
+
+def _clear() -> None:
+    click.echo("\r" + " " * (_BAR + 40) + "\r", nl=False, err=True)
+
+
+def _show_bar(done: int, total: int) -> None:
+    filled = _BAR * done // max(total, 1)
+    click.echo(f"\r[{'#' * filled}{' ' * (_BAR - filled)}] {done:,} of {total:,}", nl=False, err=True)

@@ -1,0 +1,299 @@
+"""`lance-dagster branch`, `tag`, `protect` and `reset`; `promote` and `rollback`, which move the tag readers follow."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+
+from lance_dagster.cli.arguments import BRANCH, REF, TAG, about_table, refuse_beside, refuse_without
+from lance_dagster.cli.output import Output, aligned, counted, printable
+from lance_dagster.errors import (
+    Call,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    RefNotFoundError,
+    Remedy,
+    VersionNotFoundError,
+)
+from lance_dagster.format.layout import MAIN
+
+if TYPE_CHECKING:
+    from lance_dagster.history.refs.ref_store import Branch, Tag
+    from lance_dagster.history.refs.tag_operations import TagMove
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
+
+_with_tag = click.option("--tag", "name", type=TAG, default="production", show_default=True, help="The tag.")
+_with_expected = click.option(
+    "--expect", type=REF, metavar="VERSION", help="Refuse unless the tag points there when it is moved."
+)
+
+
+class _BranchOptions(TypedDict):
+    """What `branch` is asked to do."""
+
+    at: str
+    exist_ok: bool
+    delete: bool
+    force: bool
+    rename: str | None
+
+
+class _TagOptions(TypedDict):
+    """What `tag` is asked to do."""
+
+    at: str
+    immutable: bool
+    delete: bool
+    force: bool
+    rename: str | None
+    history: bool
+
+
+@click.command(epilog="Example: lance-dagster branch orders.lance run/1 --at production")
+@about_table
+@click.argument("name", type=BRANCH)
+@click.option("--at", type=REF, default="main", show_default=True, help="The version to fork from.")
+@click.option("--exist-ok", is_flag=True, help="Take the branch of that name when there is one.")
+@click.option("--delete", "-d", is_flag=True, help="Delete the branch, when all it has is in main.")
+@click.option("--force", is_flag=True, help="With --delete: although it has versions that main does not contain.")
+@click.option("--rename", "-r", metavar="NEW", help="Give the branch another name.")
+def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_BranchOptions]) -> None:
+    """Fork the branch NAME from a version of TABLE, delete it or rename it."""
+    if options["delete"]:
+        refuse_beside("--delete", "at", "exist_ok", "rename")
+        _refuse_unmerged(table, name, force=options["force"])
+        table.delete_branch(name)
+        _write_deleted(output, name)
+        return
+    refuse_without("--delete", "force")
+    if options["rename"] is not None:
+        refuse_beside("--rename", "at", "exist_ok")
+        _write_branch(output, table.rename_branch(name, options["rename"]))
+    else:
+        _write_branch(output, table.create_branch(name, options["at"], exist_ok=options["exist_ok"]))
+
+
+@click.command(epilog="Example: lance-dagster tag orders.lance v1.0 --at main~1 --immutable")
+@about_table
+@click.argument("name", type=TAG)
+@click.option("--at", type=REF, default="main", show_default=True, help="The version to name.")
+@click.option("--immutable", is_flag=True, help="Never move or rename it, as the tag of a release.")
+@click.option("--delete", "-d", is_flag=True, help="Delete the tag.")
+@click.option("--force", is_flag=True, help="With --delete: although it is immutable.")
+@click.option("--rename", "-r", metavar="NEW", help="Give the tag another name.")
+@click.option("--history", is_flag=True, help="Show where the tag was, newest first.")
+def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOptions]) -> None:
+    """Name a version of TABLE, delete the name, change it, or show where it was.
+
+    To move an existing tag, use promote.
+    """
+    if options["delete"]:
+        refuse_beside("--delete", "at", "immutable", "rename", "history")
+        table.delete_tag(name, force=options["force"])
+        _write_deleted(output, name)
+        return
+    refuse_without("--delete", "force")
+    if options["rename"] is not None:
+        refuse_beside("--rename", "at", "immutable", "history")
+        _write_tag(output, table.rename_tag(name, options["rename"]))
+    elif options["history"]:
+        refuse_beside("--history", "at", "immutable")
+        moves = table.tag_history(name)
+        output.write([_move_document(move) for move in moves], aligned([_move_row(move) for move in moves]))
+    else:
+        _write_tag(output, table.create_tag(name, options["at"], immutable=options["immutable"]))
+
+
+@click.command()
+@about_table
+@click.option("--branch", "branches", metavar="PATTERN", multiple=True, help="Branches, such as main or release/*.")
+@click.option("--tag", "tags", metavar="PATTERN", multiple=True, help="Tags, such as production or v*.")
+@click.option("--remove", is_flag=True, help="Take the patterns back.")
+def protect(
+    table: "LanceTable", output: Output, branches: tuple[str, ...], tags: tuple[str, ...], *, remove: bool
+) -> None:
+    """Protect branches and tags of TABLE by glob patterns, or show what is protected.
+
+    A protected branch takes merges and maintenance, and no other commit. A protected tag names only versions of main
+    or of protected branches.
+    """
+    if not branches and not tags:
+        refuse_without("--branch or --tag", "remove")
+        found = table.protection()
+    else:
+        found = (table.unprotect if remove else table.protect)(branches=branches, tags=tags)
+    rows = [("branches", ", ".join(found.branches) or "none"), ("tags", ", ".join(found.tags) or "none")]
+    output.write(asdict(found), aligned(rows))
+
+
+@click.command(epilog="Example: lance-dagster reset orders.lance work --at production")
+@about_table
+@click.argument("branch", type=BRANCH)
+@click.option("--at", type=REF, default="main", show_default=True, help="The version to start from.")
+def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
+    """Make BRANCH start anew from a version of another branch; its own versions are lost."""
+    before = _head_or_none(table, branch)
+    made = table.reset(branch, at)
+    head = table.head(branch)
+    output.write(
+        {"branch": made.name, "before": before, "head": str(head), "forked_from": made.parent},
+        [f"{made.name}: {before or 'empty'} -> {head}, from {made.parent}"],
+    )
+
+
+@click.command()
+@about_table
+@_with_tag
+@click.option("--at", type=REF, default="main", show_default=True, help="The version to point it to.")
+@_with_expected
+def promote(table: "LanceTable", output: Output, name: str, at: str, expect: str | None) -> None:
+    """Point a tag of TABLE to a version, by compare-and-swap; create it where there is none.
+
+    Exits with 1 when somebody else moves it at the same time.
+    """
+    current = _tag_or_none(table, name)
+    expected = table.at(expect) if expect is not None else _target(table, current)
+    _write_move(output, _target_before(current, expected), table.move_tag(name, at, expected=expected))
+
+
+@click.command()
+@about_table
+@_with_tag
+@click.option("--steps", type=click.IntRange(min=1), help="How many moves to go back; 1 if not given.")
+@click.option("--to", type=REF, metavar="VERSION", help="The version to go back to, where the tag was before.")
+@_with_expected
+def rollback(
+    table: "LanceTable", output: Output, name: str, steps: int | None, to: str | None, expect: str | None
+) -> None:
+    """Point a tag of TABLE to where it was before.
+
+    Moves that were rolled back do not count, so rolling back twice goes back by two.
+    """
+    if steps is not None and to is not None:
+        raise click.UsageError("give --steps or --to, not both")
+    current = table.tag(name)
+    if to is not None and str(table.at(to)) == current.ref:
+        if expect is not None:
+            # Moves nothing, but refuses where the tag is not at the version that was expected.
+            current = table.move_tag(name, to, expected=table.at(expect))
+        _write_move(output, current.ref, current)
+        return
+    count = steps or 1 if to is None else _steps_to(table, current, str(table.at(to)))
+    # The steps were counted from the target read above: a tag that was moved since would end somewhere else.
+    expected = table.at(expect) if expect is not None else _target(table, current)
+    _write_move(output, _target_before(current, expected), table.roll_back_tag(name, count, expected=expected))
+
+
+def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
+    """Refuse to delete a branch whose versions would be lost.
+
+    Raises:
+        ConflictError: `main` does not contain all of them.
+    """
+    if force or name not in table.branches():
+        return
+    ahead, _ = table.ahead_behind(name, MAIN)
+    if ahead:
+        versions = counted(ahead, "version")
+        raise ConflictError(f"{name!r} has {versions} that main does not contain; merge it, or add --force")
+
+
+def _head_or_none(table: "LanceTable", branch: str) -> str | None:
+    try:
+        return str(table.head(branch))
+    except NotFoundError:
+        # A reset that crashed left the branch without a version, and this one completes it; or there is no such
+        # branch, which the reset itself reports.
+        return None
+
+
+def _tag_or_none(table: "LanceTable", name: str) -> "Tag | None":
+    try:
+        return table.tag(name)
+    except RefNotFoundError:
+        return None
+
+
+def _target(table: "LanceTable", tag: "Tag | None") -> "Version | None":
+    """Return the version a tag names, as what is expected of it; None where there is no tag or no such version."""
+    try:
+        # With "branch:", since other programs allow a tag that has the name of a branch.
+        return None if tag is None else table.at(f"branch:{tag.ref}")
+    except (VersionNotFoundError, RefNotFoundError):
+        # Other programs delete tagged versions; the tag can be moved all the same.
+        return None
+
+
+def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
+    """Return how many moves back a tag was at a version.
+
+    Raises:
+        InvalidInputError: It never was, as far as its history goes.
+    """
+    from lance_dagster.history.refs.tag_operations import earlier_target
+
+    earlier: list[str] = []
+    while wanted not in earlier:
+        try:
+            earlier.append(str(earlier_target(tag, len(earlier) + 1)))
+        except InvalidInputError:
+            raise _not_in_history(table, tag, wanted) from None
+    return len(earlier)
+
+
+def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInputError:
+    """Return the error for a version that a tag cannot be rolled back to, with the versions it was at."""
+    from lance_dagster.history.refs.tag_operations import tag_history
+
+    known = list(dict.fromkeys(move.after for move in tag_history(tag)))
+    reason = f"is not known to have been at {wanted}; it was at {', '.join(known)}"
+    if wanted in known:
+        reason = f"cannot be rolled back to {wanted}, from where it was rolled back"
+    remedy = Remedy("{} moves it there", Call("move_tag", (tag.name, wanted)))
+    return InvalidInputError(f"tag {tag.name!r} of {table.uri} {reason}", remedy=remedy)
+
+
+def _target_before(current: "Tag | None", expected: "Version | None") -> str | None:
+    """Return where a tag was when it was moved: where it had to be, if a version was expected."""
+    if expected is not None:
+        return str(expected)
+    return None if current is None else current.ref
+
+
+def _write_deleted(output: Output, name: str) -> None:
+    output.write({"name": name, "deleted": True}, [f"{name} deleted"])
+
+
+def _write_branch(output: Output, found: "Branch") -> None:
+    document = {"name": found.name, "forked_from": found.parent, "created_at": found.created_at.isoformat()}
+    output.write(document, [f"{found.name} from {found.parent}"])
+
+
+def _write_tag(output: Output, found: "Tag") -> None:
+    document = {"name": found.name, "version": found.ref, "immutable": found.immutable}
+    output.write(document, [f"{found.name}: {found.ref}{', immutable' if found.immutable else ''}"])
+
+
+def _write_move(output: Output, before: str | None, after: "Tag") -> None:
+    moved = before != after.ref
+    line = f"{after.name}: {before or 'new'} -> {after.ref}" if moved else f"{after.name}: {before} already"
+    output.write({"tag": after.name, "moved": moved, "from": before, "to": after.ref}, [line])
+
+
+def _move_document(move: "TagMove") -> dict[str, Any]:
+    return {
+        "from": move.before,
+        "to": move.after,
+        "moved_at": move.moved_at.isoformat() if move.moved_at else None,
+        "moved_by": move.moved_by,
+        "steps_back": move.steps_back,
+        "metadata": dict(move.metadata),
+    }
+
+
+def _move_row(move: "TagMove") -> tuple[str, ...]:
+    when = f"{move.moved_at.in_timezone('UTC'):%Y-%m-%d %H:%M:%S}Z" if move.moved_at else ""
+    back = f"rolled back by {move.steps_back}" if move.steps_back else ""
+    return (f"{move.before or 'new'} -> {move.after}", when, printable(move.moved_by), back)
