@@ -121,7 +121,7 @@ LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
         {(mine, "field metadata") for mine in ("drop column", "rename", "forbid nulls")},
     ),
 }
-VERDICTS = {pair: verdicts for verdicts, _, pairs in LISTED.values() for pair in pairs}
+VERDICTS = {pair: verdicts for verdicts, _, pairs in LISTED.values() for pair in sorted(pairs)}
 KEPT_METADATA = {(mine, "schema metadata") for mine in ("drop column", "rename", "forbid nulls")}
 """Here both pass, and pylance loses the schema metadata that the other change set."""
 

@@ -84,7 +84,7 @@ def steps(run: Callable[[int], int | None]) -> Iterator[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) -> None:
     """A real process, dead at once wherever it opens, links, renames, makes or deletes a file."""
     either = undisturbed(tmp_path, operation)
@@ -100,7 +100,7 @@ def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, operation: str) -> None:
     """A real process, dead before any object it reads, lists, puts or deletes, and after the last."""
     either, options = undisturbed(tmp_path, operation), dict(s3_storage.storage_options)
@@ -141,7 +141,7 @@ def requests_before_the_first_write(table: LanceTable, operation: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_plug_is_pulled_before_any_request(tmp_path: Path, operation: str) -> None:
     """Reads and lists as well: whatever was found out by then, nothing is half done."""
     either = undisturbed(tmp_path, operation)
@@ -170,7 +170,7 @@ def test_the_plug_is_pulled_before_any_request(tmp_path: Path, operation: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_any_answer_is_lost(tmp_path: Path, operation: str) -> None:
     """Every write is made, and one is reported as failed: it is found out, or the deed can be done again."""
     either = undisturbed(tmp_path, operation)

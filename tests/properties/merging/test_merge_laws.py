@@ -176,7 +176,7 @@ class RevertingNothing(RevertChecks):
 
 
 @pytest.mark.parametrize(
-    "kind, trying, laws",
+    "kind, checks, laws",
     [
         ("pick", LosingRows, {"pick", "missed conflict, pick"}),
         ("revert", LosingRows, {"revert", "revert the last", "missed conflict, revert"}),
