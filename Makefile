@@ -14,7 +14,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 export DAGSTER_DISABLE_TELEMETRY := yes
 
-.PHONY: help install demo ui test lint proto bench lock clean
+# The first seed of the random histories and how many there are; the factor by which property tests run longer.
+SEEDS ?= 1:5000
+SOAK ?= 10
+# One process for each core, up to what the memory of a usual machine holds.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
+
+.PHONY: help install demo ui test soak lint proto bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 18
@@ -46,7 +52,10 @@ ui: install ## Open the example project in Dagster's web UI
 	@DAGSTER_HOME="$(CURDIR)/.demo/dagster_home" $(BIN)/dagster dev -w workspace.yaml
 
 test: install ## Run the tests; ARGS='-k merge' passes options to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+soak: install ## Run the long tests that `make test` leaves out or cuts short; SEEDS='1:5000' SOAK=10 say how long
+	@LANCE_DAGSTER_SEEDS=$(SEEDS) LANCE_DAGSTER_SOAK=$(SOAK) $(PYTEST) -m 'soak or scaled' $(ARGS)
 
 lint: install ## Check style, formatting and types
 	@$(BIN)/ruff check .

@@ -4,9 +4,11 @@ Heavy libraries are imported inside the fixtures, so tests of pure modules start
 """
 
 import http.client
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,9 +20,36 @@ import pytest
 if TYPE_CHECKING:
     from dagster import DagsterInstance
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+
+    from tests.workers import GroupScheduling
 
 HOST = "127.0.0.1"
 SERVER_START_SECONDS = 60
+MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30  # noqa: S108 - the folders of tests are private to the user
+
+
+def pytest_configure() -> None:
+    """Put the folders of all tests on a disk in memory, where there is room: a sync costs milliseconds elsewhere.
+
+    What a sync asks of the system is the same there, so tests of durability hold too. A test may run a program that it
+    wrote, so a file system without execution does not serve.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY_DISK, os.W_OK | os.X_OK):
+        return
+    state = os.statvfs(MEMORY_DISK)
+    if state.f_bavail * state.f_frsize >= ROOM and not state.f_flag & os.ST_NOEXEC:
+        # Workers and the processes that tests start inherit the variable; this process may have asked before.
+        os.environ["TMPDIR"] = str(MEMORY_DISK)
+        tempfile.tempdir = None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "GroupScheduling":
+    """Run tests that share a costly fixture on one worker."""
+    from tests.workers import GroupScheduling
+
+    return GroupScheduling(config, log)
 
 
 class S3Storage(NamedTuple):

@@ -1,0 +1,49 @@
+"""How much of the long tests is run: a little by `make test`, all of it by `make soak`.
+
+`make soak` sets two variables of the environment. `LANCE_DAGSTER_SOAK` is the factor by which property tests run longer
+than in `make test`. `LANCE_DAGSTER_SEEDS` is `first:number`, the seeds of the random histories. docs/testing.md says
+which tests take part.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
+T = TypeVar("T")
+FACTOR = int(os.environ.get("LANCE_DAGSTER_SOAK", "0"))
+"""How many times longer than in `make test` the property tests run; 0 in `make test`."""
+FIRST_SEED, SEEDS = map(int, os.environ.get("LANCE_DAGSTER_SEEDS", "1:5000" if FACTOR else "1:80").split(":"))
+
+
+def examples(usual: int) -> int:
+    """The number of examples of a property test: as many as usual, or in a soak a multiple of that."""
+    return usual * max(1, FACTOR)
+
+
+def thinned(values: Iterable[T], *, kept: Callable[[T], bool], label: Callable[[T], str] = str) -> "list[ParameterSet]":
+    """The cases of a parametrized test, of which `make test` runs those that are kept.
+
+    Args:
+        values: Every case; a tuple stands for as many arguments of the test.
+        kept: Says of a case whether `make test` runs it.
+        label: Names a case in the report.
+    """
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), id=label(value), marks=_marks(kept(value)))
+        for value in values
+    ]
+
+
+def _marks(kept: bool) -> "list[pytest.MarkDecorator]":  # noqa: FBT001 - the only argument
+    return [] if kept else [pytest.mark.soak]
+
+
+def every(number: int) -> Callable[[object], bool]:
+    """Keep the first of every so many cases."""
+    seen = iter(range(1 << 62))
+    return lambda _: next(seen) % number == 0
