@@ -33,6 +33,8 @@ REVERTED_TO = "lance_dagster.revert.parent"
 """The property that names the parent of a merge which taking that back went back to."""
 RESTORED = "lance_dagster.restore"
 PICKED_FROM = "lance_dagster.cherry_pick.from"
+PICKED_BY = "lance_dagster.cherry_pick.by"
+"""The property that says who took a change over; as committer a pick has the one who made the change."""
 OF_PICKS = frozenset({PICKED, REVERTED, RESTORED})
 """The properties that name the version whose change was taken over, or taken back."""
 OF_MERGES = (MERGED_PREFIX, SQUASHED_PREFIX)

@@ -70,6 +70,16 @@ def now_ns() -> int:
     return time.time_ns()
 
 
+def committer() -> str | None:
+    """Return who commits, as far as the environment says."""
+    return os.environ.get(COMMITTER_VARIABLE, "").strip() or None
+
+
+def writer_name(writer: WriterVersion) -> str:
+    """Return what stands for the committer where nobody is named: the program and its release."""
+    return f"{writer.library} {writer.version}"
+
+
 def commit_transaction(versions: Versions, branch: str, transaction: Transaction) -> State:
     """Commit a transaction, on top of whatever compatible versions landed since it read the table.
 
@@ -203,10 +213,10 @@ def _put(
 
 def _signed(transaction: Transaction) -> Transaction:
     """Put down who commits: what the transaction says, else the environment; else the program stands for them."""
-    committer = os.environ.get(COMMITTER_VARIABLE, "").strip()
-    if not committer or COMMITTER in transaction.properties:
+    who = committer()
+    if who is None or COMMITTER in transaction.properties:
         return transaction
-    return replace(transaction, properties={**transaction.properties, COMMITTER: committer})
+    return replace(transaction, properties={**transaction.properties, COMMITTER: who})
 
 
 def _hint(versions: Versions, line: str, number: int) -> None:

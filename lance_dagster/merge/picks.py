@@ -20,8 +20,10 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.names import check_said
 from lance_dagster.format.transaction import (
     CLAIMS,
+    COMMITTER,
     MESSAGE,
     PICKED,
+    PICKED_BY,
     PICKED_FROM,
     RESTORED,
     REVERTED,
@@ -39,7 +41,7 @@ from lance_dagster.format.transaction import (
     UpdateConfig,
 )
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
-from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
+from lance_dagster.history.commit import WRITER, Proposal, commit, committer, now_ns, writer_name
 from lance_dagster.history.context import Parts
 from lance_dagster.history.lineage import (
     Lineage,
@@ -57,6 +59,7 @@ from lance_dagster.merge.merge_commit import all_claims, columns_moved, lookups,
 from lance_dagster.merge.merge_records import origins, picked_across
 from lance_dagster.merge.rules import MergeInput, MergePlan, Strategy, fields_across, plan_merge
 from lance_dagster.merge.rules.merge_side import SideHistory
+from lance_dagster.merge.taken_back import last_revert
 from lance_dagster.transactions.apply import as_next
 from lance_dagster.transactions.claims import Change, encode_claims
 from lance_dagster.transactions.row_id_spaces import Alias
@@ -68,6 +71,7 @@ class PickOptions:
 
     parent: int | None = None
     strategy: Strategy = None
+    message: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,7 +80,7 @@ class PickOptions:
         Raises:
             InvalidInputError: Names it.
         """
-        check_said(None, self.properties)
+        check_said(self.message, self.properties)
         if self.parent is not None and type(self.parent) is not int:
             raise InvalidInputError(f"a parent is a number, counted from 1, not {self.parent!r}")
 
@@ -86,7 +90,9 @@ class ChangeRange:
     """From one version to another, as a merge sees it: the base, the source, and what happened in between.
 
     `kind` is the property that says what it is for, `of` the version that was named. `since` is what was done on one
-    line from the base to the source; going back there is no such thing.
+    line from the base to the source; going back there is no such thing. `picks` is the change that comes back with
+    this one, where a revert of it is undone in order to pick it again: that is what the new version says it did.
+    `returning` says that it is picked again after more than it was taken back.
     """
 
     kind: str
@@ -95,6 +101,8 @@ class ChangeRange:
     source: State
     changes: list[Change]
     since: list[Change] = field(default_factory=list)
+    picks: "ChangeRange | None" = None
+    returning: bool = False
 
     @property
     def puts_in(self) -> bool:
@@ -123,6 +131,8 @@ class ChangeRange:
 
     def verb(self, head: State) -> str:
         """Say what is done to a branch."""
+        if self.picks is not None:
+            return self.picks.verb(head)
         return {
             PICKED: f"cherry-pick {self.of} onto {head}",
             REVERTED: f"take back {self.of} on {head}",
@@ -130,19 +140,26 @@ class ChangeRange:
         }[self.kind]
 
     def marks(self, parts: Parts) -> dict[str, str]:
-        """Return the properties that say what was taken over or back."""
+        """Return the properties that say what was taken over or back, and who takes over what somebody else made."""
+        if self.picks is not None:
+            return self.picks.marks(parts)
         marks = {self.kind: identity(self.of)}
         if self.kind == PICKED:
+            marks[PICKED_BY] = committer() or writer_name(WRITER)
             marks[PICKED_FROM] = origins(lineage_of(self.of, parts.refs), lineage_of(self.base, parts.refs))
             marks[CLAIMS] = encode_claims(all_claims(self.changes))
         return marks
 
-    def message(self) -> str:
-        """Say what was done."""
-        transaction = self.of.transaction
-        message = transaction.properties.get(MESSAGE) if transaction else None
-        verb = {PICKED: "cherry-pick", REVERTED: "revert", RESTORED: "restore"}[self.kind]
-        return f"{verb} {self.of}" if message is None else f"{verb} {self.of}: {message}"
+    def info(self, parts: Parts) -> dict[str, str]:
+        """Return the properties that say who made the change and what for; a pick keeps both, as in git."""
+        if self.picks is not None:
+            return self.picks.info(parts)
+        version = parts.versions.describe(self.of)
+        if self.kind == PICKED:
+            message = {} if version.message is None else {MESSAGE: version.message}
+            return {COMMITTER: version.committer, **message}
+        did = f"{'revert' if self.kind == REVERTED else 'restore'} {self.of}"
+        return {MESSAGE: did if version.message is None else f"{did}: {version.message}"}
 
 
 def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions) -> State:
@@ -170,7 +187,9 @@ def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branc
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             return head
-        properties = {MESSAGE: change_range.message(), **options.properties, **change_range.marks(parts)}
+        own = {} if options.message is None else {MESSAGE: options.message}
+        info = change_range.info(parts)
+        properties = {**info, **options.properties, **own, **change_range.marks(parts)}
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
@@ -220,6 +239,7 @@ def _gather_merge_input(parts: Parts, change_range: ChangeRange, head: State, op
         lookups=lookups(parts),
         strategy=options.strategy,
         incompatible=incompatible,
+        returning=change_range.returning,
         crosswise=change_range.puts_in
         and (
             dest.contains(source)
@@ -269,8 +289,16 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, options: PickOptions) -
     changes = [_change(parent, commit_)]
     # The first parent is the version before on the same line, whatever the branch was called there.
     since = changes if options.parent in (None, 1) else []
-    change_range = ChangeRange(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
-    return apply_change(parts, lambda _: change_range, onto, options)
+    pick = ChangeRange(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
+
+    def range_from(head: State) -> ChangeRange:
+        back = last_revert(parts, commit_, parent, head)
+        if back is None or not back.whole:
+            return pick if back is None else replace(pick, returning=True)
+        undone = [replace(_change(back.before, back.by), undone=True)]
+        return ChangeRange(kind=REVERTED, of=back.by, base=back.by, source=back.before, changes=undone, picks=pick)
+
+    return apply_change(parts, range_from, onto, options)
 
 
 def revert(parts: Parts, commit_: State, branch: str, options: PickOptions) -> State:

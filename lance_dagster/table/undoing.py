@@ -21,15 +21,20 @@ class Undoing(Facade):
         *,
         parent: int | None = None,
         strategy: Strategy = None,
+        message: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> Version:
         """Make the change of one version on another branch too; the newest version of that when it has it already.
+
+        A branch that took the change back gets it again. The new version keeps the committer of the picked one, and
+        its message unless another one is given; the property `lance_dagster.cherry_pick.by` says who picked it.
 
         Args:
             commit: The version whose change is meant.
             onto: The branch that gets it.
             parent: For a merge, which of its parents the change is seen from, counted from 1.
             strategy: Who wins conflicts, as for `merge`; the picked version is the source.
+            message: What to say in the log, in place of the message of the picked version.
             properties: Kept with the transaction.
 
         Raises:
@@ -37,7 +42,7 @@ class Undoing(Facade):
             InvalidInputError: It is a merge and no parent was given.
             VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
-        how = PickOptions(parent=parent, strategy=strategy, properties=properties or {})
+        how = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
         return self._described(picks.cherry_pick(self._parts, self._parts.at(commit), onto, how))
 
     def revert(
@@ -47,6 +52,7 @@ class Undoing(Facade):
         *,
         parent: int | None = None,
         strategy: Strategy = None,
+        message: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> Version:
         """Take the change of one version back, and keep everything that was done since.
@@ -61,6 +67,7 @@ class Undoing(Facade):
             branch: The branch on which it is taken back.
             parent: For a merge, which of its parents to go back to, counted from 1.
             strategy: Who wins conflicts, as for `merge`; the state before the version is the source.
+            message: What to say in the log.
             properties: Kept with the transaction.
 
         Raises:
@@ -68,7 +75,7 @@ class Undoing(Facade):
             InvalidInputError: It is a merge and no parent was given.
             VersionNotFoundError: The parent is gone: it was cleaned up, or its branch was deleted.
         """
-        how = PickOptions(parent=parent, strategy=strategy, properties=properties or {})
+        how = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
         return self._described(picks.revert(self._parts, self._parts.at(commit), branch, how))
 
     def restore(

@@ -25,7 +25,7 @@ def table(tmp_path: Path) -> LanceTable:
 def test_one_change_is_taken_over(table: LanceTable) -> None:
     """Not those before it."""
     (line,) = lines_of("cherry-pick", table.uri, "fix")
-    assert "main@2 -> main@3  3 rows (+1)  cherry-pick fix@4: the second" == line
+    assert "main@2 -> main@3  3 rows (+1)  the second" == line
     assert [("a", 1), ("a", 2), ("f", 2)] == contents(table)
     answer = document_of("cherry-pick", table.uri, "fix@3", "--onto", "main")
     assert (True, "main@3", "main@4") == (answer["made"], answer["before"], answer["version"]["version"])

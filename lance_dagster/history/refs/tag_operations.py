@@ -10,7 +10,6 @@ written down ends somewhere else than the tag points to, which is how it is foun
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +27,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.names import check_tag_name
 from lance_dagster.history.ancestry import RecordedVersion
-from lance_dagster.history.commit import COMMITTER_VARIABLE, WRITER
+from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
 from lance_dagster.history.refs.protection import refuse_protected_tag
 from lance_dagster.history.refs.ref_store import IMMUTABLE, READY, RESERVED_PREFIX, Refs, Tag, with_metadata
@@ -210,7 +209,7 @@ def _moved(tag: Tag, target: TagTarget, line: str, versions: Versions, *, moves:
         before=tag.ref if moves else None,
         after=str(state),
         moved_at=pendulum.now("UTC"),
-        moved_by=os.environ.get(COMMITTER_VARIABLE, "").strip() or f"{WRITER.library} {WRITER.version}",
+        moved_by=committer() or writer_name(WRITER),
         metadata=dict(target.metadata),
         steps_back=target.steps_back,
         before_id=moves[-1].after_id if moves else "",

@@ -62,7 +62,9 @@ from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias, RowSpace
 class MergeInput:
     """What is to be merged: the newest version both sides contain with the row ids it has, the sides, how to look.
 
-    Where merges went crosswise, both contain versions that this one does not.
+    Where merges went crosswise, both contain versions that this one does not. Rows that both had and only the source
+    still has are gone, since the dest deleted them; where they are `returning`, the dest took back the version that
+    brought them, and they come again.
     `incompatible` are the paths of columns that source and dest have in other types, changed before the base.
     """
 
@@ -73,6 +75,7 @@ class MergeInput:
     lookups: Lookups
     strategy: Strategy = None
     crosswise: bool = False
+    returning: bool = False
     incompatible: tuple[str, ...] = ()
 
 
@@ -135,7 +138,7 @@ class _Planner:
     def __init__(self, merge_input: MergeInput, resolver: StrategyResolver) -> None:
         self._base, self._source, self._dest = merge_input.base, merge_input.source, merge_input.dest
         self._space, self._lookups, self._resolver = merge_input.space, merge_input.lookups, resolver
-        self._crosswise = merge_input.crosswise
+        self._crosswise, self._returning = merge_input.crosswise, merge_input.returning
 
     def plan(self) -> MergePlan | None:
         resolver = self._resolver
@@ -264,8 +267,9 @@ class _Planner:
         source, dest = compare_rows(number, *self._holders)
         fragment = None if number >= GONE else present(self._base, number)
         # Rows that came to both on other ways, a base of both would have; what the base had deleted, it has not.
-        rows_out_of_place = source.alive | dest.alive if number >= SHARED else BitMap()
-        live = rows_out_of_place if fragment is None else live_rows(self._base, fragment, self._lookups.deleted)
+        out_of_place = dest.alive if self._returning else source.alive | dest.alive
+        out_of_place = out_of_place if number >= SHARED else BitMap()
+        live = out_of_place if fragment is None else live_rows(self._base, fragment, self._lookups.deleted)
         undone = tuple(loss.undone.get(number, BitMap()) for loss in self._losses)
         kept = frozenset(field.id for field in self._schema.fields)
         source_columns, dest_columns = differing_fields(number, fragment, (source, dest), self._holders)

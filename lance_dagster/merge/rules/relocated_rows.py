@@ -198,6 +198,8 @@ class _Updated:
             if change.transaction is None or change.before is None or change.after is None:
                 by_stamps = True
                 continue
+            # Going back, the older values lie in fragments that the later version may not have any more.
+            by_stamps |= change.undone
             if isinstance(change.operation, Restore):
                 before = known.get(change.operation.version)
                 by_stamps |= before is None

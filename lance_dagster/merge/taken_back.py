@@ -1,0 +1,142 @@
+"""Whether a branch had the change of a version and took it back, and which version did so last.
+
+A change reaches a branch as the version itself, through a merge of it, or by a cherry-pick; it is taken back by a
+revert of any of these, and comes again with a revert of that revert. To pick it once more then means to undo the last
+revert: the rows and columns are known to the branch already, under the ids they had, so that the formula of a first
+pick would find nothing that is new.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lance_dagster.format.transaction import (
+    MERGE,
+    MERGED_BRANCH,
+    OF_PICKS,
+    PICKED,
+    PICKED_FROM,
+    RESTORED,
+    REVERTED,
+    REVERTED_TO,
+    Restore,
+    Transaction,
+)
+from lance_dagster.history.ancestry import Ancestry, Written
+from lance_dagster.history.context import Parts
+from lance_dagster.history.lineage import Lineage, changes_since, lineage_of
+from lance_dagster.history.versions import State
+from lance_dagster.merge.merge_records import origins
+from lance_dagster.transactions.claims import Change
+
+_TELLS = OF_PICKS | {MERGE}
+"""Versions without any of these properties neither bring a change of another version nor take one back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRevert:
+    """The last version that took a change back, and the version before it, which had the change.
+
+    `whole` says that it took back this change and nothing else, so that undoing it brings this change and nothing else.
+    """
+
+    by: State
+    before: State
+    whole: bool
+
+
+def last_revert(parts: Parts, of: State, parent: State, head: State) -> LastRevert | None:
+    """Return the version that took a change back; None where the head has the change, or never had it.
+
+    Args:
+        parts: The table.
+        of: The version whose change is meant.
+        parent: The parent its change is seen from.
+        head: The newest version of the branch.
+    """
+    versions_from = origins(lineage_of(of, parts.refs), lineage_of(parent, parts.refs))
+    walk = _Walk(parts, of, parent, versions_from)
+    for change in changes_since(lineage_of(head, parts.refs), lineage_of(parent, parts.refs), parts.versions):
+        walk.follow(change)
+    return walk.last
+
+
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """How a version brought the change: nothing but it, and by a merge into which version."""
+
+    whole: bool
+    into: str | None = None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Follows a change through the versions of a branch, oldest first.
+
+    `brought` and `reverted` have the commit ids of the versions that brought the change and took it back. `at` keeps
+    by number what stood after each version, since a branch may be restored to any of them.
+    """
+
+    parts: Parts
+    of: State
+    parent: State
+    versions_from: str
+    last: LastRevert | None = None
+    brought: dict[str, _Brought] = field(default_factory=dict)
+    reverted: dict[str, LastRevert] = field(default_factory=dict)
+    at: dict[int, LastRevert | None] = field(default_factory=dict)
+
+    def follow(self, change: Change) -> None:
+        """Take in the next version of the branch."""
+        if change.transaction is None or change.after is None:
+            return
+        if isinstance(change.operation, Restore):
+            self.last = self.at.get(change.operation.version)
+        elif change.version == str(self.of) or not _TELLS.isdisjoint(change.transaction.properties):
+            self._follow(self.parts.recalled(Written(change.version)), change.transaction)
+        self.at[change.after.version] = self.last
+
+    def _follow(self, state: State, transaction: Transaction) -> None:
+        properties = transaction.properties
+        target = properties.get(REVERTED, "")
+        if target in self.brought and properties.get(REVERTED_TO) in (None, self.brought[target].into):
+            self._take_back(state, whole=self.brought[target].whole)
+        elif target in self.reverted:
+            self._bring(state, _Brought(whole=self.reverted[target].whole))
+        elif RESTORED in properties and self.brought and self.last is None:
+            self._take_back(state, whole=False)
+        elif (brought := self._brought_by(state, properties)) is not None:
+            self._bring(state, brought)
+
+    def _brought_by(self, state: State, properties: Mapping[str, str]) -> _Brought | None:
+        if state.id == self.of.id:
+            return _Brought(whole=True)
+        if properties.get(PICKED) == (self.of.id or str(self.of)):
+            # The change of a merge may be seen from either parent; the versions that were picked tell from which.
+            return _Brought(whole=True) if properties.get(PICKED_FROM) == self.versions_from else None
+        version = self.parts.versions.describe(state)
+        merged = Ancestry(self.parts.refs, self.parts.versions).merged(version)
+        if merged is None:
+            return None
+        source = self.parts.versions.load(merged.branch, merged.number, properties.get(MERGED_BRANCH, ""))
+        into = self.parts.recalled(Written(version.parents[0]))
+        after, before, of, parent = (lineage_of(one, self.parts.refs) for one in (source, into, self.of, self.parent))
+        if before.contains(of) or not after.contains(of):
+            # A merge that was taken back counts as merged: a later merge of the same branch does not bring it again.
+            return None
+        return _Brought(whole=_has(before, parent) and source.id == self.of.id, into=into.id)
+
+    def _bring(self, state: State, brought: _Brought) -> None:
+        self.brought[state.id] = brought
+        self.last = None
+
+    def _take_back(self, state: State, *, whole: bool) -> None:
+        before = self.parts.recalled(Written(self.parts.versions.describe(state).parents[0]))
+        self.last = self.reverted[state.id] = LastRevert(by=state, before=before, whole=whole)
+
+
+def _has(lineage: Lineage, other: Lineage) -> bool:
+    """Tell whether a version contains another one; the first version of a branch counts as the one it repeats."""
+    own = other.lines[0]
+    if own.number == own.first and len(other.lines) > 1:
+        return lineage.contained.get(other.lines[1].id, -1) >= own.forked
+    return lineage.contains(other)
