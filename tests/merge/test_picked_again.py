@@ -1,0 +1,155 @@
+"""Cherry-picks beside what their branch did before: taken back changes that come again, and what a pick says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.history.versions import Version
+from tests.table_factory import as_pylance, contents, entries, new_table
+
+BEFORE = [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
+BY = "lance_dagster.cherry_pick.by"
+
+
+def table_of(folder: Path, *, stable: bool = True) -> LanceTable:
+    """Two fragments of two rows, and a branch `run`; with stable row ids or without."""
+    if stable:
+        made = new_table(folder, entries("a", 1, 2), entries("b", 3, 4))
+    else:
+        uri = str(folder / "addresses")
+        lance.write_dataset(entries("a", 1, 2), uri)
+        lance.write_dataset(entries("b", 3, 4), uri, mode="append")
+        made = LanceTable.open(uri)
+    made.create_branch("run")
+    return made
+
+
+CHANGES: dict[str, Callable[[LanceTable], Version]] = {
+    "append": lambda table: table.append(entries("n", 5), branch="run"),
+    "update": lambda table: table.update({"key": "'new'"}, where="value = 1", branch="run"),
+    "delete": lambda table: table.delete("value = 1", branch="run"),
+    "column": lambda table: table.add_columns({"more": "value"}, branch="run"),
+}
+
+
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("compacted", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_reverted_pick_can_be_picked_again(tmp_path: Path, change: str, *, compacted: bool, stable: bool) -> None:
+    """As often as it is taken back, with the rows where they were or compacted meanwhile."""
+    table = table_of(tmp_path, stable=stable)
+    made = CHANGES[change](table)
+    for _ in range(2):
+        picked = table.cherry_pick(str(made))
+        table.revert(str(picked))
+        assert contents(table) == BEFORE
+    if compacted:
+        table.compact()
+    again = table.cherry_pick(str(made))
+    assert again == table.cherry_pick(str(made))
+    assert contents(table, "run") == contents(table)
+    assert table.schema("run").names == table.schema().names
+    as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_reverted_merge_can_be_picked(tmp_path: Path, change: str, *, compacted: bool) -> None:
+    """The merge counts as merged, yet none of its rows are there."""
+    table = table_of(tmp_path)
+    made = CHANGES[change](table)
+    merged = table.merge("run")
+    table.revert(str(merged), parent=1)
+    if compacted:
+        table.compact()
+    table.cherry_pick(str(made))
+    assert contents(table, "run") == contents(table)
+    assert table.merge("run") == table.merge("run")
+    assert contents(table, "run") == contents(table)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_one_of_several_changes_of_a_reverted_merge_can_be_picked(tmp_path: Path, *, compacted: bool) -> None:
+    """It comes alone; the other one when it is picked too."""
+    table = table_of(tmp_path)
+    one, two = (table.append(entries("n", value), branch="run") for value in (5, 6))
+    table.revert(str(table.merge("run")), parent=1)
+    if compacted:
+        table.compact()
+    picked = table.cherry_pick(str(one))
+    assert [*BEFORE, ("n", 5)] == contents(table)
+    table.cherry_pick(str(two))
+    assert [*BEFORE, ("n", 5), ("n", 6)] == contents(table)
+    table.revert(str(picked))
+    assert [*BEFORE, ("n", 6)] == contents(table)
+    as_pylance(table).validate()
+
+
+def test_an_own_change_that_was_taken_back_can_be_picked(tmp_path: Path) -> None:
+    """By its own name, as with the revert of the revert, which it does not undo once more."""
+    table = table_of(tmp_path)
+    made = table.append(entries("n", 5))
+    undone = table.revert(str(made))
+    table.cherry_pick(str(made))
+    assert [*BEFORE, ("n", 5)] == contents(table)
+    table.revert(str(undone))
+    assert [*BEFORE, ("n", 5)] == contents(table)
+
+
+def test_rows_that_were_deleted_after_a_pick_stay_deleted(tmp_path: Path) -> None:
+    """Nobody took the change back: the branch has it, and did something of its own since."""
+    table = table_of(tmp_path)
+    made = table.append(entries("n", 5), branch="run")
+    table.cherry_pick(str(made))
+    head = table.delete("value = 5")
+    assert head == table.cherry_pick(str(made))
+
+
+def test_a_merge_that_was_reverted_to_its_second_parent_still_has_the_change(tmp_path: Path) -> None:
+    """What went is what the branch had done itself."""
+    table = table_of(tmp_path)
+    made = table.append(entries("n", 5), branch="run")
+    table.append(entries("b", 6))
+    head = table.revert(str(table.merge("run")), parent=2)
+    assert [*BEFORE, ("n", 5)] == contents(table)
+    assert head == table.cherry_pick(str(made))
+
+
+def test_a_restore_brings_a_revert_back(tmp_path: Path) -> None:
+    """The branch is at a version that has the change, or at one that had it and took it back."""
+    table = table_of(tmp_path)
+    made = table.append(entries("n", 5), branch="run")
+    picked = table.cherry_pick(str(made))
+    undone = table.revert(str(picked))
+    table.restore(str(picked))
+    assert table.head() == table.cherry_pick(str(made))
+    table.restore(str(undone))
+    table.cherry_pick(str(made))
+    assert [*BEFORE, ("n", 5)] == contents(table)
+
+
+def test_an_update_comes_again_after_a_compaction(tmp_path: Path) -> None:
+    """A revert of a revert: the older values are in a fragment that is gone by then."""
+    table = table_of(tmp_path)
+    updated = table.update({"key": "'new'"}, where="value = 1")
+    undone = table.revert(str(updated))
+    table.compact()
+    table.revert(str(undone))
+    assert [*BEFORE[1:], ("new", 1)] == contents(table)
+
+
+def test_a_pick_says_what_the_picked_version_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who made the change and what for; who picked it is said beside that."""
+    table = table_of(tmp_path)
+    monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ada")
+    made = table.append(entries("n", 5), branch="run", message="five")
+    monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "grace")
+    picked = table.cherry_pick(str(made))
+    assert ("ada", "five", "grace") == (picked.committer, picked.message, picked.properties[BY])
+    undone = table.revert(str(picked), message="not yet")
+    assert ("grace", "not yet") == (undone.committer, undone.message)
+    again = table.cherry_pick(str(made), message="five, for the audit")
+    assert ("ada", "five, for the audit") == (again.committer, again.message)
