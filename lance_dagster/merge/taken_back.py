@@ -21,7 +21,7 @@ from lance_dagster.format.transaction import (
     Restore,
     Transaction,
 )
-from lance_dagster.history.ancestry import Ancestry, Written
+from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.context import Parts
 from lance_dagster.history.lineage import Lineage, changes_since, lineage_of
 from lance_dagster.history.versions import State
@@ -92,7 +92,7 @@ class _Walk:
         if isinstance(change.operation, Restore):
             self.last = self.at.get(change.operation.version)
         elif change.version == str(self.of) or not _TELLS.isdisjoint(change.transaction.properties):
-            self._follow(self.parts.recalled(Written(change.version)), change.transaction)
+            self._follow(self.parts.recalled(RecordedVersion(change.version)), change.transaction)
         self.at[change.after.version] = self.last
 
     def _follow(self, state: State, transaction: Transaction) -> None:
@@ -118,7 +118,7 @@ class _Walk:
         if merged is None:
             return None
         source = self.parts.versions.load(merged.branch, merged.number, properties.get(MERGED_BRANCH, ""))
-        into = self.parts.recalled(Written(version.parents[0]))
+        into = self.parts.recalled(RecordedVersion(version.parents[0]))
         after, before, of, parent = (lineage_of(one, self.parts.refs) for one in (source, into, self.of, self.parent))
         if before.contains(of) or not after.contains(of):
             # A merge that was taken back counts as merged: a later merge of the same branch does not bring it again.
@@ -130,13 +130,13 @@ class _Walk:
         self.last = None
 
     def _take_back(self, state: State, *, whole: bool) -> None:
-        before = self.parts.recalled(Written(self.parts.versions.describe(state).parents[0]))
+        before = self.parts.recalled(RecordedVersion(self.parts.versions.describe(state).parents[0]))
         self.last = self.reverted[state.id] = LastRevert(by=state, before=before, whole=whole)
 
 
 def _has(lineage: Lineage, other: Lineage) -> bool:
     """Tell whether a version contains another one; the first version of a branch counts as the one it repeats."""
-    own = other.lines[0]
-    if own.number == own.first and len(other.lines) > 1:
-        return lineage.contained.get(other.lines[1].id, -1) >= own.forked
+    own = other.segments[0]
+    if own.number == own.first and len(other.segments) > 1:
+        return lineage.contained.get(other.segments[1].id, -1) >= own.forked
     return lineage.contains(other)
