@@ -47,3 +47,14 @@ def every(number: int) -> Callable[[object], bool]:
     """Keep the first of every so many cases."""
     seen = iter(range(1 << 62))
     return lambda _: next(seen) % number == 0
+
+
+def pairs(first: Iterable[object], second: Iterable[object]) -> "list[ParameterSet]":
+    """Every pair of two lists, as cases of a parametrized test; `make test` runs each value of either at least once."""
+    rows, columns = list(first), list(second)
+    period = min(len(rows), len(columns))
+    return [
+        pytest.param(row, column, id=f"{row}-{column}", marks=_marks((i - j) % period == 0))
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]

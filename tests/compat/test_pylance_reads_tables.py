@@ -10,6 +10,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from tests.compat.tables import OPERATIONS, assert_sound, fitted, prepared
+from tests.soak import pairs
 from tests.table_factory import Rows, as_pylance, contents, entries
 
 Step = Callable[[lance.LanceDataset], object]
@@ -110,8 +111,7 @@ def test_pylance_reads_every_branch(tmp_path: Path, operation: str) -> None:
         assert len(rows) == len(set(dataset.to_table(columns=["_rowid"])["_rowid"].to_pylist()))
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation,step", pairs(OPERATIONS, STEPS))
 def test_pylance_goes_on_and_so_do_we(tmp_path: Path, operation: str, step: str) -> None:
     """Its commit on top of ours, ours on top of that, and every branch keeps its rows."""
     table = prepared(tmp_path)

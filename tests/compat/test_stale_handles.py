@@ -7,6 +7,7 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
+from tests.soak import pairs
 from tests.table.pylance_parity import Twins
 from tests.table_factory import as_pylance, contents, entries
 
@@ -39,8 +40,7 @@ THEIRS: dict[str, Theirs] = {
 }
 
 
-@pytest.mark.parametrize("theirs", THEIRS)
-@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize("ours,theirs", pairs(OURS, THEIRS))
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
 def test_a_stale_change_is_done_to_what_we_left(tmp_path: Path, ours: str, theirs: str, *, stable: bool) -> None:
     """The same as one after the other, done to a twin; a compaction is refused, and then nothing is done."""

@@ -15,6 +15,7 @@ from lance_dagster.errors import CommitConflictError, InvalidInputError, MergeCo
 from lance_dagster.format.transaction import REWRITE_ROWS, Update
 from tests.conftest import S3Storage
 from tests.process_race import race
+from tests.soak import pairs
 from tests.table.interruption import interrupted
 from tests.table.pylance_parity import Twins, assert_pylance_goes_on
 from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
@@ -67,8 +68,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule,source", pairs(RULES, SOURCES))
 def test_rows_become_what_pylance_makes_of_them(twins: Twins, rule: str, source: str) -> None:
     """Rows, ids, versions of rows; and both can go on."""
     given, build = RULES[rule]

@@ -8,6 +8,7 @@ import pytest
 
 from lance_dagster import InvalidInputError, LanceTable, PinnedTable
 from tests.backdating import files
+from tests.soak import pairs
 from tests.table_factory import entries, new_table
 
 HALF = "half of a \ud800"
@@ -98,6 +99,8 @@ LISTS: dict[str, Act] = {
     "pinned columns": lambda table, wrong: PinnedTable(table=table, version=table.at("main"), columns=wrong).read(),
 }
 
+NO_MAPPINGS = [5, [("a", "b")], "a=b", {1: "a"}, {"a": 1}, {"a": HALF}, {HALF: "a"}]
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
@@ -117,36 +120,33 @@ def refused(table: LanceTable, act: Act, wrong: object, said: str) -> None:
     assert before == files(table)
 
 
-@pytest.mark.parametrize("wrong", [None, 3, b"work", HALF])
-@pytest.mark.parametrize("method", BRANCHES)
+@pytest.mark.parametrize("method,wrong", pairs(BRANCHES, [None, 3, b"work", HALF]))
 def test_a_branch_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
     """Where one is named, and a tag as well."""
     refused(table, BRANCHES[method], wrong, "the name of a (branch|tag) has ")
 
 
-@pytest.mark.parametrize("wrong", [3, b"work"])
-@pytest.mark.parametrize("method", REFS)
+@pytest.mark.parametrize("method,wrong", pairs(REFS, [3, b"work"]))
 def test_a_ref_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
     """An expression over names."""
     refused(table, REFS[method], wrong, "a ref is text such as 'main' or 'main@17', not ")
 
 
-@pytest.mark.parametrize("wrong", [5, b"why", HALF])
-@pytest.mark.parametrize("method", MESSAGES)
+@pytest.mark.parametrize("method,wrong", pairs(MESSAGES, [5, b"why", HALF]))
 def test_a_message_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
     """All of it."""
     refused(table, MESSAGES[method], wrong, "message.* (has to be a text, not|half of a character)")
 
 
-@pytest.mark.parametrize("wrong", [5, [("a", "b")], "a=b", {1: "a"}, {"a": 1}, {"a": HALF}, {HALF: "a"}])
-@pytest.mark.parametrize("method", MAPPINGS)
+@pytest.mark.parametrize(
+    "method,wrong", pairs(MAPPINGS, [5, [("a", "b")], "a=b", {1: "a"}, {"a": 1}, {"a": HALF}, {HALF: "a"}])
+)
 def test_properties_are_a_mapping_of_texts(table: LanceTable, method: str, wrong: object) -> None:
     """As are settings and what is kept with names."""
     refused(table, MAPPINGS[method], wrong, "(properties|metadata|settings) ha(ve|s) (to be|'.ud800')")
 
 
-@pytest.mark.parametrize("wrong", ["value", "", b"value", 5, ["value", 5], [HALF]])
-@pytest.mark.parametrize("method", LISTS)
+@pytest.mark.parametrize("method,wrong", pairs(LISTS, ["value", "", b"value", 5, ["value", 5], [HALF]]))
 def test_a_list_of_texts_is_no_text(table: LanceTable, method: str, wrong: object) -> None:
     """Python would take it for a list of characters, and `main` for the patterns m, a, i and n."""
     kind = "(partitions|on|reads|paths|names|branches|tags|columns|key)"
