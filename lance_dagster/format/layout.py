@@ -165,3 +165,28 @@ def is_path_inside(path: str) -> bool:
     if len(path) > _LONGEST or "\0" in path or not path.isprintable():
         return False
     return all(segment not in ("", ".", "..") for segment in path.split("/"))
+
+
+def versions_folder(branch: str) -> str:
+    """Return the folder that holds the manifests of a branch."""
+    return join(line_root(branch), VERSIONS)
+
+
+def transaction_path(branch: str, file_name: str) -> str:
+    """Return the path of a transaction file of a branch."""
+    return join(line_root(branch), TRANSACTIONS, file_name)
+
+
+def hint_path(branch: str) -> str:
+    """Return the path of the file that says where to look for the newest version of a branch."""
+    return join(line_root(branch), HINT)
+
+
+def newest_versions_in(names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Return the versions of a listing as `versions_in` does, only the newest one where the listing tells which."""
+    return versions_in(newest_among(names))
+
+
+def ref_file(folder: str, name: str) -> str | None:
+    """Return the path of the file of a branch or a tag in its folder; None for a name that leads out of the folder."""
+    return f"{folder}/{_encoded(name)}.json" if is_path_inside(name) else None

@@ -1,22 +1,36 @@
 """Make the next version of a branch. Every version this package writes goes through here.
 
-A commit is one put-if-absent of one manifest: there whole, or not at all. What makes it hard is what happens around
-that one request.
+A commit is one put-if-absent of one manifest, so a version is there whole or not at all. The difficulty is everything
+around that one request.
 
-Someone else was first. The manifest of that number exists and is not ours: look at what they did, and put ours after
-theirs when it still means the same (`changes.conflicts`), from the state they left.
+Order of steps, and what a crash between two of them leaves:
 
-The answer was lost. A client below us may send a request again on its own and then report our own object as somebody
-else's, and a failed request may have landed all the same. So neither "exists" nor an error decides anything: the
-object is read back, and its bytes tell whether it is the one this attempt wrote. If it is not, it is looked at as any
-version that landed meanwhile, and the uuid of its transaction tells whether another attempt or process made it of the
-same one. A retry keeps the uuid, so a transaction lands exactly once, in this process or in a later one.
+1. Data files and deletion files are in the store before `commit` is called. A crash leaves files that no version
+   names; garbage collection removes them after the grace period.
+2. The transaction file is written, then the names in `data/` are synced. Other writers look for the transaction file
+   when they rebase over the version, so it must exist before the version does; and a power cut must not keep a
+   manifest whose data files it loses.
+3. The manifest is put if absent. This request is the commit.
+4. The branch fence is checked again, for branches other than `main` (`refs.branch_fence` says why).
+5. The version hint is written, only where listings are unordered. It is a hint: a crash before it costs other writers
+   a longer search, so a failure is logged and not raised.
 
-Nothing can be learnt. Then that is what is said (`CommitStateUnknownError`, with the uuid to resume by), and nothing
-is deleted: the files may belong to a version that exists.
+Races:
 
-A writer that keeps losing gives up by the clock, not by a count of attempts, since the winner of a race tends to win
-again.
+- Another writer was first: the manifest of that number exists and is not ours. Each version that landed since the
+  transaction read the table is classified against it (`transactions.conflicts`). When all are compatible, the change
+  is applied again on the new head; when both removed rows of one fragment, its deletion vectors are rebased
+  (`history.rebase`); otherwise the commit fails and names the version it conflicts with.
+- The answer was lost: an HTTP client may retry a request by itself and then report our own object as somebody
+  else's, and a request that failed may have landed. So neither "exists" nor an error decides anything. The object is
+  read back: if its bytes are ours, the commit succeeded. Otherwise it is classified like any other version, and the
+  uuid of its transaction tells whether another attempt or process committed the same transaction. A retry keeps the
+  uuid, so a transaction lands exactly once, in this process or in a later one.
+- Nothing can be learnt, since the store does not answer: `CommitStateUnknownError` carries the transaction to resume
+  with. Nothing is deleted, as the files may belong to a version that exists.
+
+A writer that keeps losing gives up by the clock, not by a count of attempts: the winner of a race has the head at hand
+and tends to win again, so a fixed number of attempts would fail early on a busy table.
 """
 
 import importlib.metadata
@@ -43,31 +57,27 @@ from lance_dagster.transactions.identity import commit_id
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
 COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"
-"""The environment variable that says who commits, where the properties of a commit do not."""
+"""The environment variable that names the committer where the properties of a transaction do not."""
 _log = logging.getLogger(__name__)
 _DEADLINE_SECONDS = 300.0
+# How often the manifest is put and read back before its state counts as unknown.
 _UNKNOWN_ATTEMPTS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A transaction and the manifest it makes out of one particular head."""
+    """A transaction, and the manifest that results from applying it to one particular head."""
 
     transaction: Transaction
     manifest: Manifest
 
 
 Propose = Callable[[State], Proposal | State]
-"""Makes the next version out of a head, or finds that the change is in already, as which version.
+"""Proposes the next version for a head, or returns the version that has the change already.
 
-Called again with the newer head whenever another writer was first.
+It is called again with the newer head whenever another writer was first.
 """
-
-
-def now_ns() -> int:
-    """Return the time, in nanoseconds since 1970 UTC."""
-    return time.time_ns()
 
 
 def committer() -> str | None:
@@ -80,61 +90,72 @@ def writer_name(writer: WriterVersion) -> str:
     return f"{writer.library} {writer.version}"
 
 
-def commit_transaction(versions: Versions, branch: str, transaction: Transaction) -> State:
-    """Commit a transaction, on top of whatever compatible versions landed since it read the table.
+def now_ns() -> int:
+    """Return the time, in nanoseconds since 1970 UTC."""
+    return time.time_ns()
 
-    Committing a transaction that already landed returns the version it made.
+
+def commit_transaction(versions: Versions, branch: str, transaction: Transaction) -> State:
+    """Commit a transaction on top of the compatible versions that landed since it read the table.
+
+    The call is idempotent: committing a transaction that landed already returns the version it made.
 
     Raises:
-        CommitConflictError: A version that landed meanwhile contradicts it.
-        CommitStateUnknownError: It may or may not have landed; commit it again to find out.
-        ProtectedError: The branch takes only merges.
+        CommitConflictError: A version that landed meanwhile conflicts with the transaction.
+        CommitStateUnknownError: The transaction may or may not have landed; commit it again to find out.
+        ProtectedError: The branch is protected and takes only merges.
     """
     numbers = versions.numbers(branch)
     landed = _find(versions, branch, transaction, numbers)
     if landed is not None:
         return landed
+    # After the look for a landed transaction: a retry of what landed must succeed though the branch is protected now.
     refuse_direct_commit(versions.store, branch, transaction)
-    judged = transaction.read_version
-    contested: list[RowChange] = []
+    # Each version is classified once, however often the race for the next number is lost.
+    classified = transaction.read_version
+    overlapping: list[RowChange] = []
 
     def propose(head: State) -> Proposal | State:
-        nonlocal judged
-        if transaction.read_version > head.number:
-            raise _made_again(versions, str(head), transaction)
-        for number in range(judged + 1, head.number + 1):
-            found = _check(versions, branch, number, transaction)
+        nonlocal classified
+        newest = head.number
+        if transaction.read_version > newest:
+            raise _branch_replaced(versions, str(head), transaction)
+        for number in range(classified + 1, newest + 1):
+            found = _classify_landed(versions, branch, number, transaction)
             if isinstance(found, State):
                 return found
             if found is not None:
-                contested.append(found)
-        judged = head.number
-        ready = _rebased(versions, transaction, head, contested) if contested else transaction
+                overlapping.append(found)
+        classified = newest
+        ready = _rebased(versions, transaction, head, overlapping) if overlapping else transaction
         return Proposal(ready, next_manifest(versions, head, ready))
 
     return commit(versions, branch, propose, versions.load(branch, numbers[-1]) if numbers else None)
 
 
-def _made_again(versions: Versions, theirs: str, transaction: Transaction) -> CommitConflictError:
+def _branch_replaced(versions: Versions, landed: str, transaction: Transaction) -> CommitConflictError:
+    """Return the error for a transaction that was made from a deleted branch of the same name."""
     return CommitConflictError(
-        f"cannot commit {transaction.operation_name} to {theirs} of {versions.store.uri}: it was made from "
+        f"cannot commit {transaction.operation_name} to {landed} of {versions.store.uri}: it was made from "
         f"version {transaction.read_version} of a branch of that name which was deleted",
-        theirs,
-        # Made again from what is there it would be another change, of a branch nobody looked at.
+        landed,
+        # A retry would apply the change to another branch than the one it was made for.
         retryable=False,
     )
 
 
-def _rebased(versions: Versions, mine: Transaction, head: State, theirs: Sequence[RowChange]) -> Transaction:
+def _rebased(versions: Versions, transaction: Transaction, head: State, landed: Sequence[RowChange]) -> Transaction:
+    """Rebase a transaction over the row changes that touched the same fragments."""
     try:
-        base = versions.load(head.branch, mine.read_version)
+        base = versions.load(head.branch, transaction.read_version)
     except VersionNotFoundError:
+        # Cleaned up: without its deletion vectors nobody can tell which rows the transaction itself removed.
         ready = None
     else:
-        ready = rebased(versions, mine, theirs, base=base, head=head)
+        ready = rebased(versions, transaction, landed, base=base, head=head)
     if ready is None:
         raise CommitConflictError(
-            f"cannot commit {mine.operation_name} to {head.branch} of {versions.store.uri}: "
+            f"cannot commit {transaction.operation_name} to {head.branch} of {versions.store.uri}: "
             "others changed the same rows meanwhile",
             str(head),
             retryable=True,
@@ -143,7 +164,7 @@ def _rebased(versions: Versions, mine: Transaction, head: State, theirs: Sequenc
 
 
 def next_manifest(versions: Versions, head: State, transaction: Transaction) -> Manifest:
-    """Apply a transaction to a head, as this program, now."""
+    """Return the manifest that applying a transaction to a head makes, with this writer and the present time."""
     restored = None
     if isinstance(transaction.operation, Restore):
         restored = versions.load(head.branch, transaction.operation.version).manifest
@@ -151,85 +172,104 @@ def next_manifest(versions: Versions, head: State, transaction: Transaction) -> 
 
 
 def commit(versions: Versions, branch: str, propose: Propose, head: State | None = None) -> State:
-    """Make what `propose` returns the next version of a branch.
+    """Commit what `propose` returns as the next version of a branch; propose again while other writers are first.
 
     Args:
         versions: The versions of the table.
-        branch: The branch.
-        propose: What makes the next version out of the newest one.
-        head: The newest version, when the caller read it just before.
+        branch: The name of the branch.
+        propose: Proposes the next version for the newest one.
+        head: The newest version, when the caller has just read it.
 
     Raises:
-        CommitConflictError: Other writers were first until the deadline passed.
+        CommitConflictError: Other writers were first until the deadline passed, or the branch was deleted meanwhile.
         CommitStateUnknownError: The version may or may not have landed.
     """
     deadline = time.monotonic() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
-    guard, branch_id = BranchFence(Refs(versions.store), branch), None
+    fence, branch_id = BranchFence(Refs(versions.store), branch), None
     head = head or versions.head(branch)
     while True:
         proposal = propose(head)
         if isinstance(proposal, State):
             return proposal
-        branch_id = guard.before(head, branch_id)
-        landed = _put(versions, branch, proposal, (guard, branch_id))
+        # After the head was read and before the put: whoever deletes the branch relies on this order.
+        branch_id = fence.check_before_put(head, branch_id)
+        landed = _put(versions, branch, proposal, (fence, branch_id))
         if landed is not None:
             return landed
         if time.monotonic() > deadline:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
-        time.sleep(random.uniform(0, pause))  # noqa: S311  # keeps writers apart, hides nothing
+        # A random pause, or writers that lost together would collide again and again.
+        time.sleep(random.uniform(0, pause))  # noqa: S311  # no secret depends on it
         pause = min(2 * pause, _LONGEST_PAUSE)
         head = versions.head(branch)
 
 
 def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MAIN) -> State | None:
-    """Write the first version of a branch, or return None when it has one already."""
+    """Write the first version of a branch, or return None when that number exists already.
+
+    There is no fence to check: the branch's own file says that it is being created.
+    """
     return _put(versions, branch, proposal)
 
 
 def _put(
-    versions: Versions, branch: str, proposal: Proposal, guarded: tuple[BranchFence, str | None] | None = None
+    versions: Versions, branch: str, proposal: Proposal, fenced: tuple[BranchFence, str | None] | None = None
 ) -> State | None:
-    """Write the proposed version; None when the number is taken by somebody else."""
-    store, line = versions.store, layout.line_root(branch)
-    transaction, number = _signed(proposal.transaction), proposal.manifest.version
+    """Write the proposed version; return None when another writer took the number.
+
+    Args:
+        versions: The versions of the table.
+        branch: The name of the branch.
+        proposal: What to commit.
+        fenced: The branch fence to check after the put, and the id it found before; None for a branch being created.
+    """
+    store = versions.store
+    transaction, number = _with_committer(proposal.transaction), proposal.manifest.version
     path = versions.manifest_path(branch, number)
     data = encode_manifest_file(proposal.manifest, transaction)
-    # Other writers look for the file when they rebase, so it has to be there before the version is. The manifest holds
-    # the same, and is what lasts.
+    # The transaction file comes first: other writers look for it when they rebase over this version. It need not
+    # survive a power cut, since the manifest holds the same transaction inline.
     body = encode_transaction(transaction)
-    store.put(layout.join(line, layout.TRANSACTIONS, transaction.file_name), body, lasting=False)
+    store.put(layout.transaction_path(branch, transaction.file_name), body, lasting=False)
+    # pylance writes data files without syncing their names; a durable manifest must not name files that a power cut
+    # removes.
     store.sync_folder(layout.DATA)
     if not _put_manifest(versions, path, data, transaction):
         return None
     put = State(branch, proposal.manifest, transaction, id=commit_id(data))
-    if guarded is not None:
-        guard, branch_id = guarded
-        guard.after(branch_id, put, transaction, path)
+    if fenced is not None:
+        fence, branch_id = fenced
+        fence.check_after_put(branch_id, put, transaction, path)
     if not store.ordered_listing:
-        _hint(versions, line, number)
+        # Last: a hint must never name a version that is not there.
+        _write_hint(versions, branch, number)
     return put
 
 
-def _signed(transaction: Transaction) -> Transaction:
-    """Put down who commits: what the transaction says, else the environment; else the program stands for them."""
+def _with_committer(transaction: Transaction) -> Transaction:
+    """Add the committer that the environment names, unless the transaction names one."""
     who = committer()
     if who is None or COMMITTER in transaction.properties:
         return transaction
     return replace(transaction, properties={**transaction.properties, COMMITTER: who})
 
 
-def _hint(versions: Versions, line: str, number: int) -> None:
-    """Write down the newest version, from which other writers look upwards where listings are unordered."""
+def _write_hint(versions: Versions, branch: str, number: int) -> None:
+    """Write the version hint: pylance starts there to look for newer versions where listings are unordered."""
     try:
-        versions.store.put(layout.join(line, layout.HINT), b'{"version":%d}' % number, lasting=False)
+        versions.store.put(layout.hint_path(branch), b'{"version":%d}' % number, lasting=False)
     except StoreError as error:
-        # The version is committed; reporting a failure now would make the caller commit it again.
+        # The version is committed: an error here would make the caller commit the same change again.
         _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)
 
 
 def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Transaction) -> bool:
-    """Write a manifest, or find out whose the one is that is there; False when it is not ours."""
+    """Put a manifest if absent; return False when there is another one of that number.
+
+    Raises:
+        CommitStateUnknownError: The store neither confirms the put nor lets the object be read back.
+    """
     store = versions.store
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
@@ -237,6 +277,7 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
             if store.put_if_absent(path, data):
                 return True
         except StoreError as error:
+            # The request may have landed all the same; only the stored object tells.
             problem = error
         try:
             found = store.get(path)
@@ -244,7 +285,9 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
             problem = error
             found = None
         if found is not None:
+            # Equal bytes are this attempt's: a manifest holds its own timestamp and the transaction's uuid.
             return found == data
+        # Absent so far: a request that is still under way may land later, so the same bytes are put again.
         time.sleep(_FIRST_PAUSE)
     raise CommitStateUnknownError(
         f"cannot tell whether {store.uri}/{path} was committed: {problem}", transaction.uuid, transaction
@@ -252,64 +295,70 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
 
 
 def _find(versions: Versions, branch: str, transaction: Transaction, numbers: Sequence[int]) -> State | None:
-    """Look for a transaction among the versions committed since it read the table."""
+    """Look for a transaction among the versions that were committed since it read the table, newest first."""
     for number in reversed(numbers):
         if number <= transaction.read_version:
             return None
         state = versions.load(branch, number)
         if state.transaction is not None and state.transaction.uuid == transaction.uuid:
-            return _counted(versions, state, transaction)
+            return _confirmed(versions, state, transaction)
     return None
 
 
-def _counted(versions: Versions, state: State, transaction: Transaction) -> State:
-    """Return a version that a transaction made, unless its branch is gone and another one has the name.
+def _confirmed(versions: Versions, state: State, transaction: Transaction) -> State:
+    """Return a version that a transaction made, if it belongs to the branch that has the name.
 
     Raises:
-        CommitConflictError: It lies below where the branch begins that has the name.
+        CommitConflictError: The version is below the branch's first one, so a late writer put it on a deleted branch.
     """
-    if state.number < _first(versions, state.branch):
-        raise _made_again(versions, str(state), transaction)
+    if state.number < _first_number(versions, state.branch):
+        raise _branch_replaced(versions, str(state), transaction)
     return state
 
 
-def _first(versions: Versions, branch: str) -> int:
+def _first_number(versions: Versions, branch: str) -> int:
+    """Return the number of a branch's first version, 0 for `main` and for an unknown branch."""
     found = None if branch == layout.MAIN else Refs(versions.store).branch(branch)
     return 0 if found is None else found.first
 
 
-def _check(versions: Versions, branch: str, number: int, mine: Transaction) -> State | RowChange | None:
-    """Look at a version committed meanwhile.
+def _classify_landed(
+    versions: Versions, branch: str, number: int, transaction: Transaction
+) -> State | RowChange | None:
+    """Classify a version that was committed since a transaction read the table.
 
     Returns:
-        The version when it is this transaction; what it did when both took rows out of the same fragments.
+        The version, when it is this transaction; the landed row change, when both removed rows of the same fragments
+        and the deletion vectors have to be rebased; None when the two are compatible.
 
     Raises:
-        CommitConflictError: It contradicts the transaction.
+        CommitConflictError: The version conflicts with the transaction.
     """
     try:
         state = versions.load(branch, number)
     except VersionNotFoundError:
-        # Committed and cleaned up since we read the table: what it did cannot be looked up any more.
-        theirs, who = None, "somebody"
-        if mine.read_version < _first(versions, branch):
-            raise _made_again(versions, f"{branch}@{number}", mine) from None
+        # Committed and cleaned up since the transaction read the table: what it did cannot be looked up any more.
+        landed, who = None, "somebody"
+        if transaction.read_version < _first_number(versions, branch):
+            raise _branch_replaced(versions, f"{branch}@{number}", transaction) from None
     else:
-        theirs = state.transaction
-        who = (theirs.properties.get(COMMITTER) if theirs else None) or state.writer
-        if theirs is not None and theirs.uuid == mine.uuid:
-            # Another process commits the same transaction, and was faster.
-            return _counted(versions, state, mine)
-        if theirs is not None and isinstance(theirs.operation, Clone) and branch != layout.MAIN:
-            raise _made_again(versions, str(state), mine)
-    verdict = Verdict.RETRYABLE if theirs is None else judge(mine, theirs)
+        landed = state.transaction
+        who = (landed.properties.get(COMMITTER) if landed else None) or state.writer
+        if landed is not None and landed.uuid == transaction.uuid:
+            # Another process commits the same transaction and was faster.
+            return _confirmed(versions, state, transaction)
+        if landed is not None and isinstance(landed.operation, Clone) and branch != layout.MAIN:
+            # A fork after the version that was read: the branch was deleted and its name given to another one.
+            raise _branch_replaced(versions, str(state), transaction)
+    # A version of unknown content may contradict the transaction; doing the work again from the head is safe.
+    verdict = Verdict.RETRYABLE if landed is None else judge(transaction, landed)
     if verdict is Verdict.COMPATIBLE:
         return None
-    if verdict is Verdict.REBASE and theirs is not None and isinstance(theirs.operation, RowChange):
-        return theirs.operation
-    did = theirs.operation_name if theirs else "a change of unknown kind"
+    if verdict is Verdict.REBASE and landed is not None and isinstance(landed.operation, RowChange):
+        return landed.operation
+    did = landed.operation_name if landed else "a change of unknown kind"
     raise CommitConflictError(
-        f"cannot commit {mine.operation_name} to {branch} of {versions.store.uri}: "
+        f"cannot commit {transaction.operation_name} to {branch} of {versions.store.uri}: "
         f"{who} committed {did} as {branch}@{number} meanwhile",
         f"{branch}@{number}",
         verdict is Verdict.RETRYABLE,

@@ -1,18 +1,28 @@
-"""What merges write down in the table metadata of their result: which versions are in it, and which ids are whose.
+"""What a version contains, what two versions have in common, and what merges record about both.
 
-The key holds the id of a branch, the value the last version of it that was merged and the version that brought it; then
-the ids that rows and fields of that branch have here where they are others.
+A version contains every version that went into it. No graph has to be walked to tell which:
 
-What a version contains, and what two versions have in common.
+- On its own branch and on the branches below the forks it contains everything up to some number, since versions of
+  one branch are made one from the other.
+- A merge records in the table metadata of its result, under the id of each branch that came in, the last version of
+  that branch (`MergeRecord`). Later versions carry the records on, and a branch inherits those of its fork point.
 
-A version contains the branches it lies on, each up to where the next one was forked, and the branches that were
-merged into it, each up to the version that was merged. Version numbers go on counting when a branch is forked, so one
-number for each branch says all of it. A merge records these numbers in the table metadata of its result; a branch
-inherits the records of the version it was forked from.
+So one number for each branch id describes all of it (`Lineage.contained`). "A contains B" is a comparison of two
+numbers, the merge base is the newest version within the lower of two numbers, and ahead/behind counts listed names.
 
-How far two versions are apart: how many versions each contains that the other does not.
+Invariants and traps:
 
-A version contains each branch up to some number, so the lists of version names tell; no version is opened but the two.
+- Records are keyed by branch id, never by name: names are reused and changed.
+- The first version of a branch repeats its fork point under the name of the branch. Both are one commit, so counting
+  starts above the first version, and a merge base on the parent may be read from the branch when clean-up removed the
+  original.
+- Version numbers are comparable on one branch only. Comparing numbers of two branches says nothing.
+- A version that was cleaned up counts as a change of unknown content, never as no change: a merge that overlooked an
+  overwrite there would double or lose rows.
+- Rows can come in without their version, by a pick. Then the record holds `NO_VERSION` and only tells which ids those
+  rows have here.
+- `Restore` brings old table metadata back and so drops newer records. That is right: the content they describe is
+  gone too.
 """
 
 import re
@@ -37,15 +47,19 @@ from lance_dagster.transactions.row_id_spaces import (
 )
 
 NO_VERSION = 0
-"""Stands in a record of rows that came to a version by themselves, without the version they are from."""
+"""The merged version in the record of a branch of which only single rows came in, by picks."""
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRecord:
-    """What a merge wrote down about a branch: its last version merged, as which version, and what ids are here.
+    """What a merge recorded about one merged branch.
 
-    `aliases` are those of its rows, `fields` those of its fields where they are others.
+    Attributes:
+        merged: The last version of the branch that was merged, or `NO_VERSION`.
+        dest: The version of the dest branch that the merge made.
+        aliases: The row ids that rows of the branch have here, where they differ.
+        fields: The field ids that fields of the branch have here, where they differ.
     """
 
     merged: int
@@ -54,13 +68,13 @@ class MergeRecord:
     fields: Mapping[int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return it as it stands in the table metadata."""
+        """Return the value that is stored in the table metadata."""
         parts = (f"{self.merged}@{self.dest}", encode_aliases(self.aliases), encode_fields(self.fields))
         return " ".join(part for part in parts if part)
 
 
 def merge_records_of(manifest: Manifest) -> dict[str, MergeRecord]:
-    """Return by branch id what merges wrote down."""
+    """Return the records of merges in a manifest, by branch id; malformed entries are skipped."""
     found: dict[str, MergeRecord] = {}
     for key, text in manifest.table_metadata.items():
         numbers, _, aliases = text.partition(" ")
@@ -73,9 +87,13 @@ def merge_records_of(manifest: Manifest) -> dict[str, MergeRecord]:
 
 
 def records_for_aliases(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
-    """Return the table metadata that says what the ids of rows are which came without their version.
+    """Return the table metadata that records the ids of rows which came in without their version.
 
-    So that a later merge of that version knows them.
+    A later merge of that version recognises the rows by them and does not add them twice.
+
+    Args:
+        dest: The head that the rows come into.
+        aliases: By the id of the branch that the rows are from, the ids they get.
     """
     known, found = merge_records_of(dest), {}
     for branch_id, new in aliases.items():
@@ -85,14 +103,20 @@ def records_for_aliases(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) 
 
 
 _Place = tuple[str, str, int]
-"""A branch's id and name, and the number of one of its versions."""
+"""The id and the name of a branch, and the number of one of its versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSegment:
-    """A stretch of history: a branch, its id, the version it was forked from and the newest one that counts.
+    """The part of one branch that a version descends through.
 
-    `first` is the number of its own first version, which repeats the one it was forked from: mostly the same number.
+    Attributes:
+        branch: The name of the branch.
+        id: The id of the branch.
+        forked: The number of the fork point, on the branch below.
+        first: The number of the branch's own first version, which repeats the fork point. It is the same number,
+            unless the name had been another branch's before.
+        number: The newest version of the branch that belongs to the descent.
     """
 
     branch: str
@@ -104,7 +128,7 @@ class BranchSegment:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A version with its own branch and those below it, main last, and how far it contains each branch, by id."""
+    """A version, the segments it descends through, `main` last, and by branch id how far it contains each branch."""
 
     state: State
     segments: tuple[BranchSegment, ...]
@@ -116,18 +140,19 @@ class Lineage:
         return self.segments[0].id
 
     def contains(self, other: "Lineage") -> bool:
-        """Tell whether everything another version has is in this one."""
+        """Tell whether this version contains another one."""
         return self.contained.get(other.id, -1) >= other.state.number
 
 
 def lineage_of(state: State, refs: Refs) -> Lineage:
-    """Find out what a version contains.
+    """Find out what a version contains; reads the files of its branch and of the branches below.
 
     Raises:
         InvalidInputError: Its branch, or one below it, was deleted.
+        CorruptFileError: The files of the branches contradict each other.
     """
     segments: list[BranchSegment] = []
-    branch, number = state.branch, state.number
+    branch, number = state.branch, state.manifest.version
     while branch != MAIN:
         found = refs.branch(branch)
         if any(segment.branch == branch for segment in segments):
@@ -144,6 +169,7 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     segments.append(BranchSegment(branch=MAIN, id=MAIN, forked=0, first=0, number=number))
     records = merge_records_of(state.manifest).items()
     contained = {branch_id: record.merged for branch_id, record in records if record.merged != NO_VERSION}
+    # A merge may have recorded a newer version of a branch below than the fork point: after a sync, for one.
     for segment in segments:
         contained[segment.id] = max(segment.number, contained.get(segment.id, -1))
     return Lineage(state, tuple(segments), contained)
@@ -152,17 +178,17 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
 def records_for_merge(
     source: Lineage, dest: Lineage, base: Lineage, *, aliases: Mapping[str, Sequence[Alias]], fields: Mapping[int, int]
 ) -> dict[str, str]:
-    """Return the table metadata that says what the next version of `dest` contains when `source` is merged.
+    """Return the table metadata that records what the next version of `dest` contains when `source` is merged.
 
     Args:
-        source: What is merged.
-        dest: What it is merged into.
-        base: Their merge base. `dest` contains what it contains, though a record may be gone with its branch.
-        aliases: By branch id, the ids that rows of that branch get.
-        fields: By the ids of fields of the source, those they get.
+        source: The version that is merged.
+        dest: The head it is merged into.
+        base: Their merge base. `dest` contains all that it contains, even where the record is gone with its branch.
+        aliases: By branch id, the row ids that rows of that branch get.
+        fields: By the field ids of the source, the field ids of the result.
     """
     known, found = merge_records_of(dest.state.manifest), {}
-    theirs, own = merge_records_of(source.state.manifest), {segment.id for segment in source.segments}
+    of_source, descent = merge_records_of(source.state.manifest), {segment.id for segment in source.segments}
     for branch_id, number in source.contained.items():
         newer = number > max(dest.contained.get(branch_id, -1), base.contained.get(branch_id, -1))
         if not newer and branch_id not in aliases:
@@ -170,21 +196,23 @@ def records_for_merge(
         had = known.get(branch_id)
         record = had or MergeRecord(merged=number, dest=dest.state.number + 1)
         if newer:
-            there = theirs[branch_id].fields if branch_id in theirs and branch_id not in own else {}
-            # The ids of a branch of the source are those of the source, unless a merge into it said others.
+            merged_in = branch_id in of_source and branch_id not in descent
+            there = of_source[branch_id].fields if merged_in else {}
+            # Branches that the source descends through share its field ids. A branch that was merged into the source
+            # was translated then, so two translations follow one another.
             together = {**fields, **{one: fields.get(two, two) for one, two in there.items()}}
             record = replace(record, merged=number, dest=dest.state.number + 1, fields={**record.fields, **together})
         record = replace(record, aliases=(*record.aliases, *aliases.get(branch_id, ())))
         found[f"{MERGED_PREFIX}{branch_id}"] = str(record)
-    # Rows may have come to the source by themselves, without the version they are from.
+    # Picks bring rows into the source without their version; the ids of such rows have to be recorded as well.
     strays = {branch_id: some for branch_id, some in aliases.items() if branch_id not in source.contained}
     return found | records_for_aliases(dest.state.manifest, strays)
 
 
 def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
-    """Return the version of `dest` that brought in everything `source` has, or None when there is something new.
+    """Return the version of `dest` that merged everything `source` has; None when there is something to merge.
 
-    The newest version stands in for one that was cleaned up, or where nothing had to be brought in.
+    The head of `dest` is returned where that version was cleaned up, and where `source` changed nothing.
     """
     if not dest.contains(source):
         return None if changes_since(source, dest, versions) else dest.state
@@ -198,19 +226,19 @@ def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> S
 
 
 def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -> Lineage:
-    """Return the newest version that both contain.
+    """Return the merge base: the newest version that both contain.
 
-    Where branches were merged crosswise there may be several, none of which contains another; then it is the one of
-    the branch that comes first: the rows of the others are known by their ids.
+    After criss-cross merges there may be several, none of which contains another. Then the one on the branch that
+    sorts first is chosen; rows of the others are recognised by their ids.
 
     Raises:
-        VersionNotFoundError: It was cleaned up.
+        VersionNotFoundError: The merge base was cleaned up.
     """
     segments = {segment.id: segment for segment in (*source.segments, *dest.segments)}
     both = {
         own: number
         for own in source.contained.keys() & dest.contained.keys()
-        # The first version of a branch repeats one of its parent's.
+        # The first version of a branch repeats its fork point, which is a candidate on the branch below already.
         if (number := min(source.contained[own], dest.contained[own]))
         > (segments[own].forked if own in segments else -1)
         or own == MAIN
@@ -218,7 +246,8 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
     names = {own: segment.branch for own, segment in segments.items()}
     best = _newest(None, _places(both, names), (source, dest), (refs, versions))
     if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
-        # A third branch was merged into both. When it is gone, its rows are known by their ids all the same.
+        # A third branch was merged into both. Looked at only now, since it takes listing every branch. If it was
+        # deleted meanwhile, its rows are still recognised by their ids.
         left = (branch for branch in refs.branches().values() if branch.state != DELETING)
         others = {branch.id: branch.name for branch in left if branch.id not in names}
         best = _newest(best, _places(both, others), (source, dest), (refs, versions))
@@ -242,7 +271,7 @@ def _newest(
 
 
 def is_criss_cross(source: Lineage, dest: Lineage, base: Lineage) -> bool:
-    """Tell whether both sides contain versions that their merge base does not: merges went crosswise."""
+    """Tell whether merges crossed: both sides contain versions that their merge base does not contain."""
     shared = source.contained.keys() & dest.contained.keys()
     forked = {segment.id: segment.forked for segment in (*source.segments, *dest.segments)}
     return any(
@@ -253,7 +282,7 @@ def is_criss_cross(source: Lineage, dest: Lineage, base: Lineage) -> bool:
 
 
 def last_common(one: Lineage, other: Lineage) -> int:
-    """Return the number up to which two versions lie on the same line; 0 when they never did."""
+    """Return the number of the last version that both descend from on one branch; 0 when there is none."""
     numbers = {segment.id: segment.number for segment in one.segments}
     return max(
         (min(segment.number, numbers[segment.id]) for segment in other.segments if segment.id in numbers), default=0
@@ -261,7 +290,7 @@ def last_common(one: Lineage, other: Lineage) -> int:
 
 
 def field_ids(of: Lineage, base: Lineage) -> Mapping[int, int] | None:
-    """Return which fields of a version on another branch have other ids here; None when no merge wrote it down."""
+    """Return the field ids that fields of the base's branch have in `of`; None when no merge recorded them."""
     record = merge_records_of(of.state.manifest).get(base.id)
     return None if record is None or record.merged == NO_VERSION else record.fields
 
@@ -269,17 +298,17 @@ def field_ids(of: Lineage, base: Lineage) -> Mapping[int, int] | None:
 def row_space(
     of: Lineage, versions: Versions, changes: Sequence[Change] = (), anchor: Manifest | None = None
 ) -> RowSpace:
-    """Return where the row ids of a version come from.
+    """Return which branch each range of row ids of a version was minted on.
 
     Args:
         of: The version.
-        versions: Where versions are read.
-        changes: Some of what was done on its line, oldest first. Records of branches that are gone are not carried on
-            for ever; what they said is found there.
-        anchor: A version of its line from before that, with the records it had.
+        versions: The versions of the table.
+        changes: The changes on its branch since `anchor`, oldest first. Records of deleted branches are pruned in
+            time; what they said is still found in the versions of that time.
+        anchor: A version that `of` descends from, with the records of that time.
 
     Raises:
-        VersionNotFoundError: A version that one of its branches was forked from was cleaned up, on both branches.
+        VersionNotFoundError: A fork point was cleaned up, on both branches.
     """
     manifest = of.state.manifest
     if not manifest.stable_row_ids:
@@ -299,7 +328,7 @@ def row_space(
 
 
 def row_space_since(of: Lineage, shared: Lineage, versions: Versions) -> RowSpace:
-    """Return where the row ids of a version come from, with what was recorded since one that it contains."""
+    """Return the row space of a version, with everything that was recorded since a version that it contains."""
     anchor, since, _ = base_and_changes(of, shared, versions)
     return row_space(of, versions, since, anchor)
 
@@ -309,15 +338,16 @@ def _aliases(manifest: Manifest) -> dict[str, dict[Alias, None]]:
 
 
 def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
-    """Add what a later version of the same line says: an id means the same row for good, so nothing is taken back."""
+    """Add the aliases of a later version: an id stands for the same row for ever, so none is ever removed."""
     for own, more in _aliases(manifest).items():
         aliases[own] = aliases.get(own, {}) | more
 
 
 def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Change]:
-    """Return what `of` did that `other` does not contain, oldest first.
+    """Return the changes of `of` that `other` does not contain, oldest first.
 
-    Versions that were cleaned up are a change without transaction. A merge of what `other` contains is no change.
+    Versions that were cleaned up appear as one change without a transaction. A merge of what `other` contains already
+    is no change.
     """
     return [
         change
@@ -328,85 +358,68 @@ def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Chang
 
 
 def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Manifest | None, list[Change], bool]:
-    """Return a merge base as the line of a version has it, and all the line did since.
+    """Return a merge base as the branch of a version has it, and all changes of that branch since.
 
     Returns:
-        The base itself, as the first version of the branch repeats it, or as the merge that brought it in left it;
-        None when that cannot be looked at. What followed, oldest first. Whether fragments have the ids of the base.
+        The manifest of the base: the base itself, the first version of a branch that repeats it, or the merge that
+        brought it in; None when that version was cleaned up. The changes since, oldest first. Whether the fragments of
+        that manifest have the ids of the base: after a merge they have others.
     """
-    segments = list(reversed(of.segments))
-    on_line = next(
-        (segment for segment in segments if segment.id == base.id and base.state.number <= segment.number), None
-    )
-    if on_line is not None:
-        after = segments[segments.index(on_line) :]
-        repeats = after[1] if len(after) > 1 and after[1].forked == base.state.number else None
+    segments, number = list(reversed(of.segments)), base.state.manifest.version
+    holders = (segment for segment in segments if segment.id == base.id and number <= segment.number)
+    on_branch = next(holders, None)
+    if on_branch is not None:
+        after = segments[segments.index(on_branch) :]
+        repeats = after[1] if len(after) > 1 and after[1].forked == number else None
         anchor = base.state.manifest if repeats is None else _repeated(repeats, base.state, versions)
-        return anchor, list(_path(after, base.state.number, versions)), True
+        return anchor, _changes_after(after, number, versions), True
     record = merge_records_of(of.state.manifest).get(base.id)
-    if record is None or record.merged != base.state.number:
+    if record is None or record.merged != number:
         return None, [], False
     segment = next(segment for segment in segments if record.dest <= segment.number)
-    try:
-        merged = versions.load(segment.branch, record.dest, segment.id)
-    except VersionNotFoundError:
+    merged = versions.find(segment.branch, record.dest, segment.id)
+    if merged is None:
         return None, [], False
-    return merged.manifest, list(_path(segments[segments.index(segment) :], record.dest, versions)), False
+    return merged.manifest, _changes_after(segments[segments.index(segment) :], record.dest, versions), False
 
 
 def _repeated(segment: BranchSegment, base: State, versions: Versions) -> Manifest:
-    try:
-        return versions.load(segment.branch, segment.first, segment.id).manifest
-    except VersionNotFoundError:
-        return base.manifest
+    found = versions.find(segment.branch, segment.first, segment.id)
+    return base.manifest if found is None else found.manifest
 
 
-def _path(segments: Sequence[BranchSegment], after: int, versions: Versions) -> Iterator[Change]:
-    for segment in segments:
-        yield from _changes(segment, max(after, segment.first), versions)
+def _changes_after(segments: Sequence[BranchSegment], after: int, versions: Versions) -> list[Change]:
+    # A branch above the fork begins with a copy of its fork point, which is no change.
+    return [change for segment in segments for change in _changes(segment, max(after, segment.first), versions)]
 
 
 def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator[Change]:
-    """Return what a branch did after one of its versions; what was cleaned up as one change, however much it was."""
-    expected, before = after + 1, None
-    for state in _present(segment, after, versions):
-        if state.number > expected:
-            yield Change(version=f"{segment.branch}@{expected}", writer="somebody", transaction=None)
+    """Yield the changes of a branch after one of its versions, oldest first.
+
+    A run of versions that were cleaned up is one change without a transaction: how many there were, and what they did,
+    is not known, so whoever asks has to assume the worst.
+    """
+    branch, expected = segment.branch, after + 1
+    states = versions.find_range(branch, expected, segment.number, segment.id)
+    before: Manifest | None = None
+    if states and states[0].manifest.version == expected:
+        previous = versions.find(branch, after, segment.id)
+        before = None if previous is None else previous.manifest
+    for state in states:
+        number = state.manifest.version
+        if number > expected:
+            yield Change(version=f"{branch}@{expected}", writer="somebody", transaction=None)
             before = None
-        elif before is None:
-            before = _before(segment, state.number, versions)
-        expected = state.number + 1
         yield Change(
-            version=str(state),
+            version=f"{branch}@{number}",
             writer=state.writer,
             transaction=state.transaction,
             before=before,
             after=state.manifest,
         )
-        before = state.manifest
+        before, expected = state.manifest, number + 1
     if expected <= segment.number:
-        yield Change(version=f"{segment.branch}@{expected}", writer="somebody", transaction=None)
-
-
-def _present(segment: BranchSegment, after: int, versions: Versions) -> Iterator[State]:
-    """Read the versions of a branch after one of them, oldest first; they are listed only where one is missing."""
-    missing = segment.number + 1
-    for number in range(after + 1, segment.number + 1):
-        state = versions.find(segment.branch, number, segment.id)
-        if state is None:
-            missing = number
-            break
-        yield state
-    for number in versions.numbers(segment.branch) if missing <= segment.number else ():
-        if missing < number <= segment.number:
-            yield versions.load(segment.branch, number, segment.id)
-
-
-def _before(segment: BranchSegment, number: int, versions: Versions) -> Manifest | None:
-    try:
-        return versions.load(segment.branch, number - 1, segment.id).manifest
-    except VersionNotFoundError:
-        return None
+        yield Change(version=f"{branch}@{expected}", writer="somebody", transaction=None)
 
 
 def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
@@ -416,7 +429,7 @@ def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
 
 
 def _load(place: _Place, lineages: Sequence[Lineage], versions: Versions) -> State:
-    """Read a version; where it was cleaned up, the first version of a branch forked from it, which repeats it."""
+    """Read a version, or where it was cleaned up the first version of a branch that was forked from it: a copy."""
     steps = (step for lineage in lineages for step in pairwise(lineage.segments))
     segment, branch, number = place
     forks = (child for child, parent in steps if (parent.id, child.forked) == (segment, number))
@@ -431,10 +444,10 @@ def _load(place: _Place, lineages: Sequence[Lineage], versions: Versions) -> Sta
 
 
 class AheadBehind:
-    """Counts versions by name; each branch is listed once."""
+    """Count how far versions are ahead of and behind each other, from listed names alone; lists each branch once."""
 
     def __init__(self, branches: Mapping[str, Branch], versions: Versions) -> None:
-        """Look at the branches there are, by name."""
+        """Take the branches of the table, by name; nothing is listed yet."""
         self._branches = {branch.id: branch for branch in branches.values()}
         self._versions = versions
         self._numbers: dict[str, list[int]] = {}
@@ -442,8 +455,8 @@ class AheadBehind:
     def ahead(self, of: Lineage, other: Lineage) -> int:
         """Count the versions that one contains and the other does not.
 
-        The first version of a branch repeats the one it was forked from and does not count, nor does what was cleaned
-        up, nor what lay on branches that are gone.
+        The first version of a branch does not count, as it repeats its fork point. Versions that were cleaned up, or
+        that were deleted with their branch, cannot be counted.
         """
         return sum(
             self._between(branch_id, other.contained.get(branch_id, -1), number)
@@ -451,7 +464,7 @@ class AheadBehind:
         )
 
     def numbers(self, branch: str) -> list[int]:
-        """Return the numbers of the versions of a branch, by its name; listed once."""
+        """Return the version numbers of a branch."""
         if branch not in self._numbers:
             self._numbers[branch] = self._versions.numbers(branch)
         return self._numbers[branch]

@@ -1,6 +1,16 @@
-"""Versions as they lie in the store: which there are, and what each one says.
+"""The versions of one table in the store: which exist, and what each one says.
 
-A manifest never changes, so a version that was read once is kept. Which versions exist is asked every time.
+`Versions` lists, reads and caches. `State` is a version as the format has it, manifest and transaction; `Version` is
+the description of it that users get.
+
+Invariants:
+
+- A manifest never changes once it is written, so a version that was read once is cached. Which versions exist is
+  asked of the store every time, since other writers commit and clean up meanwhile.
+- A cached version is found again only under the id of its branch. A branch name alone proves nothing: a branch can be
+  deleted and made again, and then has other versions under the same numbers. Only `main` is never replaced.
+- The names of the manifests of one branch follow one naming scheme. A mixture is an interrupted migration and is
+  refused: an ordered listing would not tell the newest version.
 """
 
 from bisect import bisect_left
@@ -17,20 +27,32 @@ from lance_dagster.format.transaction import COMMITTER, MERGE, MESSAGE, Clone, T
 from lance_dagster.store import Store, base_options, open_store
 from lance_dagster.transactions.identity import commit_id
 
+# Enough names to skip a few leftovers of other writers, few enough for one short request.
 _FIRST_NAMES = 8
-_KEPT_STATES = 512
-_KEPT_FRAGMENTS = 500_000
+# Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
+_CACHED_STATES = 512
+_CACHED_FRAGMENTS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """One committed state of a branch, printed `main@17`.
 
-    `id` names it for all time, whatever becomes of its branch (`format.digests.commit_id`). `rows` counts the rows
-    that are not deleted. `parents` are the versions it was made from, the second one of a merge being the version
-    merged; they may be gone by now, a merged one with its branch. `cut` says that the first one is: a clean-up removed
-    it, and what went before may be incomplete. `transaction` is the uuid of the change that made it, `committer` who
-    or what made it: what the change says, or else the program.
+    Attributes:
+        id: The commit id (`transactions.identity.commit_id`). It stays valid when the branch is renamed or deleted.
+        branch: The name of the branch.
+        number: The version number on that branch.
+        committed_at: When the version was committed.
+        operation: The name of the Lance operation.
+        rows: The number of rows that are not deleted.
+        message: The commit message.
+        committer: Who committed: what the transaction says, else the program that wrote the version.
+        writer: The program that wrote the version, with its release.
+        properties: The properties of the transaction.
+        parents: The versions this one was made from, as `branch@n`; for a merge the second one is the merged version.
+            They may be gone: cleaned up, or deleted with their branch.
+        transaction: The uuid of the transaction.
+        cut: Whether the first parent was cleaned up, so that older history may be incomplete.
     """
 
     id: str
@@ -54,9 +76,9 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A version as the format has it: its manifest and the transaction that made it, where that still exists.
+    """A version as the format has it: its manifest, and its transaction where that still exists.
 
-    `path` is where it was read from, for messages. `id` is its commit id.
+    `path` is the URI of the manifest, for messages. `id` is the commit id.
     """
 
     branch: str
@@ -72,11 +94,11 @@ class State:
 
     def __str__(self) -> str:
         """Return the ref expression that names this version."""
-        return f"{self.branch}@{self.number}"
+        return f"{self.branch}@{self.manifest.version}"
 
     @property
     def committed_at(self) -> pendulum.DateTime:
-        """When the version was made, to the microsecond."""
+        """When the version was committed, to the microsecond."""
         return pendulum.from_timestamp(self.manifest.timestamp_seconds)
 
     @property
@@ -93,21 +115,25 @@ class Versions:
     store: Store
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     _states: dict[tuple[str, str, int], State] = field(default_factory=dict)
-    _kept_fragments: int = 0
-    _old_named: set[str] = field(default_factory=set)
+    _cached_fragments: int = 0
+    # The branches whose manifests were last seen under names of the first scheme.
+    _v1_named: set[str] = field(default_factory=set)
     _ids: dict[tuple[str, int], str] = field(default_factory=dict)
+    _folders: dict[str, str] = field(default_factory=dict)
 
     def branch_uri(self, branch: str) -> str:
-        """Return the URI of the folder a branch's own files lie in."""
+        """Return the URI of the folder that holds a branch's own files."""
         return layout.join(self.store.uri, layout.line_root(branch))
 
     def locate(self, uri: str, key: str, base_id: int = 0) -> tuple[Store, str]:
-        """Return where an object below any URI is found: in the table's own store when it lies there.
+        """Return the store and the key under which an object below some URI is read.
+
+        An object below the table's own URI is read through the table's own store.
 
         Args:
-            uri: A folder: of the table, or a base path.
+            uri: A folder of the table, or a base path.
             key: The object's path below it.
-            base_id: The id of the base path, for which there may be storage options of its own.
+            base_id: The id of the base path, which may have storage options of its own.
         """
         own = self.store.uri
         if uri == own:
@@ -117,79 +143,100 @@ class Versions:
         return open_store(uri, base_options(self.storage_options, base_id, uri)), key
 
     def numbers(self, branch: str) -> list[int]:
-        """List the versions of a branch, oldest first, by file name alone; empty when there is no such branch."""
-        return sorted(self._known(branch, self.store.list(self._folder(branch))))
+        """List the versions of a branch, oldest first, from file names alone; empty when there is no such branch."""
+        return sorted(self._checked(branch, *layout.versions_in(self.store.list(self._folder(branch)))))
 
     def newest(self, branch: str) -> int | None:
         """Return the newest version of a branch, or None when it has none."""
+        folder = self._folder(branch)
         if self.store.ordered_listing:
-            # Newest first: one short listing, unless leftovers of other writers fill it, or names are of the first
-            # scheme, which runs forwards.
-            found = self._known(branch, self.store.list(self._folder(branch), limit=_FIRST_NAMES))
-            if found and branch not in self._old_named:
+            # Names count down from 2^64-1, so the first few of an ordered listing hold the newest version. Two cases
+            # need the whole listing: leftovers of other writers fill the first names, or names count upwards (v1).
+            found = self._checked(branch, *layout.versions_in(self.store.list(folder, limit=_FIRST_NAMES)))
+            if found and branch not in self._v1_named:
                 return max(found)
-        names = layout.newest_among(self.store.list(self._folder(branch)))
-        return max(self._known(branch, names), default=None)
+        return max(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), default=None)
 
     def has_versions(self, branch: str) -> bool:
-        """Tell whether a branch has a version, without looking at how many."""
+        """Tell whether a branch has a version; lists only a few names in the usual case."""
         first = layout.versions_in(self.store.some(self._folder(branch), _FIRST_NAMES))
         return any(first) or self.newest(branch) is not None
 
     def manifest_path(self, branch: str, number: int) -> str:
-        """Return where a version's manifest lies, or is to be put: a branch keeps the naming scheme it has."""
-        old = branch in self._old_named
-        return f"{self._folder(branch)}/{layout.old_manifest_name(number) if old else layout.manifest_name(number)}"
+        """Return the path of a version's manifest, in the naming scheme the branch was last seen to use.
 
-    def load(self, branch: str, number: int, line: str = "") -> State:
+        A new version follows the scheme of the versions before it: readers expect one scheme for each branch.
+        """
+        v1 = branch in self._v1_named
+        return f"{self._folder(branch)}/{layout.old_manifest_name(number) if v1 else layout.manifest_name(number)}"
+
+    def load(self, branch: str, number: int, branch_id: str = "") -> State:
         """Read one version.
 
         Args:
             branch: The name of its branch.
             number: Its number.
-            line: The id of the branch, when it is known: under it, what was read is kept. A branch that was deleted
-                and made again has other versions under the same numbers.
+            branch_id: The id of the branch, when the caller knows it: only then is the version cached.
 
         Raises:
-            VersionNotFoundError: There is none of that number.
+            VersionNotFoundError: The branch has no version of that number.
         """
-        found = self.find(branch, number, line)
+        found = self.find(branch, number, branch_id)
         if found is None:
             raise VersionNotFoundError(self._missing(branch, number))
         return found
 
-    def find(self, branch: str, number: int, line: str = "") -> State | None:
-        """Read one version as `load` does; None when there is none of that number."""
-        line = layout.MAIN if branch == layout.MAIN else line
-        known = self._states.get((line, branch, number))
+    def find(self, branch: str, number: int, branch_id: str = "") -> State | None:
+        """Read one version as `load` does; return None when there is none of that number."""
+        branch_id = layout.MAIN if branch == layout.MAIN else branch_id
+        known = self._states.get((branch_id, branch, number))
         if known is not None:
             return known
-        path, data = self._manifest(branch, number)
+        key, data = self._manifest(branch, number)
         if data is None:
             return None
-        manifest, transaction = decode_manifest_file(data, f"{self.store.uri}/{path}")
+        path = f"{self.store.uri}/{key}"
+        manifest, transaction = decode_manifest_file(data, path)
+        # A manifest that was copied to another name or folder would be read as a version that nobody committed.
         if manifest.version != number:
-            raise CorruptFileError(f"{self.store.uri}/{path}", f"it says it is version {manifest.version}")
+            raise CorruptFileError(path, f"it says it is version {manifest.version}")
         if (manifest.branch or layout.MAIN) != branch:
-            raise CorruptFileError(f"{self.store.uri}/{path}", f"it says it is of branch {manifest.branch!r}")
+            raise CorruptFileError(path, f"it says it is of branch {manifest.branch!r}")
         found = transaction or self._stored_transaction(branch, manifest)
-        state = State(branch, manifest, found, f"{self.store.uri}/{path}", self._id_of(branch, number, data))
-        self.keep(line, state)
+        state = State(branch, manifest, found, path, self._id_of(branch, number, data))
+        self.cache(branch_id, state)
         return state
 
-    def keep(self, line: str, state: State) -> None:
-        """Keep a version that was read, under the id of its branch; without one it is read again next time."""
-        place = (line, state.branch, state.number)
-        if not line or place in self._states:
+    def find_range(self, branch: str, first: int, last: int, branch_id: str) -> list[State]:
+        """Read the versions `first` to `last` of a branch that exist, oldest first.
+
+        The branch is listed only when a version is missing: most ranges are short and whole, and then reading them
+        one after the other takes no listing at all.
+        """
+        states: list[State] = []
+        for number in range(first, last + 1):
+            state = self.find(branch, number, branch_id)
+            if state is None:
+                later = [listed for listed in self.numbers(branch) if number < listed <= last]
+                return states + [self.load(branch, listed, branch_id) for listed in later]
+            states.append(state)
+        return states
+
+    def cache(self, branch_id: str, state: State) -> None:
+        """Cache a version that was read under the id of its branch; without an id it is read again next time."""
+        place = (branch_id, state.branch, state.number)
+        if not branch_id or place in self._states:
             return
         self._states[place] = state
-        self._kept_fragments += len(state.manifest.fragments)
-        while len(self._states) > _KEPT_STATES or (self._kept_fragments > _KEPT_FRAGMENTS and len(self._states) > 1):
+        self._cached_fragments += len(state.manifest.fragments)
+        while len(self._states) > _CACHED_STATES or (
+            self._cached_fragments > _CACHED_FRAGMENTS and len(self._states) > 1
+        ):
             dropped = self._states.pop(next(iter(self._states)))
-            self._kept_fragments -= len(dropped.manifest.fragments)
+            self._cached_fragments -= len(dropped.manifest.fragments)
 
     def manifest_size(self, state: State) -> int:
-        """Return the size of a version's manifest in bytes; 0 when it is gone."""
+        """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
         return len(self._manifest(state.branch, state.number)[1] or b"")
 
     def head(self, branch: str) -> State:
@@ -204,11 +251,11 @@ class Versions:
         return self.load(branch, newest)
 
     def describe(self, state: State, numbers: Sequence[int] | None = None) -> Version:
-        """Say who made a version, when, from what.
+        """Describe a version that was read.
 
         Args:
             state: The version.
-            numbers: The versions of its branch, oldest first, when the caller listed them already.
+            numbers: The versions of its branch, oldest first, when the caller has listed them already.
         """
         writer, transaction = state.manifest.writer, state.transaction
         operation = transaction.operation if transaction else None
@@ -223,41 +270,44 @@ class Versions:
             properties=transaction.properties if transaction else {},
             forked_from=(operation.ref_name, operation.ref_version) if isinstance(operation, Clone) else None,
         )
-        known = numbers if numbers is not None else self._around(state)
+        known = numbers if numbers is not None else self._numbers_around(state)
         return self._version(state.branch, state.id, summary, known)
 
     def describe_number(self, branch: str, number: int, numbers: Sequence[int]) -> Version:
-        """Say the same of a version that was not read yet; reads no more than it takes."""
+        """Describe a version that was not read yet, from its manifest's summary where that is enough.
+
+        A log describes very many versions; decoding every fragment of each one would dominate its cost.
+        """
         path, data = self._manifest(branch, number)
         summary = None if data is None else summarize(data, f"{self.store.uri}/{path}")
-        # One without its transaction in it has it in a file of its own, or nowhere.
+        # A manifest without an inline transaction has it in a separate file, or has none.
         if summary is None or summary.number != number:
             return self.describe(self.load(branch, number), numbers)
         return self._version(branch, self._id_of(branch, number, data or b""), summary, numbers)
 
-    def commit_id(self, branch: str, number: int, line: str) -> str | None:
-        """Return the id of a version, or None when there is none of that number.
+    def commit_id(self, branch: str, number: int, branch_id: str) -> str | None:
+        """Return the commit id of a version, or None when there is none of that number.
 
         Args:
             branch: The name of its branch.
             number: Its number.
-            line: The id of the branch, under which commit ids are kept; empty when it has none.
+            branch_id: The id of the branch, under which commit ids are cached; empty when it has none.
         """
-        known = self._ids.get((line, number))
+        known = self._ids.get((branch_id, number))
         if known is not None:
             return known
         data = self._manifest(branch, number)[1]
         if data is None:
             return None
         found = commit_id(data)
-        if line:
-            self._ids[line, number] = found
+        if branch_id:
+            self._ids[branch_id, number] = found
         return found
 
     def _id_of(self, branch: str, number: int, data: bytes) -> str:
         found = commit_id(data)
         if branch == layout.MAIN:
-            # As with states: the same number of another branch may be another version tomorrow.
+            # Only main: the same number of another branch name may be another version tomorrow.
             self._ids[layout.MAIN, number] = found
         return found
 
@@ -282,61 +332,72 @@ class Versions:
             cut=cut,
         )
 
-    def _around(self, state: State) -> list[int]:
-        """List enough versions of a branch to tell what went before one of them."""
-        if self.store.ordered_listing and state.branch not in self._old_named:
-            # Mostly it is among the newest, which are listed first.
-            found = self._known(state.branch, self.store.list(self._folder(state.branch), limit=_FIRST_NAMES))
-            if found and min(found) < state.number and state.branch not in self._old_named:
+    def _numbers_around(self, state: State) -> list[int]:
+        """List enough versions of a branch to tell which one comes before a given one."""
+        if self.store.ordered_listing and state.branch not in self._v1_named:
+            # Callers mostly describe a new version, which the short listing of the newest ones holds.
+            names = self.store.list(self._folder(state.branch), limit=_FIRST_NAMES)
+            found = self._checked(state.branch, *layout.versions_in(names))
+            if found and min(found) < state.number and state.branch not in self._v1_named:
                 return sorted(found)
         return self.numbers(state.branch)
 
     def _first_parent(self, branch: str, summary: Summary, numbers: Sequence[int]) -> tuple[tuple[str, ...], bool]:
-        """Return the version made before, none for the first of a table, and whether it is gone."""
+        """Return the first parent, none for the first version of a table, and whether it was cleaned up."""
         if summary.forked_from is not None:
             if branch == layout.MAIN:
-                # A clone: what it was made from is another table's.
+                # A cloned table: its origin is a version of another table, which is no parent here.
                 return (), False
             name, number = summary.forked_from[0] or layout.MAIN, summary.forked_from[1]
             return (f"{name}@{number}",), self._manifest(name, number)[1] is None
-        # Searched, not walked through: a log asks this of every version.
+        # Binary search: a log asks for the parent of every version.
         place = bisect_left(numbers, summary.number)
         before = numbers[place - 1] if place else 0
         wanted = summary.number - 1
-        # Only a merge leaves numbers out on purpose, to come after what it merged; and it is made from what it read.
+        # Never plain `number - 1` for a merge: a sync skips numbers on purpose, to be numbered after the version it
+        # merged, and is made from the version it read. In any other version a skipped number was cleaned up.
         if before != wanted and before == summary.read_version and MERGE in summary.properties:
             wanted = before
         return ((f"{branch}@{wanted}",), before != wanted) if wanted else ((), False)
 
     def _manifest(self, branch: str, number: int) -> tuple[str, bytes | None]:
+        """Return the path and the bytes of a manifest, looked for under both naming schemes."""
         path = self.manifest_path(branch, number)
         data = self.store.get(path)
         if data is not None:
             return path, data
+        # The scheme is known only once the branch was listed, and a migration may rename files meanwhile.
         names = (layout.manifest_name(number), layout.old_manifest_name(number))
         other = next(found for name in names if (found := f"{self._folder(branch)}/{name}") != path)
         return other, self.store.get(other)
 
-    def _known(self, branch: str, names: Sequence[str]) -> list[int]:
-        present, old = layout.versions_in(names)
-        if present and old:
+    def _checked(self, branch: str, numbers: list[int], v1_numbers: list[int]) -> list[int]:
+        """Remember which naming scheme a branch uses; return its listed versions.
+
+        Raises:
+            CorruptFileError: The listing has names of both schemes.
+        """
+        if numbers and v1_numbers:
             raise CorruptFileError(
                 layout.join(self.store.uri, self._folder(branch)),
-                f"it names versions by both schemes, such as {layout.old_manifest_name(old[0])} and "
-                f"{layout.manifest_name(present[0])}; migrate_manifest_names() finishes what was begun",
+                f"it names versions by both schemes, such as {layout.old_manifest_name(v1_numbers[0])} and "
+                f"{layout.manifest_name(numbers[0])}; migrate_manifest_names() finishes what was begun",
             )
-        (self._old_named.add if old else self._old_named.discard)(branch)
-        return present or old
+        (self._v1_named.add if v1_numbers else self._v1_named.discard)(branch)
+        return numbers or v1_numbers
 
     def _folder(self, branch: str) -> str:
-        return layout.join(layout.line_root(branch), layout.VERSIONS)
+        folder = self._folders.get(branch)
+        if folder is None:
+            folder = self._folders[branch] = layout.versions_folder(branch)
+        return folder
 
     def _stored_transaction(self, branch: str, manifest: Manifest) -> Transaction | None:
         if not manifest.transaction_file:
             return None
-        folder = layout.join(layout.line_root(branch), layout.TRANSACTIONS)
-        path = f"{folder}/{manifest.transaction_file}"
+        path = layout.transaction_path(branch, manifest.transaction_file)
         data = self.store.get(path)
+        # Other programs delete transaction files in their clean-up; the version stays readable without one.
         return None if data is None else decode_transaction(data, f"{self.store.uri}/{path}")
 
     def _missing(self, branch: str, number: int) -> str:

@@ -295,7 +295,7 @@ def lineage_at(parts: Parts, state: State) -> Lineage:
     """Return what a version contains."""
     found = lineage_of(state, parts.refs)
     # Looked at again as the newest one of its line.
-    parts.versions.keep(found.id, state)
+    parts.versions.cache(found.id, state)
     return found
 
 

@@ -30,12 +30,9 @@ class LocalStore:
     def __init__(self, root: str, *, durable: bool = True) -> None:
         """Take an absolute path, and whether writes survive a power cut; the folder is made by the first write."""
         self._root = Path(root)
-        self._durable = durable
-
-    @property
-    def uri(self) -> str:
+        self.uri = str(self._root)
         """The absolute path."""
-        return str(self._root)
+        self._durable = durable
 
     @property
     def storage(self) -> object:

@@ -1,22 +1,25 @@
-"""Keep a commit off a branch that is not the one it was meant for.
+"""The branch fence: keep a commit off a branch that is not the one it was meant for.
 
-A branch can be deleted and its name given to another one, while somebody is about to put the next manifest of the
-first. A manifest's key says the branch's name and a number, and nothing about which branch of that name is meant. So:
+A branch can be deleted and its name given to a new branch while a writer is about to put the next manifest of the old
+one. The key of a manifest holds the branch's name and a number, and nothing that tells the two branches apart. There
+is no lock; these rules keep the late manifest out of the new branch:
 
-- Whoever deletes a branch marks it first, and then looks how far its numbers go. A writer looks for the mark between
-  reading the head and putting the next manifest. So after that look, no writer puts a number that is higher by more
-  than one: it would have had to read the head before the mark, and the number it reads then is counted.
-- The next branch of the same name begins above all of these. What a late writer puts lies below where it begins: no
-  version of it, and no key that it will ever use.
-- The writer looks again after the put. The branch it read is there, perhaps with the mark that can be taken back: so
-  its version is on it, and what becomes of the branch becomes of the version.
-- The branch is gone, or about to be. The manifest is still there: it was put after the folder was emptied, when nobody
-  could find it any more, so the writer takes it away and says that it failed. It is not there: it may have been on the
-  branch before, and somebody may have merged or renamed the branch then. Nobody knows, and that is what is said.
-- A transaction that was staged on the old branch and is committed to the new one would have to be judged against
-  versions that are not there, and against one that begins a branch: a conflict (`history.commit`).
+- Deletion marks the branch first and then lists its versions. A writer looks for the mark after it read the head and
+  before it puts the next manifest. A writer that saw no mark read the head before the deletion listed the versions,
+  so the number it puts is at most one above the newest that the deletion saw.
+- The deletion records that newest number in a fence file (`refs.branch_operations`), and the next branch of the name
+  begins at least two above it. So the late manifest lies below the first version of the new branch: it is no version
+  of that branch, and the new branch never uses its key.
+- The writer looks again after the put. If the branch it read is still there, perhaps with the first mark, which can be
+  taken back, the version is on it and shares the fate of the branch.
+- If the branch is gone or about to go, and the manifest still exists, then it was put after the folder was emptied.
+  Nobody could reach it, so the writer deletes it and reports a conflict. If the manifest does not exist, it may have
+  been on the branch before the deletion, and a merge or a rename may have taken it along: the state is unknown, and
+  the error says so.
+- A transaction that was staged on the old branch and is committed to the new one would be classified against versions
+  that do not exist, or against the fork of the new branch. `history.commit` reports a conflict.
 
-What a branch that another program deleted had is not known, so only the two looks protect there.
+A deletion by another program leaves no fence file. There only the two looks of the writer protect.
 """
 
 from dataclasses import dataclass
@@ -32,27 +35,28 @@ from lance_dagster.transactions.identity import commit_id
 
 @dataclass(frozen=True, slots=True)
 class BranchFence:
-    """The two looks at a branch, before and after a manifest is put. There is nothing to look at for `main`."""
+    """The checks of a branch before and after a manifest is put. `main` is never deleted and needs none."""
 
     refs: Refs
     name: str
 
-    def before(self, head: State, seen: str | None = None) -> str | None:
-        """Return the id of the branch, once its head was read and before the next version is put.
+    def check_before_put(self, head: State, seen: str | None = None) -> str | None:
+        """Return the id of the branch; to be called after its head was read and before the next version is put.
 
         Args:
-            head: What was read.
-            seen: The id the branch had at an earlier attempt of the same commit.
+            head: The version that was read as the head.
+            seen: The id that the branch had at an earlier attempt of the same commit.
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.
-            CommitConflictError: What was read belongs to a branch that had the name before; or it is being renamed.
+            CommitConflictError: The head belongs to a deleted branch of the name, or the branch is being renamed.
         """
         if self.name == layout.MAIN:
             return None
         branch = self.refs.branch(self.name)
         if branch is None or not _takes_commits(branch):
             raise self.refs.branch_not_found(self.name)
+        # A head below the first version was put by a late writer; another id is another branch of the name.
         if head.number < branch.first or seen not in (None, branch.id):
             raise self._gone(head)
         target = self._renamed_to(branch)
@@ -64,18 +68,24 @@ class BranchFence:
             )
         return branch.id
 
-    def after(self, branch_id: str | None, put: State, transaction: Transaction, path: str) -> None:
-        """Look whether a version that was put is one of the branch it was meant for.
+    def check_after_put(self, branch_id: str | None, put: State, transaction: Transaction, path: str) -> None:
+        """Check that a version that was put belongs to the branch it was meant for.
+
+        Args:
+            branch_id: What `check_before_put` returned.
+            put: The version.
+            transaction: Its transaction, to resume with where the state is unknown.
+            path: The path of its manifest.
 
         Raises:
-            CommitConflictError: It never was; it was taken away.
-            CommitStateUnknownError: The branch is being renamed, or gone: what it was renamed to or merged into may
-                hold the version. Or nothing can be learnt.
+            CommitConflictError: The version never belonged to the branch; its manifest was deleted again.
+            CommitStateUnknownError: The branch is being renamed or is gone, so another branch may hold the version;
+                or the store did not answer.
         """
         if branch_id is None:
             return
         try:
-            doubt = self._doubt(branch_id, put, path)
+            doubt = self._reason_for_doubt(branch_id, put, path)
         except StoreError as error:
             message = f"cannot tell whether {self.name} of {self.refs.store.uri} is what {put} was made for: {error}"
             raise CommitStateUnknownError(message, transaction.uuid, transaction) from error
@@ -83,30 +93,32 @@ class BranchFence:
             message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {put} was committed"
             raise CommitStateUnknownError(message, transaction.uuid, transaction)
 
-    def _doubt(self, branch_id: str, put: State, path: str) -> str | None:
-        """Say why it is not known whether a version stays; None when it does.
+    def _reason_for_doubt(self, branch_id: str, put: State, path: str) -> str | None:
+        """Return what happens to the branch so that nobody knows whether a version stays; None when it stays.
 
         Raises:
-            CommitConflictError: It does not.
+            CommitConflictError: The version does not stay.
         """
         branch = self.refs.branch(self.name)
         if branch is not None and branch.id == branch_id:
             target = self._renamed_to(branch)
             if target is not None:
                 return f"renamed to {target}"
-            # At the end of a renaming the mark stands for versions that were taken along, and others that were not.
+            # "closing" alone can be taken back, and then the version stays. At the end of a rename it cannot: some
+            # versions were copied to the new name before this one was put, and others after.
             closing = branch.state == CLOSING and RENAMING_TO not in branch.metadata
             return None if closing or _takes_commits(branch) else "deleted"
         if branch is None or branch.first > put.number:
             found = self.refs.store.get(path)
             if found is not None and commit_id(found) == put.id:
-                # Below where the branch of that name begins, so it is nobody's version.
+                # It is below the first version of any branch of the name, so nobody can have read it as a version.
                 self.refs.store.delete(path)
                 raise self._gone(put)
         return "deleted"
 
     def _renamed_to(self, branch: Branch) -> str | None:
-        """Return the name a branch is about to get; None when it is not, or when that was given up."""
+        """Return the name that a branch is about to get, or None."""
+        # Both files have to say so: a rename that was abandoned leaves a mark on the old branch alone.
         name = branch.metadata.get(RENAMING_TO)
         target = self.refs.branch(name) if name else None
         return name if target is not None and target.metadata.get(RENAMED_FROM) == branch.name else None
@@ -120,5 +132,5 @@ class BranchFence:
 
 
 def _takes_commits(branch: Branch) -> bool:
-    """Tell whether a branch is there to stay: one that is being made is, once it has a version to commit upon."""
+    """Tell whether a branch takes commits: also one that is being created, once it has a version to commit on."""
     return branch.state == READY or (branch.state == CREATING and RENAMED_FROM not in branch.metadata)

@@ -1,6 +1,15 @@
-"""Branches and tags as they are stored: read, taken by put-if-absent, changed by compare-and-swap.
+"""Read and write the files of branches and tags: create by put-if-absent, change by compare-and-swap.
 
-Nothing here knows what a change means; `history.branches` and `history.tags` do.
+What a change means, and which other files have to agree with it, is decided by `branch_operations`, `tag_operations`
+and `rename`.
+
+Invariants:
+
+- Every change starts from the bytes it replaces. A branch is changed only while its id is the expected one: a branch
+  that was deleted and made again under the same name is another branch.
+- An HTTP client may send a request twice and report the second answer, so "exists" and "changed meanwhile" are
+  believed only after the stored object was read back. A branch file is compared as a whole; a tag carries the random
+  id of the write that produced it, since two writers may want the same content.
 """
 
 import uuid
@@ -52,6 +61,7 @@ __all__ = [
     "Tag",
 ]
 _ATTEMPTS = 5
+# A thread pool costs more than reading a few small files one after the other.
 _READERS, _FEW = 8, 4
 T = TypeVar("T")
 N = TypeVar("N", Branch, Tag)
@@ -64,38 +74,32 @@ class Refs:
     store: Store
 
     def branches(self, pattern: str | None = None) -> dict[str, Branch]:
-        """Read every branch, those being created or deleted included; only those whose names match a glob pattern."""
+        """Read every branch whose name matches a glob pattern, also those that are being created or deleted."""
         return self._all(layout.BRANCHES, layout.name_of_branch_file, self.branch, pattern)
 
     def tags(self, pattern: str | None = None) -> dict[str, Tag]:
-        """Read every tag; only those whose names match a glob pattern."""
+        """Read every tag whose name matches a glob pattern."""
         return self._all(layout.TAGS, layout.name_of_tag_file, self.tag, pattern)
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
-        check_text("the name of a branch", name)
-        if not is_path_inside(name):
-            return None
-        path = layout.branch_file(name)
-        data = self.store.get(path)
+        path = _file_of(layout.BRANCHES, name, "the name of a branch")
+        data = None if path is None else self.store.get(path)
         return None if data is None else parse_branch(name, data, f"{self.store.uri}/{path}")
 
     def tag(self, name: str) -> Tag | None:
         """Read one tag, or return None."""
-        check_text("the name of a tag", name)
-        if not is_path_inside(name):
-            return None
-        path = layout.tag_file(name)
-        data = self.store.get(path)
+        path = _file_of(layout.TAGS, name, "the name of a tag")
+        data = None if path is None else self.store.get(path)
         return None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
 
     def referrers_of(self, branch: str) -> list[str]:
-        """Say which tags and branches refer to a branch, those included that are being made."""
+        """Describe the tags and branches that refer to a branch, also those that are being created."""
         users = [f"tag {tag.name!r}" for tag in self.tags().values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in self.branches().values() if other.parent_branch == branch]
 
     def branch_not_found(self, name: str) -> RefNotFoundError:
-        """Return the error that says that a name is none of a branch, and what it is instead."""
+        """Return the error for a name that no branch has; it says what the name stands for instead."""
         if self.tag(name) is not None:
             instead = "that is a tag, and a branch is wanted"
         elif (version_of := branch_of_version(name)) is not None:
@@ -105,15 +109,15 @@ class Refs:
         return RefNotFoundError(name, self.known(), self.store.uri, "branch", instead)
 
     def tag_not_found(self, name: str) -> RefNotFoundError:
-        """Return the error that says that a name is none of a tag."""
+        """Return the error for a name that no tag has."""
         return RefNotFoundError(name, list(self.tags()), self.store.uri, "tag")
 
     def known(self) -> list[str]:
-        """Return the names of the branches that can be used."""
+        """Return the names of the branches that are ready, `main` included."""
         return [layout.MAIN, *(branch.name for branch in self.branches().values() if branch.state == READY)]
 
     def add_branch(self, branch: Branch) -> Branch:
-        """Take a branch name, unless it is taken; returns the branch that has it."""
+        """Create a branch's file unless there is one; return the branch that has the name then."""
         path = layout.branch_file(branch.name)
         if self._put_once(path, branch_file_of(branch)):
             return branch
@@ -123,7 +127,12 @@ class Refs:
         return taken
 
     def change_branch(self, branch: Branch, change: Callable[[Branch], Branch]) -> Branch:
-        """Replace a branch's file by what `change` makes of it, which is the same when there is nothing to change.
+        """Replace a branch's file with what `change` returns, by compare-and-swap.
+
+        Args:
+            branch: The branch; only its name and id matter.
+            change: Gets the stored branch and returns the one to store; the same one when there is nothing to change.
+                It is called again when another writer changed the file first.
 
         Raises:
             RefMovedError: The branch was deleted meanwhile, and perhaps made again.
@@ -134,7 +143,7 @@ class Refs:
             found = self.store.get_with_tag(path)
             current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
             if current is not None and current == wanted:
-                # Swapped by the request before, which a client below us made twice.
+                # The attempt before succeeded, and the client reported the answer to its own second request.
                 return current
             if found is None or current is None or current.id != branch.id:
                 raise RefMovedError(branch.name, branch.id, "another branch" if current else "nothing")
@@ -144,7 +153,7 @@ class Refs:
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def set_branch_state(self, branch: Branch, state: str) -> Branch:
-        """Record how far the creation or deletion of a branch is. Someone else having done so already is fine.
+        """Record how far the creation or deletion of a branch is; idempotent, since any process may finish it.
 
         Raises:
             RefMovedError: The branch was deleted and made again meanwhile.
@@ -154,13 +163,14 @@ class Refs:
         def marked(current: Branch) -> Branch:
             if state == READY and current.state in (CLOSING, DELETING):
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
+            # Another process is one step further; its second mark cannot be taken back.
             late = current.state == DELETING and state == CLOSING
             return current if late or current.state == state else with_metadata(current, {STATE: state})
 
         return self.change_branch(branch, marked)
 
     def remove_branch(self, name: str) -> None:
-        """Free a branch's name."""
+        """Delete a branch's file, which frees the name."""
         self.store.delete(layout.branch_file(name))
 
     def add_tag(self, tag: Tag) -> Tag:
@@ -169,7 +179,7 @@ class Refs:
         Raises:
             AlreadyExistsError: There is one of that name.
         """
-        marked = _marked(tag)
+        marked = _with_write_id(tag)
         if not self._put_once(layout.tag_file(tag.name), tag_file_of(marked)):
             remedy = Remedy("{} moves it", Call("move_tag", (tag.name, tag.ref)))
             raise AlreadyExistsError(f"tag {tag.name!r} of {self.store.uri} exists", remedy=remedy)
@@ -179,11 +189,11 @@ class Refs:
         """Point an existing tag elsewhere, by compare-and-swap.
 
         Args:
-            tag: What it shall be.
-            expected: The version it has to point to now, such as `main@9`; None for any.
+            tag: The tag to store.
+            expected: The version that the stored tag has to name, such as `main@9`; None for any.
 
         Raises:
-            RefMovedError: It points elsewhere, or was moved between reading and writing.
+            RefMovedError: It names another version, or was moved between reading and writing.
             RefNotFoundError: There is no such tag.
         """
 
@@ -195,12 +205,13 @@ class Refs:
         return self.change_tag(tag.name, moved)
 
     def change_tag(self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False) -> Tag:
-        """Replace a tag's file by what `change` makes of it, which is the same when there is nothing to change.
+        """Replace a tag's file with what `change` returns, by compare-and-swap.
 
         Args:
-            name: The tag.
-            change: Called again when the file changed before it was replaced.
-            follow: Whether a tag that was moved meanwhile is changed where it points then.
+            name: The name of the tag.
+            change: Gets the stored tag and returns the one to store; the same one when there is nothing to change. It
+                is called again when another writer changed the file first.
+            follow: Whether to change a tag that another writer moved meanwhile, at its new version.
 
         Raises:
             RefMovedError: It was moved between reading and writing.
@@ -215,7 +226,7 @@ class Refs:
             wanted = change(current)
             if wanted == current:
                 return current
-            marked = _marked(wanted)
+            marked = _with_write_id(wanted)
             if self._swapped(path, marked, found[1]):
                 return marked
             now = self.tag(name)
@@ -232,18 +243,19 @@ class Refs:
             if self.store.compare_and_swap(path, tag_file_of(tag), etag):
                 return True
         except StoreError:
-            # The answer may be lost and the tag moved: only what is stored tells.
-            if not self._is_ours(tag):
+            # The answer may be lost and the tag moved all the same: only the stored object tells.
+            if not self._is_stored(tag):
                 raise
             return True
-        return self._is_ours(tag)
+        return self._is_stored(tag)
 
-    def _is_ours(self, tag: Tag) -> bool:
+    def _is_stored(self, tag: Tag) -> bool:
+        """Tell whether the stored tag comes from this very write."""
         now = self.tag(tag.name)
         return now is not None and now.metadata.get(WRITE_ID) == tag.metadata[WRITE_ID]
 
     def _put_once(self, path: str, data: bytes) -> bool:
-        """Put if absent, taking our own object for success when the answer to the first request was lost."""
+        """Put if absent; an equal object counts as success, since the answer to the first request may be lost."""
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def _all(
@@ -258,17 +270,29 @@ class Refs:
         if len(names) <= _FEW:
             values = [read(name) for name in names]
         else:
-            # One request each: a table of many runs has many.
+            # One request for each ref: a table with many runs has many branches.
             with ThreadPoolExecutor(_READERS) as readers:
                 values = list(readers.map(read, names))
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def with_metadata(named: N, updates: dict[str, str | None]) -> N:
-    """Return a branch or tag with metadata changed: a value of None takes a key out."""
+    """Return a branch or tag with changed metadata; a value of None removes the key."""
     merged = {**named.metadata, **updates}
     return replace(named, metadata={key: value for key, value in merged.items() if value is not None})
 
 
-def _marked(tag: Tag) -> Tag:
+def _file_of(folder: str, name: object, what: str) -> str | None:
+    """Return the path of a ref's file; None when the name leads out of the folder, so that no ref can have it.
+
+    Raises:
+        InvalidInputError: The name is no string, or cannot be encoded.
+    """
+    # Printable strings can always be encoded; only the others need the check that names what is wrong.
+    if not isinstance(name, str) or not name.isprintable():
+        check_text(what, name)
+    return layout.ref_file(folder, str(name))
+
+
+def _with_write_id(tag: Tag) -> Tag:
     return replace(tag, metadata={**tag.metadata, WRITE_ID: uuid.uuid4().hex})
