@@ -76,7 +76,7 @@ class DurationType(click.ParamType[timedelta]):
         return value if isinstance(value, timedelta) else duration(str(value))
 
 
-def storage_options(command: F) -> F:
+def with_storage_options(command: F) -> F:
     """Give a subcommand the options every one takes: `storage_options` (pairs as typed) and `as_json`."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Answer as JSON."),
@@ -101,7 +101,7 @@ def about_table(command: F) -> F:
     """
 
     @click.argument("table", metavar="TABLE", type=click.Path())
-    @storage_options
+    @with_storage_options
     @functools.wraps(command)
     def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **others: object) -> object:
         remember_table(table)

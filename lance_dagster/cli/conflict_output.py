@@ -12,7 +12,7 @@ import click
 from lance_dagster.cli.arguments import SIDES, table_as_typed, with_columns, with_keys, with_limit
 from lance_dagster.cli.command_errors import REFUSED, Refusal, command_line, quoted
 from lance_dagster.cli.diff_command import MORE_ROWS, first_rows
-from lance_dagster.cli.output import Output, json_value, padded, printable, shown_cell, text_width
+from lance_dagster.cli.output import GAP, ColumnLayout, Output, json_value, padded, printable, shown_cell
 from lance_dagster.errors import MergeConflictError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ Row = Mapping[str, Any]
 _HISTORY = "history"
 _BASE, _SOURCE, _DEST = _SIDES = ("base", "source", "dest")
 _ABSENT = {"removed": "(removed)", "rewritten": "(changed or removed; a key tells: -k COLUMN)"}
-_INDENT = "  "
 # The value of a column that a version does not have; None would be a null.
 _NO_COLUMN = object()
 
@@ -180,16 +179,17 @@ def _conflict_table(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
     shown = [(side, row[side]) for row in rows for side in _SIDES]
     cells = [[side, *_cells(values, names)] for side, values in shown if values is not None]
     head = [" " * max(map(len, _SIDES)), *map(printable, names)]
-    widths = [max(map(text_width, column)) for column in zip(head, *cells, strict=True)]
-    yield _line(head, widths, frozenset())
+    layout = ColumnLayout.fit([head, *cells], indent=len(GAP))
+    yield _line(layout.cells(head), frozenset())
     for row in rows:
         for side in _SIDES:
             values = row[side]
             if values is not None:
                 changed = _changed_columns(row, side, names)
-                yield _line([side, *_cells(values, names)], widths, changed)
+                yield _line(layout.cells([side, *_cells(values, names)]), changed)
             elif side != _BASE and row[f"_{side}_change"] is not None:
-                yield f"{_INDENT}{padded(side, widths[0])}  {click.style(_ABSENT[row[f'_{side}_change']], fg='red')}"
+                absent = click.style(_ABSENT[row[f"_{side}_change"]], fg="red")
+                yield f"{GAP}{padded(side, layout.widths[0])}{GAP}{absent}"
         yield ""
 
 
@@ -212,11 +212,11 @@ def _changed_columns(row: Row, side: str, names: Sequence[str]) -> frozenset[int
     )
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], changed: frozenset[int]) -> str:
-    """Return a line of cells in columns; the cells that changed are coloured, which takes no room."""
+def _line(cells: Sequence[str], changed: frozenset[int]) -> str:
+    """Return a line of padded cells; the cells that changed are coloured, the blanks after them are not."""
     # The first cell names the side, so column `n` of the row is cell `n + 1`.
     styled = [
-        click.style(cell, fg="yellow") + padded(cell, width)[len(cell) :] if place in changed else padded(cell, width)
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True), start=-1)
+        click.style(cell.rstrip(), fg="yellow") + cell[len(cell.rstrip()) :] if place in changed else cell
+        for place, cell in enumerate(cells, start=-1)
     ]
-    return f"{_INDENT}{_INDENT.join(styled)}".rstrip()
+    return f"{GAP}{GAP.join(styled)}".rstrip()

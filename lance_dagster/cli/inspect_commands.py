@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from lance_dagster.cli.arguments import REF, about_table, refuse_without, with_limit
+from lance_dagster.cli.arguments import REF, about_table, refuse_without, table_as_typed, with_limit
+from lance_dagster.cli.command_errors import command_line
 from lance_dagster.cli.diff_command import ShownDiff
 from lance_dagster.cli.output import (
     CUT,
@@ -19,11 +20,13 @@ from lance_dagster.cli.output import (
     first_line,
     given_properties,
     printable,
+    problem_lines,
     shown_time,
     version_document,
 )
 from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import CLAIMS, COMMITTER, MESSAGE
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_store import Branch, Tag
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable, Standing
 
 _RUNS = "run/"
+# Properties that `show` has a line of its own for.
+_SHOWN_ABOVE = frozenset({MESSAGE, COMMITTER, CLAIMS})
 
 
 @click.command()
@@ -142,8 +147,25 @@ def _facts(version: "Version") -> list[tuple[str, str]]:
         ("transaction", version.transaction),
         ("rows", f"{version.rows:,}"),
         *((("message", printable(version.message)),) if version.message else ()),
-        *((key, printable(value)) for key, value in sorted(version.properties.items())),
+        *(("claims", line) for line in _claim_lines(version)),
+        *((key, printable(value)) for key, value in sorted(version.properties.items()) if key not in _SHOWN_ABOVE),
     ]
+
+
+def _claim_lines(version: "Version") -> Iterator[str]:
+    """Return each claim of a version in words: which rows it says are all that there are, or were added."""
+    from lance_dagster.transactions.claims import claims_of
+
+    text = version.properties.get(CLAIMS)
+    claims = claims_of(version.properties)
+    if text is not None and not claims:
+        # Another program wrote it; shown as it is.
+        yield printable(text)
+    for claim in claims:
+        rows = f"rows where {claim.predicate}" if claim.predicate else "all rows"
+        if claim.partitions:
+            rows = f"partition{'s' * (len(claim.partitions) > 1)} {', '.join(claim.partitions)}"
+        yield printable(f"{claim.mode} {rows}")
 
 
 def _columns(table: "LanceTable", version: "Version") -> tuple[list[dict[str, object]], list[str]]:
@@ -157,18 +179,36 @@ def _columns(table: "LanceTable", version: "Version") -> tuple[list[dict[str, ob
 @about_table
 @click.argument("pattern", required=False)
 def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
-    """List the branches of TABLE with the newest version of each; only those that match PATTERN, such as 'run/*'."""
+    """List the branches of TABLE with the newest version of each; only those that match PATTERN, such as 'run/*'.
+
+    A branch without versions is listed with what puts it right.
+    """
     found = sorted(table.branches(pattern).values(), key=lambda branch: branch.name)
     documents: list[dict[str, object]] = []
-    rows = []
+    rows, problems = [], []
     if pattern is None or fnmatchcase(MAIN, pattern):
         head = table.head()
         documents.append({"name": MAIN, "head": str(head), "forked_from": None, "created_at": None, "metadata": {}})
         rows.append((MAIN, str(head), "", shown_time(head)))
-    for branch, head in heads(table, found):
-        documents.append({**_branch_document(branch), "head": str(head)})
-        rows.append((branch.name, str(head), f"from {branch.parent}", shown_time(head)))
-    output.write(documents, aligned(rows))
+    for branch, newest in heads(table, found):
+        documents.append({**_branch_document(branch), "head": None if newest is None else str(newest)})
+        committed = "no version" if newest is None else shown_time(newest)
+        rows.append((branch.name, str(newest or "-"), f"from {branch.parent}", committed))
+        if newest is None:
+            problems += _empty_branch_problem(branch)
+    output.write(documents, [*aligned(rows), *problems])
+
+
+def _empty_branch_problem(branch: "Branch") -> list[str]:
+    """Return the lines about a branch file without versions, and what to type."""
+    table = table_as_typed()
+    return problem_lines(
+        "warning",
+        f"branch {branch.name!r}",
+        "the branch has no versions: making or resetting it was interrupted, or its manifests were deleted",
+        f"start it anew with {command_line('reset', table, branch.name, '--at', branch.parent)}, "
+        f"or delete it with {command_line('branch', table, branch.name, '--delete', '--force')}",
+    )
 
 
 @click.command()
@@ -189,17 +229,20 @@ def tags(table: "LanceTable", output: Output, pattern: str | None) -> None:
     output.write([_tag_document(tag) for tag in found], aligned(rows))
 
 
-def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[Branch, Version]]":
-    """Look up the newest version of each branch; those that were deleted since they were listed are left out."""
+def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[Branch, Version | None]]":
+    """Look up the newest version of each branch, None where it has none.
+
+    Branches that were deleted since they were listed are left out.
+    """
     for branch in branches:
         try:
             yield branch, table.head(branch.name)
         except RefNotFoundError:
             continue
         except VersionNotFoundError:
-            # A deletion removes the manifests before the branch file, so a branch without versions may be on its way.
+            # A deletion removes the manifests before the branch file, so look whether this one is complete by now.
             if branch.name in table.branches(branch.name):
-                raise
+                yield branch, None
 
 
 def _branch_document(found: "Branch") -> dict[str, object]:

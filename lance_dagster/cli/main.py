@@ -19,10 +19,12 @@ from lance_dagster.cli.maintenance_commands import clone, compact, gc, move_base
 from lance_dagster.cli.merge_commands import cherry_pick, merge, merge_base, preview_branch, restore, revert, sync
 from lance_dagster.cli.output import discard_output
 from lance_dagster.cli.ref_commands import branch, promote, protect, reset, rollback, tag
+from lance_dagster.cli.table_commands import create, head, tables
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
 
 TOPICS: dict[str, tuple[click.Command, ...]] = {
-    "Look": (status, log, show, diff, branches, tags, merge_base),
+    "Look": (tables, status, log, show, head, diff, branches, tags, merge_base),
+    "Create": (create,),
     "Name": (branch, tag, protect, reset),
     "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
     "Release": (promote, rollback),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CUT = "(cut: the version before it was cleaned up)"
 ID_DIGITS = 10
-_GAP = "  "
+GAP = "  "
 _ELLIPSIS = "..."
 _NARROWEST = 8
 _CELL = 40
@@ -90,44 +90,83 @@ def _wrapped(line: str, width: int | None) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def aligned(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> list[str]:
-    """Return rows of cells as lines whose columns stand below each other.
+@dataclass(frozen=True, slots=True)
+class ColumnLayout:
+    """How wide the columns of a table are made so that its lines fit; the last `hidden` columns are left out."""
 
-    Args:
-        rows: Cells, as many in each row.
-        indent: What each line begins with.
-        width: The longest line wanted, in characters; that of the terminal if None is given. The last column, which
-            has messages and other free text, is cut first; then the widest ones, in their middle.
-    """
+    widths: tuple[int, ...]
+    hidden: int = 0
+
+    @classmethod
+    def fit(cls, rows: Sequence[Sequence[str]], *, indent: int = 0, width: int | None = None) -> "ColumnLayout":
+        """Lay out columns.
+
+        The last column, which has messages and other free text, gives up room first; then the widest ones. Columns that
+        do not fit even so are left out.
+
+        Args:
+            rows: Cells, as many in each row.
+            indent: How many blanks each line begins with.
+            width: The longest line wanted, in characters; that of the terminal if None is given.
+        """
+        widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
+        room = terminal_width() if width is None else width
+        if room is None:
+            return cls(tuple(widths))
+        room -= indent
+        hidden = 0
+        while len(widths) > 1 and _line_width([min(each, _NARROWEST) for each in widths]) > room:
+            widths.pop()
+            hidden += 1
+        return cls(tuple(_narrowed(widths, room)), hidden)
+
+    def cells(self, row: Sequence[str]) -> list[str]:
+        """Return the cells that are shown, cut and padded to their columns."""
+        last = len(self.widths) + self.hidden - 1
+        return [
+            padded(_cut(cell, width, at_end=place == last), width)
+            for place, (cell, width) in enumerate(zip(row, self.widths, strict=False))
+        ]
+
+
+def aligned(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> list[str]:
+    """Return rows of cells as lines whose columns stand below each other, as `ColumnLayout.fit` lays them out."""
     if not rows:
         return []
-    widths = _column_widths(rows, len(indent), terminal_width() if width is None else width)
-    last = len(widths) - 1
-    return [
-        (indent + _GAP.join(padded(_cut(cell, widths[i], i == last), widths[i]) for i, cell in enumerate(row))).rstrip()
-        for row in rows
-    ]
+    layout = ColumnLayout.fit(rows, indent=len(indent), width=width)
+    return [(indent + GAP.join(layout.cells(row))).rstrip() for row in rows]
 
 
-def _column_widths(rows: Sequence[Sequence[str]], indent: int, width: int | None) -> list[int]:
-    """Return how wide each column is made so that a line fits."""
-    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
-    if width is None:
-        return widths
-    excess = indent + sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    last = len(widths) - 1
-    if excess > 0 and widths[last] > _NARROWEST:
-        taken = min(excess, widths[last] - _NARROWEST)
-        widths[last] -= taken
-        excess -= taken
+def value_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return rows of a table as lines, the names of their columns first; columns that do not fit are named below."""
+    cells = [[*map(printable, names)], *([shown_cell(row[name]) for name in names] for row in rows)]
+    lines = aligned(cells)
+    hidden = ColumnLayout.fit(cells).hidden
+    if hidden:
+        others = ", ".join(map(printable, names[-hidden:]))
+        lines.append(f"not shown: {counted(hidden, 'column')} ({others}); --columns chooses")
+    return lines
+
+
+def _line_width(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _narrowed(widths: Sequence[int], room: int) -> list[int]:
+    """Return the widths of columns with what is too much taken away, from the last one and then from the widest."""
+    narrowed = list(widths)
+    excess = _line_width(narrowed) - room
+    taken = max(0, min(excess, narrowed[-1] - _NARROWEST))
+    narrowed[-1] -= taken
+    excess -= taken
     # One character at a time keeps columns of one width as wide as each other.
-    while excess > 0 and max(widths) > _NARROWEST:
-        widths[widths.index(max(widths))] -= 1
+    while excess > 0 and max(narrowed) > _NARROWEST:
+        narrowed[narrowed.index(max(narrowed))] -= 1
         excess -= 1
-    return widths
+    return narrowed
 
 
-def _cut(cell: str, width: int, at_end: bool) -> str:  # noqa: FBT001 - by position where it is mapped over cells
+def _cut(cell: str, width: int, *, at_end: bool) -> str:
     """Return a cell that is no wider than its column.
 
     Text keeps its beginning. A name keeps both ends, since run branches differ there and versions end in a number.

@@ -102,6 +102,16 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
 
+    def folders(self, folder: str) -> tuple[str, ...]:
+        """Return the names of the folders in a folder, sorted; links are not followed."""
+        try:
+            with os.scandir(self._root / folder) as entries:
+                return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as error:
+            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the files in a folder with their sizes in bytes."""
         try:

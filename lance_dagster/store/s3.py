@@ -95,6 +95,13 @@ class S3Store:
         """Return the names of the first `limit` objects directly in a folder."""
         return self.list(folder, limit)
 
+    def folders(self, folder: str) -> tuple[str, ...]:
+        """Return the prefixes directly in a folder, sorted, without listing what is below them."""
+        prefix = self._key(f"{folder}/" if folder else "")
+        pages = self._pages(folder, {"Delimiter": "/"})
+        prefixes = (entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ()))
+        return tuple(sorted(each.removeprefix(prefix).rstrip("/") for each in prefixes))
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the objects directly in a folder with their sizes in bytes."""
         return {entry.key: entry.size for entry in self._listed(folder, "/")}
@@ -182,16 +189,22 @@ class S3Store:
         extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
         if delimiter:
             extra["Delimiter"] = delimiter
-        while True:
-            with _translated(f"list {self._uri}/{folder}"):
-                answer = self._call("list_objects_v2", Prefix=prefix, **extra)
-            for entry in answer.get("Contents", ()):
+        for page in self._pages(folder, extra):
+            for entry in page.get("Contents", ()):
                 name = entry["Key"].removeprefix(prefix)
                 if name:
                     yield Entry(name, int(entry["Size"]), entry["LastModified"].timestamp())
+
+    def _pages(self, folder: str, extra: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Return the answers of the server to a listing, a thousand names in each."""
+        prefix = self._key(f"{folder}/" if folder else "")
+        while True:
+            with _translated(f"list {self._uri}/{folder}"):
+                answer = self._call("list_objects_v2", Prefix=prefix, **extra)
+            yield answer
             if not answer.get("IsTruncated"):
                 return
-            extra["ContinuationToken"] = answer["NextContinuationToken"]
+            extra = {**extra, "ContinuationToken": answer["NextContinuationToken"]}
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

@@ -61,6 +61,10 @@ class Store(Protocol):
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         ...
 
+    def folders(self, folder: str) -> tuple[str, ...]:
+        """Return the names of the folders directly in a folder, sorted; links are not followed."""
+        ...
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the objects directly in a folder with their sizes in bytes."""
         ...

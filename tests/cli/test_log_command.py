@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
-from tests.cli.running import document_of, lines_of, run
+from tests.cli.running import document_of, lines_of, process, run
 from tests.table_factory import entries, new_table
 
 
@@ -131,3 +131,14 @@ def test_the_first_version_changed_nothing(table: LanceTable) -> None:
     for number in (1, 2):
         (Path(table.uri) / f"_versions/{2**64 - 1 - number}.manifest").unlink()
     assert "the version before it was cleaned up" == lines_of("show", table.uri, "main@3", "--diff")[-1]
+
+
+def test_a_version_is_shown_in_words(table: LanceTable) -> None:
+    """Its message once, and each claim as a sentence; what people keep with it under its own name."""
+    table.replace_where("key = 'a'", entries("a", 7), message="only sevens", properties={"ticket": "77"})
+    done = process("show", table.uri)
+    assert (0, "", 1) == (done.returncode, done.stderr, done.stdout.count("only sevens"))
+    facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:11])
+    assert ("replace rows where key = 'a'", "77") == (facts["claims"], facts["ticket"])
+    assert "lance_dagster.claims" not in done.stdout
+    assert "only sevens" == document_of("show", table.uri)["properties"]["__lance_commit_message"]

@@ -63,14 +63,39 @@ def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
     assert 2 == len(table.tag_history("production"))
 
 
-def test_a_reader_that_goes_away_is_no_fault(table: LanceTable) -> None:
-    """As when the log is piped into a pager that is left."""
-    command = [sys.executable, "-m", "lance_dagster.cli", "log", table.uri]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as log:
-        assert log.stdout is not None
-        assert log.stderr is not None
-        log.stdout.close()
-        assert b"Traceback" not in log.stderr.read()
+@pytest.mark.parametrize("arguments,code", [(("log",), 0), (("log", "--json"), 0), (("merge", "run/2"), 1)])
+def test_a_reader_that_goes_away_is_no_fault(table: LanceTable, arguments: tuple[str, ...], code: int) -> None:
+    """As `| head -1`: what was done is done, and the exit code says so."""
+    name, *others = arguments
+    command = [sys.executable, "-m", "lance_dagster.cli", name, table.uri, *others]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        said = started.stderr.read().decode()
+    assert code == started.returncode
+    assert ("" if code == 0 else "lance-dagster: cannot merge") == said[:27]
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("log", "TABLE"), ("log", "TABLE", "--json"), ("merge", "TABLE", "run/1")]
+)
+def test_a_full_disk_is_one_line(table: LanceTable, arguments: tuple[str, ...]) -> None:
+    """With exit code 1."""
+    call = [table.uri if word == "TABLE" else word for word in arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lance_dagster.cli", *call],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+    assert (1, 1) == (done.returncode, done.stderr.count("\n"))
+    assert done.stderr.startswith("lance-dagster: cannot write the output: No space left on device")
 
 
 def test_help_lists_commands_by_topic() -> None:
@@ -86,10 +111,13 @@ def test_help_lists_commands_by_topic() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
 def test_each_command_has_the_same_options(command: click.Command, tmp_path: Path) -> None:
-    """TABLE, --json, storage options, -h; and says in one line when there is no table."""
+    """TABLE or ROOT, --json, storage options, -h; and says in one line when there is no table."""
     page = run(command.name or "", "-h")
     assert 0 == page.exit_code
-    assert all(part in page.stdout for part in ("TABLE", "--json", "--storage-option", "Usage: main"))
+    assert all(part in page.stdout for part in ("--json", "--storage-option", "Usage: main"))
+    assert ("ROOT" if command.name == "tables" else "TABLE") in page.stdout
+    if command.name in {"tables", "create"}:
+        return
     arguments = [
         "x" for each in command.params if isinstance(each, click.Argument) and each.required and each.name != "table"
     ]
@@ -105,7 +133,7 @@ def test_a_wrong_call_is_one_line_and_two(command: click.Command, table: LanceTa
     needed = ["x" for each in command.params if isinstance(each, click.Argument) and each.required][1:]
     right = [name, table.uri, *needed]
     calls = {
-        "missing argument 'TABLE'": [name],
+        f"missing argument '{'ROOT' if name == 'tables' else 'TABLE'}'": [name],
         "no such option '--bogus'": [*right, "--bogus"],
         "no such option '--limitless'": [*right, "--limitless=3"],
         "--storage-option takes KEY=VALUE": [*right, "-o", "aws_region"],
@@ -187,15 +215,15 @@ def test_a_shell_can_be_told() -> None:
 
 def on_terminal(*arguments: str, **environment: str) -> str:
     """What the command writes to a terminal."""
-    ours, theirs = pty.openpty()
+    master, terminal = pty.openpty()
     command = [sys.executable, "-m", "lance_dagster.cli", *arguments]
     kept = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    done = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env={**kept, **environment})
-    os.close(theirs)
+    done = subprocess.Popen(command, stdout=terminal, stderr=terminal, cwd=ROOT, env={**kept, **environment})
+    os.close(terminal)
     found = b""
     while True:
         try:
-            part = os.read(ours, 4096)
+            part = os.read(master, 4096)
         except OSError:
             # How a terminal ends on Linux.
             break
@@ -203,7 +231,7 @@ def on_terminal(*arguments: str, **environment: str) -> str:
             break
         found += part
     done.wait(timeout=60)
-    os.close(ours)
+    os.close(master)
     return found.decode()
 
 
@@ -251,3 +279,30 @@ def test_what_is_listed_as_json_is_json(table: LanceTable) -> None:
     assert document_of("gc", table.uri)["ok"]
     assert {"before", "after"} <= set(document_of("diff", table.uri, "main~1..main"))
     assert lines_of("diff", table.uri, "main~1..main") == lines_of("diff", table.uri, "main~1", "main")
+
+
+def widths(shown: str) -> list[int]:
+    """How wide the lines are that stay on a terminal."""
+    lines = click.unstyle(shown).replace("\r\n", "\n").split("\n")
+    return [len(line.rpartition("\r")[2]) for line in lines]
+
+
+def test_lines_fit_the_terminal(table: LanceTable) -> None:
+    """Tables are cut, sentences wrapped, columns without room are named; a pipe gets all of it."""
+    name = f"run/{'0123456789' * 4}"
+    table.create_branch(name)
+    table.append(entries("a" * 60, 1), branch=name, message="a long message " * 10)
+    for arguments in (
+        ("log", table.uri, name),
+        ("log", table.uri, name, "--graph", "--all-parents"),
+        ("show", table.uri, name),
+        ("branches", table.uri),
+        ("head", table.uri, name),
+        ("status", table.uri),
+        ("diff", table.uri, f"main..{name}", "--rows"),
+    ):
+        shown = on_terminal(*arguments, COLUMNS="72")
+        assert 72 >= max(widths(shown)), (arguments, shown)
+    assert name in process("branches", table.uri).stdout
+    narrow = on_terminal("head", table.uri, COLUMNS="9")
+    assert "not shown: 1 column (value); --columns chooses" in " ".join(narrow.split())

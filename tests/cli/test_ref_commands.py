@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import LanceTable, VersionNotFoundError
+from lance_dagster import LanceTable
 from lance_dagster.cli.inspect_commands import heads
-from tests.cli.running import document_of, lines_of, run
+from tests.cli.running import document_of, lines_of, process, run
 from tests.table_factory import entries, new_table
 
 
@@ -104,7 +104,7 @@ def test_names_are_protected(table: LanceTable) -> None:
 
 
 def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> None:
-    """The others are listed; one that lost its files is damage, and no reason to leave it out."""
+    """The others are listed; one that lost its manifests is damage, and has no newest version."""
     for name in ("a", "b", "c", "d"):
         table.create_branch(name)
     listed = list(table.branches().values())
@@ -114,8 +114,26 @@ def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> Non
     assert ["b", "d"] == [branch.name for branch, _ in found]
     for path in Path(table.uri).glob("tree/d/_versions/*"):
         path.unlink()
-    with pytest.raises(VersionNotFoundError, match="no version on branch 'd'"):
-        list(heads(LanceTable.open(table.uri), listed))
+    newest = [str(head) for _, head in heads(LanceTable.open(table.uri), listed)]
+    assert ["a@3", "b@3", "None"] == newest
+
+
+@pytest.mark.parametrize("remedy", [("reset", "d", "--at", "main@3"), ("branch", "d", "--delete", "--force")])
+def test_a_branch_without_versions_is_listed(table: LanceTable, remedy: tuple[str, ...]) -> None:
+    """With what is wrong and what to type, which puts it right."""
+    table.create_branch("d")
+    for path in Path(table.uri).glob("tree/d/_versions/*"):
+        path.unlink()
+    listed = process("branches", table.uri)
+    assert (0, "") == (listed.returncode, listed.stderr)
+    lines = listed.stdout.splitlines()
+    assert ["d", "-", "from", "main@3", "no", "version"] == lines[1].split()
+    assert "warning: branch 'd'" == lines[2]
+    command, *words = remedy
+    assert f"`lance-dagster {' '.join((command, table.uri, *words))}`" in lines[4]
+    assert ["main@3", None] == [each["head"] for each in document_of("branches", table.uri)]
+    assert 0 == run(command, table.uri, *words).exit_code
+    assert "warning" not in run("branches", table.uri).stdout
 
 
 @pytest.mark.parametrize(

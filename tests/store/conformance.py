@@ -72,6 +72,12 @@ class StoreConformance:
         assert ["b", "c"] == store.list("a")
         assert ["e"] == store.list("a/d")
 
+    def test_folders_are_listed_apart_from_files(self, store: Store) -> None:
+        """Sorted, those directly in a folder only."""
+        for key in ("b/x/1", "a/1", "a/y/z/2", "file"):
+            store.put(key, b"")
+        assert (("a", "b"), ("y",), ()) == (store.folders(""), store.folders("a"), store.folders("nothing"))
+
     def test_a_listing_can_be_cut(self, store: Store) -> None:
         """The limit takes the first names of the order."""
         for name in ("c", "a", "d", "b"):

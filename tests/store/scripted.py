@@ -86,6 +86,10 @@ class ScriptedStore:
         """Ask the script, then list."""
         return self._ask("list", folder, lambda: self._below.list(folder, limit))  # type: ignore[no-any-return]
 
+    def folders(self, folder: str) -> tuple[str, ...]:
+        """Ask the script, then list."""
+        return self._ask("folders", folder, lambda: self._below.folders(folder))  # type: ignore[no-any-return]
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Ask the script, then list."""
         return self._ask("sizes", folder, lambda: self._below.sizes(folder))  # type: ignore[no-any-return]

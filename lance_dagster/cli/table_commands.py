@@ -1,0 +1,267 @@
+"""`lance-dagster tables`, `create` and `head`: the tables below a root, a new one, the first rows of one."""
+
+import difflib
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lance_dagster.cli.arguments import (
+    REF,
+    about_table,
+    remember_table,
+    storage_options_from,
+    with_storage_options,
+)
+from lance_dagster.cli.diff_command import first_rows
+from lance_dagster.cli.output import Output, aligned, busy, counted, json_value, shown_time, value_table
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lance_dagster.history.versions import Version
+    from lance_dagster.store import Store
+    from lance_dagster.table import LanceTable
+
+_MANIFESTS = "_versions"
+_BRACKETS = {"<": 1, "[": 1, "(": 1, ">": -1, "]": -1, ")": -1}
+_TYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
+    *("float64", "string", "large_string", "binary", "large_binary", "date32", "time64[us]", "timestamp[us]"),
+)
+_LIST = re.compile(r"(large_)?list<(.+)>")
+_VECTOR = re.compile(r"(.+)\[(\d+)\]")
+_ZONED = re.compile(r"timestamp\[(s|ms|us|ns), *tz=([^\]]+)\]")
+_DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(-?\d+)\)")
+_NOT_NULL = " not null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FoundTable:
+    """A table below a root.
+
+    `name` is its path below the root and `branches` their number, `main` included. `production` is what that tag names;
+    None where there is no such tag. `problem` says why a table cannot be read; `newest` is None then.
+    """
+
+    name: str
+    uri: str
+    branches: int = 0
+    newest: "Version | None" = None
+    production: str | None = None
+    problem: str | None = None
+
+
+@click.command(epilog="Example: lance-dagster tables s3://bucket/warehouse")
+@click.argument("root", metavar="ROOT", type=click.Path())
+@click.option("--tag", default="production", show_default=True, help="The tag whose version is shown.")
+@with_storage_options
+def tables(root: str, tag: str, storage_options: Sequence[str], *, as_json: bool) -> None:
+    """List the tables below ROOT, a folder or s3://bucket/prefix: rows, branches, newest version, production tag.
+
+    A table that cannot be read is listed with the reason.
+    """
+    from lance_dagster.store import open_store
+
+    options = storage_options_from(storage_options)
+    store = open_store(root, options)
+    with busy("looking for tables"):
+        found = [_inspected(store.uri, name, tag, options) for name in _table_folders(store)]
+    lines = aligned([_table_row(each, tag) for each in found]) if found else [f"no tables below {store.uri}"]
+    Output(as_json).write([_table_document(each) for each in found], lines)
+
+
+def _table_folders(store: "Store") -> Iterator[str]:
+    """Return the folders that hold a table, sorted, as paths below the root; "" is the root itself.
+
+    A table ends the search: whatever is below it is a part of it, and may be many thousands of files.
+    """
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        below = store.folders(folder)
+        if _MANIFESTS in below:
+            yield folder
+        else:
+            waiting += [f"{folder}/{name}" if folder else name for name in sorted(below, reverse=True)]
+
+
+def _inspected(root: str, name: str, tag: str, options: dict[str, str]) -> _FoundTable:
+    from lance_dagster.table import LanceTable
+
+    uri = f"{root.rstrip('/')}/{name}" if name else root
+    try:
+        table = LanceTable.open(uri, options)
+        newest = table.head()
+        branches = 1 + len(table.branches())
+        found = table.tag(tag).ref
+    except RefNotFoundError:
+        return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest)
+    except LanceDagsterError as error:
+        # One damaged table is no reason to hide the others.
+        return _FoundTable(name=name or ".", uri=uri, problem=" ".join(str(error).split()))
+    return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest, production=found)
+
+
+def _table_row(found: _FoundTable, tag: str) -> tuple[str, ...]:
+    if found.newest is None:
+        return (found.name, "", "", "", "", f"cannot be read: {found.problem}")
+    return (
+        found.name,
+        counted(found.newest.rows, "row"),
+        counted(found.branches, "branch"),
+        str(found.newest),
+        shown_time(found.newest),
+        f"{tag}: {found.production}" if found.production else f"no {tag}",
+    )
+
+
+def _table_document(found: _FoundTable) -> dict[str, object]:
+    newest = found.newest
+    return {
+        "name": found.name,
+        "uri": found.uri,
+        "rows": None if newest is None else newest.rows,
+        "branches": found.branches,
+        "version": None if newest is None else str(newest),
+        "committed_at": None if newest is None else newest.committed_at.isoformat(),
+        "tag": found.production,
+        "problem": found.problem,
+    }
+
+
+@click.command(epilog="Example: lance-dagster create orders.lance --schema 'id:int64 not null,day:string'")
+@click.argument("table", metavar="TABLE", type=click.Path())
+@click.option(
+    "--schema",
+    "columns",
+    metavar="NAME:TYPE,...",
+    help="The columns, each with an Arrow type: int64, string, timestamp[us], list<string>, decimal(10, 2), "
+    "float32[128] for a vector. With ' not null' after it a column takes no nulls.",
+)
+@click.option("--like", metavar="FILE.parquet", type=click.Path(), help="Take the columns of a Parquet file.")
+@click.option("--exist-ok", is_flag=True, help="Take the table that is there, when it has these columns.")
+@with_storage_options
+def create(
+    table: str, columns: str | None, like: str | None, storage_options: Sequence[str], *, exist_ok: bool, as_json: bool
+) -> None:
+    """Create TABLE without rows, as main@1."""
+    from lance_dagster.table import LanceTable
+
+    remember_table(table)
+    options = storage_options_from(storage_options)
+    if (columns is None) == (like is None):
+        raise click.UsageError("give --schema NAME:TYPE,... or --like FILE.parquet, one of them")
+    schema = parsed_schema(columns) if columns is not None else _parquet_schema(str(like))
+    made = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
+    head = made.head()
+    document = {
+        "uri": made.uri,
+        "version": str(head),
+        "columns": [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in schema],
+    }
+    rows = [(field.name, f"{field.type}{'' if field.nullable else _NOT_NULL}") for field in schema]
+    Output(as_json).write(document, [f"{made.uri}: {head}", *aligned(rows, indent="    ")])
+
+
+def parsed_schema(text: str) -> "pa.Schema":
+    """Read columns as `create` takes them: `id:int64 not null, tags:list<string>`.
+
+    Raises:
+        InvalidInputError: A column has no name or no type, or its type is not known.
+    """
+    import pyarrow as pa
+
+    fields = []
+    for part in _split(text):
+        name, colon, kind = (piece.strip() for piece in part.partition(":"))
+        if not (name and colon and kind):
+            raise InvalidInputError(f"cannot read column {part.strip()!r}: expected NAME:TYPE, such as id:int64")
+        nullable = not kind.lower().endswith(_NOT_NULL)
+        plain = kind if nullable else kind[: -len(_NOT_NULL)].strip()
+        fields.append(pa.field(name, _parsed_type(plain, name), nullable))
+    twice = sorted({field.name for field in fields if sum(other.name == field.name for other in fields) > 1})
+    if twice:
+        raise InvalidInputError(f"column {twice[0]!r} is given twice")
+    return pa.schema(fields)
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at commas that are not inside of brackets."""
+    depth = start = 0
+    for place, character in enumerate(text):
+        depth += _BRACKETS.get(character, 0)
+        if character == "," and depth == 0:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
+def _parsed_type(text: str, column: str) -> "pa.DataType":
+    """Return the Arrow type of a text. Types that need more than this come from a file, by `--like`."""
+    import pyarrow as pa
+
+    text = text.strip()
+    again = functools.partial(_parsed_type, column=column)
+    if match := _LIST.fullmatch(text):
+        return (pa.large_list if match[1] else pa.list_)(again(match[2]))
+    if match := _VECTOR.fullmatch(text):
+        return pa.list_(again(match[1]), int(match[2]))
+    if match := _ZONED.fullmatch(text):
+        return pa.timestamp(match[1], tz=match[2])  # type: ignore[type-var]  # its unit is one the pattern lists
+    try:
+        if match := _DECIMAL.fullmatch(text):
+            return pa.decimal128(int(match[1]), int(match[2]))
+        found: pa.DataType = pa.type_for_alias(text.lower())  # type: ignore[call-overload]  # its stub lists names
+    except ValueError as error:
+        near = difflib.get_close_matches(text.lower(), _TYPES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"expected an Arrow type such as {', '.join(_TYPES[-5:])}"
+        raise InvalidInputError(f"cannot read the type {text!r} of column {column!r}; {hint}") from error
+    return found
+
+
+def _parquet_schema(path: str) -> "pa.Schema":
+    """Return the columns of a Parquet file, without what pandas or Spark keep in its metadata.
+
+    Raises:
+        InvalidInputError: There is no such file, or it is no Parquet file.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not Path(path).is_file():
+        raise InvalidInputError(f"there is no file {path}; --like takes a local Parquet file")
+    try:
+        return parquet.read_schema(path).remove_metadata()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInputError(f"{path} is no Parquet file: {error}") from error
+
+
+@click.command(epilog="Example: lance-dagster head orders.lance production --columns id,day --rows 5")
+@about_table
+@click.argument("ref", type=REF, default="main")
+@click.option("--rows", "-n", type=click.IntRange(min=1), default=10, show_default=True, help="How many rows.")
+@click.option(
+    "--columns", "-c", metavar="NAME,...", multiple=True, help="The columns, in this order; may be given again."
+)
+def head(table: "LanceTable", output: Output, ref: str, rows: int, columns: Sequence[str]) -> None:
+    """Show the first rows of a version of TABLE.
+
+    Reads no more of the data files than it needs. Columns that do not fit the terminal are named below the rows.
+    """
+    version = table.at(ref)
+    wanted = [name.strip() for given in columns for name in given.split(",") if name.strip()] or None
+    reader = table.scan(str(version), columns=wanted)
+    found: list[dict[str, Any]] = first_rows(reader, rows)
+    document = {
+        "version": str(version),
+        "rows": json_value(found),
+        "more": version.rows > len(found),
+    }
+    lines = value_table(reader.schema.names, found)
+    output.write(document, [*lines, f"{version}: {len(found):,} of {counted(version.rows, 'row')}"])

@@ -1,0 +1,151 @@
+"""`tables`, `create` and `head`, each as a process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.cli.table_commands import parsed_schema
+from tests.cli.running import document_of, lines_of, process, run
+from tests.conftest import S3Storage
+from tests.table_factory import SCHEMA, as_pylance, entries, new_table
+
+
+def answer(*arguments: str) -> Any:  # noqa: ANN401  # whatever the document is
+    """The document a process answers with."""
+    done = process(*arguments, "--json")
+    assert (0, "") == (done.returncode, done.stderr)
+    return json.loads(done.stdout)
+
+
+def test_tables_are_found_below_a_root(tmp_path: Path) -> None:
+    """At any depth, with branches, rows, newest version and the tag; what is below a table is not looked at."""
+    for folder in ("shop", "shop/daily"):
+        (tmp_path / folder).mkdir()
+        table = LanceTable.create(tmp_path / folder / "orders", SCHEMA)
+        table.append(entries("a", 1))
+    (tmp_path / "shop/notes").mkdir()
+    run("branch", table.uri, "run/1")
+    run("tag", table.uri, "production", "--at", "main@1")
+    done = process("tables", str(tmp_path))
+    assert (0, "") == (done.returncode, done.stderr)
+    daily, shop = [line.split() for line in done.stdout.splitlines()]
+    assert ["shop/daily/orders", "1", "row", "2", "branches", "main@2"] == daily[:6]
+    assert ["shop/orders", "1", "row", "1", "branch", "main@2"] == shop[:6]
+    assert (["production:", "main@1"], ["no", "production"]) == (daily[-2:], shop[-2:])
+    found = answer("tables", str(tmp_path), "--tag", "stable")
+    assert [("shop/daily/orders", 1, 2, None), ("shop/orders", 1, 1, None)] == [
+        (each["name"], each["rows"], each["branches"], each["tag"]) for each in found
+    ]
+
+
+def test_a_root_may_be_a_table_or_hold_none(tmp_path: Path) -> None:
+    """Neither is an error."""
+    table = new_table(tmp_path)
+    assert ".  0 rows  1 branch  main@1" == lines_of("tables", table.uri)[0][:27]
+    (tmp_path / "empty").mkdir()
+    assert [f"no tables below {tmp_path}/empty"] == lines_of("tables", str(tmp_path / "empty"))
+    assert [] == document_of("tables", str(tmp_path / "empty"))
+
+
+def test_a_damaged_table_does_not_hide_others(tmp_path: Path) -> None:
+    """It is listed with the reason."""
+    table = new_table(tmp_path, entries("a", 1))
+    (tmp_path / "broken/_versions").mkdir(parents=True)
+    (tmp_path / "broken/_versions/1.manifest").write_bytes(b"damaged")
+    broken, sound = document_of("tables", str(tmp_path))
+    assert ("broken", True, None) == (broken["name"], bool(broken["problem"]), broken["version"])
+    assert (Path(table.uri).name, None, "main@2") == (sound["name"], sound["problem"], sound["version"])
+    assert "cannot be read: " in lines_of("tables", str(tmp_path))[0]
+
+
+def test_tables_on_s3_are_found(s3_storage: S3Storage) -> None:
+    """By prefixes, without listing what is in the tables."""
+    options = [f"--storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
+    for name in ("a/orders", "b"):
+        LanceTable.create(f"{s3_storage.uri}/root/{name}", SCHEMA, storage_options=s3_storage.storage_options)
+    assert ["a/orders", "b"] == [each["name"] for each in document_of("tables", f"{s3_storage.uri}/root", *options)]
+
+
+def test_a_table_is_created_from_columns(tmp_path: Path) -> None:
+    """With what pylance reads of them; a second time only when that is said."""
+    uri = str(tmp_path / "orders")
+    done = process("create", uri, "--schema", "id:int64 not null, day:string,tags:list<string>,price:decimal(10, 2)")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert [f"{uri}: main@1", "    id     int64 not null", "    day    string"] == done.stdout.splitlines()[:3]
+    schema = as_pylance(LanceTable.open(uri)).schema
+    assert (["id", "day", "tags", "price"], False) == (schema.names, schema.field("id").nullable)
+    assert 1 == run("create", uri, "--schema", "id:int64").exit_code
+    same = answer("create", str(tmp_path / "new"), "--schema", "id:int64", "--exist-ok")
+    assert ("main@1", [{"name": "id", "type": "int64", "nullable": True}]) == (same["version"], same["columns"])
+    assert same == document_of("create", str(tmp_path / "new"), "--schema", "id:int64", "--exist-ok")
+
+
+def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
+    """With its columns, and nothing of what pandas keeps in its metadata."""
+    schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("us", tz="UTC")}, metadata={"pandas": "{}"})
+    pq.write_table(schema.empty_table(), tmp_path / "file.parquet")
+    answer("create", str(tmp_path / "orders"), "--like", str(tmp_path / "file.parquet"))
+    made = LanceTable.open(tmp_path / "orders").schema()
+    assert schema.remove_metadata() == made
+    assert not made.metadata
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        ((), "give --schema NAME:TYPE,... or --like FILE.parquet, one of them"),
+        (("--schema", "a:int64", "--like", "x.parquet"), "one of them"),
+        (("--schema", "a"), "cannot read column 'a': expected NAME:TYPE, such as id:int64"),
+        (("--schema", ""), "cannot read column ''"),
+        (("--schema", "a:int64,"), "cannot read column ''"),
+        (("--schema", "a:int46"), "cannot read the type 'int46' of column 'a'; did you mean int64?"),
+        (("--schema", "a:list<whatever>"), "cannot read the type 'whatever' of column 'a'; expected an Arrow type"),
+        (("--schema", "a:decimal(99,2)"), "cannot read the type 'decimal(99,2)' of column 'a'"),
+        (("--schema", "a:int64,a:string"), "column 'a' is given twice"),
+        (("--like", "nowhere.parquet"), "there is no file nowhere.parquet; --like takes a local Parquet file"),
+        (("--like", __file__), "is no Parquet file: "),
+    ],
+)
+def test_columns_that_cannot_be_read_are_named(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    """In one line, and nothing is created."""
+    result = run("create", str(tmp_path / "orders"), *arguments)
+    assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n"))
+    assert said in result.stderr
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_types_are_read() -> None:
+    """As Arrow writes them, and in the short form for vectors."""
+    text = "v:float32[128],t:timestamp[ms, tz=Europe/Vienna],n:large_list<list<int8 >>,day of week:date32"
+    expected = {
+        "v": pa.list_(pa.float32(), 128),
+        "t": pa.timestamp("ms", tz="Europe/Vienna"),
+        "n": pa.large_list(pa.list_(pa.int8())),
+        "day of week": pa.date32(),
+    }
+    assert pa.schema(expected) == parsed_schema(text)
+
+
+def test_first_rows_are_shown(tmp_path: Path) -> None:
+    """Of any version, with the columns asked for, and how many there are."""
+    table = new_table(tmp_path, entries("a", *range(12)))
+    table.append(entries("b", 1))
+    done = process("head", table.uri, "main@2", "--rows", "2", "--columns", "value,key")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert ["value  key", "0      a", "1      a", "main@2: 2 of 12 rows"] == done.stdout.splitlines()
+    found = answer("head", table.uri)
+    assert ("main@3", 10, True) == (found["version"], len(found["rows"]), found["more"])
+    assert {"key": "a", "value": 0} == found["rows"][0]
+    assert not document_of("head", table.uri, "-n", "13")["more"]
+    wrong = run("head", table.uri, "-c", "nothing")
+    assert (2, 1) == (wrong.exit_code, wrong.stderr.count("\n"))
+
+
+def test_an_empty_table_shows_its_columns(tmp_path: Path) -> None:
+    """And that there are no rows."""
+    assert ["key  value", "main@1: 0 of 0 rows"] == lines_of("head", new_table(tmp_path).uri)
