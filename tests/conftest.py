@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests import soak
+
 if TYPE_CHECKING:
     from dagster import DagsterInstance
     from pyspark.sql import SparkSession
@@ -50,6 +52,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Grou
     from tests.workers import GroupScheduling
 
     return GroupScheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of a soak."""
+    if soak.FACTOR:
+        terminalreporter.section(f"seeds {soak.FIRST_SEED} and on, {soak.SEEDS} histories, factor {soak.FACTOR}")
+        found = [report for name in ("passed", "failed", "error") for report in terminalreporter.stats.get(name, ())]
+        for line in soak.results(found):
+            terminalreporter.write_line(line)
 
 
 class S3Storage(NamedTuple):

@@ -6,7 +6,9 @@ which tests take part.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -58,3 +60,26 @@ def pairs(first: Iterable[object], second: Iterable[object]) -> "list[ParameterS
         for i, row in enumerate(rows)
         for j, column in enumerate(columns)
     ]
+
+
+def results(reports: Iterable[pytest.TestReport]) -> Iterator[str]:
+    """The lines of a table for docs/testing.md: what was run, and what it counted with `record_property`.
+
+    Args:
+        reports: Of every test and each of its phases; a test counts as passed when its call did.
+    """
+    yield "| test | passed | failed | seconds | counted |"
+    yield "|---|---|---|---|---|"
+    called = [report for report in reports if report.when == "call" or report.failed]
+    for name, group in groupby(sorted(called, key=_function), key=_function):
+        done = list(group)
+        counted: Counter[str] = Counter()
+        for report in done:
+            counted.update({what: times for what, times in report.user_properties if isinstance(times, int)})
+        passed, seconds = sum(report.passed for report in done), sum(report.duration for report in done)
+        told = ", ".join(f"{what}: {times:,}" for what, times in counted.most_common())
+        yield f"| `{name}` | {passed:,} | {sum(report.failed for report in done):,} | {seconds:,.0f} | {told} |"
+
+
+def _function(report: pytest.TestReport) -> str:
+    return report.nodeid.partition("[")[0].removeprefix("tests/")

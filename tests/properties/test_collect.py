@@ -11,10 +11,11 @@ import pytest
 from lance_dagster import LanceTable, MergeConflictError
 from lance_dagster.errors import LanceDagsterError
 from tests.backdating import DAY, age, files
+from tests.soak import FACTOR, thinned
 from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries
 
 STEPS = 40
-SEEDS = range(6)
+SEEDS = thinned(range(6 * max(1, FACTOR)), kept=lambda seed: seed < 3)
 FEW: Mapping[str, int] = {"merge beside": 12, "merge": 4, "fork": 0, "delete branch": 0, "overwrite": 0}
 """How often things are done to a few branches that stay, and are merged with each other."""
 Step = Callable[[LanceTable], object]

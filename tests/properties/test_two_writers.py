@@ -5,19 +5,17 @@ config), and now and then what older versions held. Steps that come too late (an
 of ours that was prepared before others committed) either mean what they meant or are refused; what is refused changes
 nothing.
 
-    LANCE_DAGSTER_STEPS=100000 nice python -m pytest tests/properties/test_two_writers.py -s --hypothesis-seed=1
-
-runs about as many steps as are asked for and prints how many of each kind there were. A folder in memory as `TMPDIR`
-makes it several times faster.
+`make soak` runs more steps, and counts how many of each kind there were.
 """
 
-import os
-import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
-from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+import pytest
+from hypothesis import HealthCheck, seed, settings, strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import ConflictError, InvalidInputError, MergeConflictError, VersionNotFoundError
@@ -28,11 +26,12 @@ from tests.properties.operations import KINDS
 from tests.properties.replica import KEY, Line, merged
 from tests.properties.replica_checks import described
 from tests.properties.writers import PackageWriter, PylanceWriter, prepared
+from tests.soak import FACTOR, FIRST_SEED
 from tests.store.scripted import ScriptedStore, intruder_at_commit
 from tests.table_factory import parts_on
 
-STEPS = int(os.environ.get("LANCE_DAGSTER_STEPS", "4000"))
-STEPS_OF_ONE = 50
+HISTORIES, STEPS = 40, 50
+"""How many tables one test makes, and how many steps it does with each at most."""
 MOST_BRANCHES = 4
 BY_BOTH = ("append", "delete", "update", "upsert")
 WITHOUT_MOVES = ("append", "delete", "replace")
@@ -362,16 +361,25 @@ class Together(Machine):
             self.settle(branch, *mine.outcomes(line.head))
 
 
-TestTogether = Together.TestCase
-TestTogether.settings = settings(
-    max_examples=max(1, STEPS // STEPS_OF_ONE),
-    stateful_step_count=STEPS_OF_ONE,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+@pytest.mark.scaled
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(max(1, FACTOR)))
+def test_both_do_to_one_table_what_the_model_says(part: int, record_property: Callable[[str, object], None]) -> None:
+    """After any steps; in a soak those of known seeds."""
+    before = Counter(COUNTED)
 
+    class Histories(Together):
+        """A class of its own, since a seed is kept on the class."""
 
-def teardown_module() -> None:
-    """Say what was done, to whoever asked for more of it."""
-    lines = [f"{sum(COUNTED.values())} steps:", *(f"{kind}: {times}" for kind, times in sorted(COUNTED.items()))]
-    sys.stdout.write("\n  ".join(["", *lines, ""]))
+    machine = seed(FIRST_SEED + part)(Histories) if FACTOR else Histories
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=HISTORIES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    for kind, times in (COUNTED - before).items():
+        record_property(kind, times)
