@@ -175,14 +175,14 @@ class Ancestry:
         """
         made = self.fork_of(place)
         if which == 1 and self.exists(VersionRef(made.branch, made.number - 1)):
-            return self._repeated(VersionRef(made.branch, made.number - 1))
+            return self.repeated(VersionRef(made.branch, made.number - 1))
         # The fork may be gone, but the branch's first version holds the same, its merges excepted.
         version = self.describe(made if self.exists(made) else place)
         if which == 1 and made == VersionRef(version.branch, version.number) and not version.cut and version.parents:
-            return self._repeated(self._named(version.parents[0], version))
+            return self.repeated(self._named(version.parents[0], version))
         merged = self.merged(version) if which == _FIRST_AND_SECOND else None
         if merged is not None:
-            return self._repeated(merged)
+            return self.repeated(merged)
         raise self._no_parent(made, version, which)
 
     def _no_parent(self, made: VersionRef, version: Version, which: int) -> Exception:
@@ -201,7 +201,7 @@ class Ancestry:
             f"the history of {version} of {where} is cut: the version it was made from was cleaned up; {left}"
         )
 
-    def _repeated(self, place: VersionRef) -> VersionRef:
+    def repeated(self, place: VersionRef) -> VersionRef:
         """Return the version that this one repeats, unless that is gone."""
         fork = self.fork_of(place)
         return fork if self.exists(fork) else place

@@ -9,6 +9,8 @@ machines may be apart. What was read is then put in order.
 Since a time: dates decide where to end, and another program may have had a clock that lies. So, as in git, the walk
 ends only after several versions in a row that are too old.
 
+The first version of a branch repeats the one it was forked from, which is shown in its place while it is there.
+
 A version that a clean-up removed is not there to be shown. The one that was made from it says so (`Version.cut`), and
 the walk goes on behind the gap.
 """
@@ -20,6 +22,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.graph import simplified_parents, topological_order, walk
 from lance_dagster.history.lineage import lineage_of
@@ -37,13 +40,15 @@ class LogFilter:
     """Which versions of a log to show: those for which all that is given holds.
 
     `properties` are keys with the value wanted, or None for any. `committer` is compared whole, `message` is text the
-    message contains, in any case. `since` and `until` are included; without a zone they are UTC. A log ends where more
-    than five versions in a row are dated before `since`; versions beyond are not looked at.
+    message contains, in any case. `merges` is True for merges only, False for everything but merges. `since` and
+    `until` are included; without a zone they are UTC. A log ends where more than five versions in a row are dated
+    before `since`; versions beyond are not looked at.
     """
 
     properties: Mapping[str, str | None] = field(default_factory=dict)
     committer: str | None = None
     message: str | None = None
+    merges: bool | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -53,6 +58,7 @@ class LogFilter:
             all(_has(version, key, value) for key, value in self.properties.items())
             and (self.committer is None or self.committer == version.committer)
             and (self.message is None or self.message.casefold() in (version.message or "").casefold())
+            and (self.merges is None or self.merges == (MERGE in version.properties))
             and (self.since is None or _utc(self.since) <= version.committed_at)
             and (self.until is None or version.committed_at <= _utc(self.until))
         )
@@ -109,7 +115,8 @@ def all_parents(
 
     def parents(place: VersionRef) -> tuple[VersionRef, ...]:
         found = (ancestry.before(place), ancestry.merged(ancestry.describe(place)))
-        return tuple(dict.fromkeys(parent for parent in found if parent is not None and not excluded(parent)))
+        known = (ancestry.repeated(parent) for parent in found if parent is not None)
+        return tuple(dict.fromkeys(parent for parent in known if not excluded(parent)))
 
     def rank(place: VersionRef) -> tuple[float, ...]:
         return ancestry.describe(place).committed_at.timestamp(), place.number
@@ -117,6 +124,7 @@ def all_parents(
     def shown(place: VersionRef) -> bool:
         return question.only(ancestry.describe(place))
 
+    start = ancestry.repeated(start)
     if question.limit == 0 or excluded(start):
         return []
     read = walk(start, parents, rank, _far_enough(ancestry, question))
@@ -137,6 +145,8 @@ def _line(ancestry: Ancestry, start: VersionRef, question: LogQuery) -> Iterator
             # Asked of every one of very many versions, so nothing is made that is not needed.
             if after is not None and excluded(VersionRef(branch, number)):
                 return
+            if number == numbers[0] and ancestry.repeated(VersionRef(branch, number)).branch != branch:
+                break
             version = ancestry.versions.describe_number(branch, number, numbers)
             if ended(version):
                 return

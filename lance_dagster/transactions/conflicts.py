@@ -4,7 +4,12 @@ A writer reads a version, prepares its change, and finds that others committed m
 is needed: compatible, so the change is applied on top; compatible once both deletion vectors are joined; retryable,
 so the writer must read again and redo its work; or incompatible, so a person has to look. The rules are those
 pylance 14 applies to its own commits, checked pair by pair, because writers of both kinds share a table. There are a
-few pairs where this package is stricter, each with its reason.
+few pairs where this package is stricter, each with its reason where it is decided. In two it is more lenient:
+
+- Two updates of metadata of the table, the schema or one field pass where they set different keys: each is applied to
+  what the other one left, so the order does not matter. pylance refuses any two.
+- A reservation of fragment ids passes after an overwrite or a restore: ids are never given twice, so that the reserved
+  ones are free in any later version.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -223,7 +228,12 @@ def _same_keys(mine: ops.UpdateConfig, other: ops.UpdateConfig) -> bool:
 
 
 def _overlap(one: ops.MapUpdate, two: ops.MapUpdate) -> bool:
-    return one.replace or two.replace or bool(one.entries.keys() & two.entries.keys())
+    if one.replace or two.replace:
+        return True
+    # A key that both delete is gone either way.
+    return any(
+        not (value is None and two.entries[key] is None) for key, value in one.entries.items() if key in two.entries
+    )
 
 
 def _judge_replacement(mine: ops.DataReplacement, other: Operation) -> Verdict:

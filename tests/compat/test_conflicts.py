@@ -88,8 +88,10 @@ CHANGES: dict[str, Change] = {
     "restore": lambda d: d.checkout_version(1).restore(),
     "config a": lambda d: d.update_config({"a": "1"}),
     "config b": lambda d: d.update_config({"b": "1"}),
+    "config without a": lambda d: d.delete_config_keys(["a"]),
     "schema metadata": lambda d: d.update_schema_metadata({"a": "1"}),
     "field metadata": lambda d: d.update_field_metadata({"value": {"a": "1"}}),
+    "other field metadata": lambda d: d.update_field_metadata({"value": {"b": "1"}}),
     "table metadata": lambda d: d.update_metadata({"a": "1"}),
     "base x": lambda d: d.add_bases([lance.DatasetBasePath("/nowhere/x", name="x")]),
     "base y": lambda d: d.add_bases([lance.DatasetBasePath("/nowhere/y", name="y")]),
@@ -118,7 +120,16 @@ LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
     "lost metadata": (
         (RETRY, PASSES),
         "pylance's projection brings back the field metadata it read, and what the other one set is lost",
-        {(mine, "field metadata") for mine in ("drop column", "rename", "forbid nulls")},
+        {
+            (mine, theirs)
+            for mine in ("drop column", "rename", "forbid nulls")
+            for theirs in ("field metadata", "other field metadata")
+        },
+    ),
+    "other keys": (
+        (PASSES, CONFLICT),
+        "each is applied to what the other one left, so different keys do not contradict each other",
+        {("field metadata", "other field metadata"), ("other field metadata", "field metadata")},
     ),
 }
 VERDICTS = {pair: verdicts for verdicts, _, pairs in LISTED.values() for pair in sorted(pairs)}

@@ -158,6 +158,16 @@ def test_a_column_that_comes_later_finds_its_values_in_rows_whose_update_was_pic
     assert {1: ("n", 10), 2: ("a", None), 3: ("b", None), 4: ("b", None)} == found
 
 
+def test_an_update_is_picked_beside_a_column_of_nulls(table: LanceTable) -> None:
+    """A compaction wrote the nulls down; that gives nobody's row a value that an update could lose."""
+    table.add_columns(pa.schema([("more", pa.int64())]))
+    table.compact()
+    updated = table.update({"key": "'new'"}, where="value = 1", branch="run")
+    table.cherry_pick(str(updated))
+    assert [("a", 2), ("b", 3), ("b", 4), ("new", 1)] == contents(table)
+    assert [None] * 4 == table.read()["more"].to_pylist()
+
+
 def test_a_column_is_not_picked_twice(table: LanceTable) -> None:
     """Though it was renamed since."""
     added = table.add_columns({"more": "value"}, branch="run")

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
+import pendulum
+
 from lance_dagster.errors import (
     AlreadyExistsError,
     Call,
@@ -295,4 +297,11 @@ def _file_of(folder: str, name: object, what: str) -> str | None:
 
 
 def _with_write_id(tag: Tag) -> Tag:
-    return replace(tag, metadata={**tag.metadata, WRITE_ID: uuid.uuid4().hex})
+    """Return a tag as it is to be stored: with the times it lacks, and a mark that tells whose write landed."""
+    now = pendulum.now("UTC")
+    return replace(
+        tag,
+        created_at=tag.created_at or now,
+        updated_at=tag.updated_at or now,
+        metadata={**tag.metadata, WRITE_ID: uuid.uuid4().hex},
+    )

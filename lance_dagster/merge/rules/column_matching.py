@@ -223,9 +223,10 @@ def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, froze
 
 
 def _nulls(side: SideHistory) -> frozenset[int]:
-    """Return the fields that a side added on its own line and never filled."""
+    """Return the fields that a side added and never filled."""
     added, filled = set[int](), set[int]()
-    for change in side.since:
+    # Seen from another line, as by a pick, there is no anchor; what the side did that the other one has not tells.
+    for change in side.since if side.anchor is not None else side.changes:
         before, after = change.before, change.after
         if before is None or after is None or change.undone or isinstance(change.operation, Overwrite | Restore):
             return frozenset()

@@ -363,3 +363,14 @@ def test_tags_are_listed_by_pattern(table: LanceTable) -> None:
     assert 3 == len(asked)
     with pytest.raises(RefNotFoundError, match=r"did you mean 'v1\.0'"):
         table.tag("v1.00")
+
+
+def test_a_new_tag_tells_its_times(table: LanceTable) -> None:
+    """What is returned is what is stored; a move keeps the time of creation."""
+    made = table.create_tag("v1", "main@1")
+    assert table.tag("v1") == made
+    assert made.created_at is not None
+    moved = table.move_tag("v1", "main@2")
+    assert table.tag("v1") == moved
+    assert made.updated_at is not None and moved.updated_at is not None
+    assert (made.created_at, True) == (moved.created_at, made.updated_at < moved.updated_at)
