@@ -211,7 +211,7 @@ with_limit: Callable[[F], F] = click.option(
     "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most so many rows."
 )
 with_keys: Callable[[F], F] = click.option(
-    "--key", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
+    "--on", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
 )
 
 

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 _HISTORY = "history"
 _BASE, _SOURCE, _DEST = _SIDES = ("base", "source", "dest")
-_ABSENT = {"removed": "(removed)", "rewritten": "(changed or removed; a key tells: -k COLUMN)"}
+_ABSENT = {"removed": "(removed)", "rewritten": "(changed or removed; a key tells: --on COLUMN)"}
 # The value of a column that a version does not have; None would be a null.
 _NO_COLUMN = object()
 
@@ -154,7 +154,7 @@ class ConflictRows:
             return cls({}, [])
         keys, limit = options["keys"], options["limit"]
         columns = list(dict.fromkeys([*keys, *options["columns"]])) if options["columns"] else None
-        reader = found.conflicting_rows(columns=columns, key=keys or None, limit=limit + 1)
+        reader = found.conflicting_rows(columns=columns, on=keys or None, limit=limit + 1)
         types = [reader.schema.field(name).type for name in (_DEST, _BASE, _SOURCE)]
         names = list(dict.fromkeys(each.field(place).name for each in types for place in range(each.num_fields)))
         rows = first_rows(reader, limit + 1)

@@ -75,7 +75,7 @@ class ShownDiff:
         document, lines = _document(found, counts), list(_lines(found, counts))
         if rows is not None:
             # The key is shown too: it tells which row it is, and its values are the same in both versions.
-            wanted = list(dict.fromkeys([*(found.key or ()), *columns])) if columns else None
+            wanted = list(dict.fromkeys([*(found.on or ()), *columns])) if columns else None
             some = first_rows(found.rows(columns=wanted), rows + 1)
             document |= {"rows": json_value(some[:rows]), "more": len(some) > rows}
             lines += _row_lines(some, rows)
@@ -88,11 +88,11 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
     key = list(keys) or None
     match versions:
         case (before, after):
-            return table.diff(before, after, key=key)
+            return table.diff(before, after, on=key)
         case (text,):
             asked = parse_range(text)
             compare = table.changes_since_base if asked.since_base else table.diff
-            return compare(asked.left, asked.right, key=key)
+            return compare(asked.left, asked.right, on=key)
         case _:
             raise click.UsageError("give two versions: A..B, A...B or A B")
 
@@ -134,7 +134,7 @@ def _document(found: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
         "before": found.before,
         "after": found.after,
         "base_of": found.base_of,
-        "key": found.key,
+        "on": found.on,
         "schema": [asdict(change) for change in found.schema],
         "settings": [asdict(change) for change in found.settings],
         "indices": [asdict(change) for change in found.indices],

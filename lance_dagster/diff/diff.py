@@ -55,7 +55,7 @@ class Diff:
     All five take `columns`: those to look at, named as in `after`. The name a column had in `before` does as
     well, unless another one has it in `after`.
 
-    With `base_of`, `before` is the merge base of that version and `after`. `key` are the columns rows are told
+    With `base_of`, `before` is the merge base of that version and `after`. `on` are the columns rows are told
     by; without them rows are told by their stable row ids, in a table without these by their values. The values of the
     columns in `not_compared` cannot be compared; a column only one version has makes no row a changed one.
 
@@ -66,7 +66,7 @@ class Diff:
     before: str
     after: str
     base_of: str | None = None
-    key: tuple[str, ...] | None = None
+    on: tuple[str, ...] | None = None
     schema: tuple[FieldChange, ...]
     settings: tuple[KeyChange, ...]
     indices: tuple[IndexChange, ...]
@@ -176,7 +176,7 @@ class Diff:
             return self._rows
         parts = open_parts(self.uri, None)
         before, after = (parts.versions.load(*_place(version)) for version in (self.before, self.after))
-        rows = DifferingRows(parts, before, after, self.key)
+        rows = DifferingRows(parts, before, after, self.on)
         # A copy has the same values as ever, and what was found out about them.
         object.__setattr__(self, "_rows", rows)
         return rows
@@ -231,9 +231,9 @@ class DifferingRows:
         return None if columns is None else self.comparison.named(texts("columns", columns, "id"))
 
 
-def diff(parts: Parts, before: State, after: State, *, key: Sequence[str] | None, base_of: str | None = None) -> Diff:
+def diff(parts: Parts, before: State, after: State, *, on: Sequence[str] | None, base_of: str | None = None) -> Diff:
     """Compare two versions by their manifests."""
-    keys = None if key is None else key_columns(key)
+    keys = None if on is None else key_columns(on)
     rows = DifferingRows(parts, before, after, keys)
     comparison = rows.comparison
     return Diff(
@@ -241,7 +241,7 @@ def diff(parts: Parts, before: State, after: State, *, key: Sequence[str] | None
         before=str(before),
         after=str(after),
         base_of=base_of,
-        key=keys,
+        on=keys,
         schema=comparison.schema,
         settings=comparison.settings,
         indices=comparison.indices,

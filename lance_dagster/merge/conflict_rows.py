@@ -272,7 +272,7 @@ class ConflictRows:
         self._columns = ConflictColumns((base, source, dest), ids or [{}, {}])
 
     def stream(
-        self, conflict: Conflict | None, *, columns: Sequence[str] | None, key: Sequence[str] | None, limit: int | None
+        self, conflict: Conflict | None, *, columns: Sequence[str] | None, on: Sequence[str] | None, limit: int | None
     ) -> pa.RecordBatchReader:
         """Read the rows of a conflict, or of all.
 
@@ -288,7 +288,7 @@ class ConflictRows:
         request = RowsRequest(
             conflicts=self._conflicts if conflict is None else (conflict,),
             columns=self._columns.chosen(columns),
-            keys=None if key is None else self._keys(key),
+            keys=None if on is None else self._keys(on),
             limit=limit,
         )
         schema = self._schema(request)

@@ -68,7 +68,7 @@ class MergePreview:
         conflict: Conflict | None = None,
         *,
         columns: Sequence[str] | None = None,
-        key: Sequence[str] | None = None,
+        on: Sequence[str] | None = None,
         limit: int | None = None,
     ) -> pa.RecordBatchReader:
         """Read the rows that the conflicts are about, as both sides and the merge base have them.
@@ -87,14 +87,14 @@ class MergePreview:
         Args:
             conflict: One of the conflicts; None for all, one after the other.
             columns: The columns to read; None for all.
-            key: The columns that tell rows apart, such as `["id"]`; they stand in a struct `key` before the images.
+            on: The columns that tell rows apart, such as `["id"]`; they stand in a struct `key` before the images.
                 With a key, what a side took out and what it put in under the same key is one row, which it changed.
             limit: At most how many lines.
 
         Raises:
             InvalidInputError: There is no such conflict or column. While rows are read: two have the same key.
         """
-        return self._rows.find().stream(conflict, columns=columns, key=key, limit=limit)
+        return self._rows.find().stream(conflict, columns=columns, on=on, limit=limit)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         """Pickle without the way to the storage, which holds secrets."""

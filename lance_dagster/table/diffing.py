@@ -11,21 +11,21 @@ from lance_dagster.table.facade import Facade
 class Diffing(Facade):
     """Two manifests are read to compare versions; rows only when they are asked for."""
 
-    def diff(self, a: str, b: str, *, key: Sequence[str] | None = None) -> Diff:
+    def diff(self, a: str, b: str, *, on: Sequence[str] | None = None) -> Diff:
         """Say what turns version `a` into version `b`, wherever the two are: `a..b`.
 
         Args:
             a: The version to begin with, as a ref expression.
             b: The version to arrive at.
-            key: The columns that tell rows apart, such as `["id"]`. Without them a row is told by its stable row id,
+            on: The columns that tell rows apart, such as `["id"]`. Without them a row is told by its stable row id,
                 and in a table without these by all its values, so that a changed row is one removed and one added.
 
         Raises:
             InvalidInputError: A column of the key is not in both versions.
         """
-        return diff.diff(self._parts, self._parts.at(a), self._parts.at(b), key=key)
+        return diff.diff(self._parts, self._parts.at(a), self._parts.at(b), on=on)
 
-    def changes_since_base(self, a: str, b: str, *, key: Sequence[str] | None = None) -> Diff:
+    def changes_since_base(self, a: str, b: str, *, on: Sequence[str] | None = None) -> Diff:
         """Say what `b` did since it and `a` were last the same: the diff from their merge base to `b`, `a...b`.
 
         What was merged from `a` into `b` meanwhile is part of the merge base, and no change.
@@ -33,7 +33,7 @@ class Diffing(Facade):
         Args:
             a: The version to compare with, as a ref expression.
             b: The version whose changes are wanted.
-            key: As for `diff`.
+            on: As for `diff`.
 
         Raises:
             InvalidInputError: The versions have nothing in common, or a column of the key is not in both.
@@ -42,4 +42,4 @@ class Diffing(Facade):
         parts = self._parts
         one, other = parts.at(a), parts.at(b)
         found = merge_base(lineage_of(one, parts.refs), lineage_of(other, parts.refs), parts.refs, parts.versions)
-        return diff.diff(parts, found.state, other, key=key, base_of=str(one))
+        return diff.diff(parts, found.state, other, on=on, base_of=str(one))

@@ -62,7 +62,7 @@ def test_two_dots_and_two_refs_are_the_same(table: LanceTable) -> None:
 
 def test_rows_are_limited_and_told_by_a_key(table: LanceTable) -> None:
     """More than the limit is said; a key and a column can be chosen."""
-    result = run(table.uri, "main..run/1", "--rows", "--limit", "1", "--key", "id")
+    result = run(table.uri, "main..run/1", "--rows", "--limit", "1", "--on", "id")
     assert ["   id  name", "-  1   a"] == result.stdout.splitlines()[-3:-1]
     assert "there are more rows; --limit shows them" == result.stdout.splitlines()[-1]
     named = run(table.uri, "main..run/1", "--stat", "--column", "id")
@@ -126,7 +126,7 @@ def test_json_has_it_all(table: LanceTable) -> None:
         (["main", "run/1", "main"], "give two versions"),
         ([], "missing argument"),
         (["main..run/1", "--stat", "--column", "nothing"], "no column 'nothing'"),
-        (["main..run/1", "--key", "nothing"], "column 'nothing' cannot be a key"),
+        (["main..run/1", "--on", "nothing"], "column 'nothing' cannot be a key"),
     ],
 )
 def test_a_wrong_call_is_told(table: LanceTable, versions: list[str], said: str) -> None:

@@ -162,7 +162,7 @@ def test_a_branch_without_versions_is_listed(table: LanceTable, remedy: tuple[st
         (("diff", "main~1..main", "--column", "key"), "--column needs --stat or --rows"),
         (("merge", "work", "--rows"), "--rows needs --preview"),
         (("merge", "work", "--preview", "-n", "3"), "--limit needs --rows"),
-        (("merge", "work", "-k", "key", "-c", "value"), "--key, --column need --rows"),
+        (("merge", "work", "-k", "key", "-c", "value"), "--on, --column need --rows"),
         (("merge", "work", "--preview", "-m", "x"), "--preview does not go together with --message"),
         (("merge", "work", "--preview", "--property", "a=b"), "--preview does not go together with --property"),
         (("merge", "work", "--ff-only", "--squash"), "give --ff-only or --squash, not both"),

@@ -86,7 +86,7 @@ def test_without_row_ids_an_update_is_one_row_for_another(tmp_path: Path) -> Non
     table = made(tmp_path, stable=False)
     table.update({"name": "'ours'"}, where="id = 2")
     assert (1, 1, 0) == counts(table.diff("main@1", "main"))
-    assert (0, 0, 1) == counts(table.diff("main@1", "main", key=["id"]))
+    assert (0, 0, 1) == counts(table.diff("main@1", "main", on=["id"]))
 
 
 @pytest.mark.parametrize("stable", [True, False])
@@ -102,7 +102,7 @@ def test_a_compaction_changes_no_row(tmp_path: Path, by: str, *, stable: bool) -
     else:
         as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0)
     for key in (None, ["id"], ["id", "name"]):
-        diff = table.diff(before, "main", key=key)
+        diff = table.diff(before, "main", on=key)
         assert NOTHING == counts(diff)
         assert diff.fragments
         assert 0 == diff.rows().read_all().num_rows
@@ -137,9 +137,9 @@ def test_a_column_written_anew_in_place_is_compared(tmp_path: Path) -> None:
     diff = table.diff("main@1", "main")
     assert ("price",) == diff.fragments[0].columns
     assert (0, 1, 2) == counts(diff)
-    assert (0, 1, 2) == counts(table.diff("main@1", "main", key=["id"]))
+    assert (0, 1, 2) == counts(table.diff("main@1", "main", on=["id"]))
     assert [1, 1, 3, 3] == [row["id"] for _, row in feed(diff, "changed")]
-    assert (2, 3, 0) == counts(table.diff("main@1", "main", key=["name", "price"]))
+    assert (2, 3, 0) == counts(table.diff("main@1", "main", on=["name", "price"]))
 
 
 def test_fragments_that_are_the_same_are_not_opened(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_cast_column_is_compared_in_the_new_type(tmp_path: Path) -> None:
         ("update_preimage", {"id": None, "name": "n1", "price": 1.5, "id_before": 1}),
         ("update_postimage", {"id": 1, "name": "x", "price": 1.5, "id_before": None}),
     ] == feed(table.diff("main@1", "main"))
-    assert (0, 0, 1) == counts(table.diff("main@1", "main", key=["id"]))
+    assert (0, 0, 1) == counts(table.diff("main@1", "main", on=["id"]))
 
 
 def test_a_cast_that_changes_a_value_changes_the_row(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_an_overwritten_table_has_other_rows(tmp_path: Path, *, stable: bool) ->
     table = made(tmp_path, stable=stable)
     table.overwrite(pa.table({"id": [0, 1, 99], "name": ["n0", "x", "y"], "price": [1.5, 1.5, 0.0]}))
     assert ((3, 10, 0) if stable else (2, 9, 0)) == counts(table.diff("main@1", "main"))
-    diff = table.diff("main@1", "main", key=["id"])
+    diff = table.diff("main@1", "main", on=["id"])
     assert (1, 8, 1) == counts(diff)
     assert [1, 1] == diff.changed().read_all().column("id").to_pylist()
 
@@ -313,7 +313,7 @@ def test_without_the_fork_rows_are_told_by_their_values(tmp_path: Path) -> None:
         (Path(table.uri) / line / "_versions" / manifest_name(1)).unlink(missing_ok=True)
     table = LanceTable.open(table.uri)
     assert (1, 1, 0) == counts(table.diff("main", "x"))
-    assert (0, 0, 1) == counts(table.diff("main", "x", key=["id"]))
+    assert (0, 0, 1) == counts(table.diff("main", "x", on=["id"]))
 
 
 ITEM = pa.struct([pa.field("y", pa.string())])
@@ -365,24 +365,24 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
     table.append(pa.table({"id": [1, 2], "v": [1, 2]}))
     table.create_branch("x")
     table.overwrite(pa.table({"id": [1, 3], "v": [[1], [2]]}))
-    diff = table.diff("x", "main", key=["id"])
+    diff = table.diff("x", "main", on=["id"])
     assert ("v",) == diff.not_compared
     assert "not compared: v" in lines(diff)
     assert (1, 1, 0) == counts(diff)
     with pytest.raises(InvalidInputError, match="column 'v' cannot be a key: x@2 and main@3 have in common id"):
-        table.diff("x", "main", key=["v"])
+        table.diff("x", "main", on=["v"])
 
 
 def test_a_key_may_come_once(tmp_path: Path) -> None:
     """The row is named; other wrong keys are refused at once."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     with pytest.raises(InvalidInputError, match=r"two rows of main@3 have the key key = 'a'; a key may come once"):
-        table.diff("main@1", "main", key=["key"]).stat()
-    assert (2, 0, 0) == counts(table.diff("main@1", "main", key=["key", "value"]))
+        table.diff("main@1", "main", on=["key"]).stat()
+    assert (2, 0, 0) == counts(table.diff("main@1", "main", on=["key", "value"]))
     with pytest.raises(InvalidInputError, match="column 'nokey' cannot be a key"):
-        table.diff("main@1", "main", key=["nokey"])
+        table.diff("main@1", "main", on=["nokey"])
     with pytest.raises(InvalidInputError, match="a key is a list of columns"):
-        table.diff("main@1", "main", key=[])
+        table.diff("main@1", "main", on=[])
 
 
 def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
@@ -530,7 +530,7 @@ def test_a_pickled_diff_holds_no_secret(tmp_path: Path) -> None:
     """It can be compared and printed, and reads rows with what the environment has."""
     table = made(tmp_path)
     table.update({"name": "'x'"}, where="id = 1")
-    diff = table.diff("main@1", "main", key=["id"])
+    diff = table.diff("main@1", "main", on=["id"])
     packed = pickle.dumps(diff)
     copy = pickle.loads(packed)  # noqa: S301  # our own
     assert diff == copy
@@ -589,4 +589,4 @@ def test_a_key_that_was_renamed_is_told(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64(), "customer": pa.int64()}))
     table.rename_column("customer", "client")
     with pytest.raises(InvalidInputError, match="have in common id, client; customer is called client in main@2"):
-        table.diff("main@1", "main", key=["customer"])
+        table.diff("main@1", "main", on=["customer"])

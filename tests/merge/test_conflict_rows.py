@@ -113,7 +113,7 @@ def test_a_key_tells_what_became_of_a_row(table: LanceTable) -> None:
     contradict(table)
     preview = table.preview_merge("run")
     assert [BOTH_CHANGED, GONE_FROM_DEST, GONE_FROM_SOURCE] == listed(preview, key=["id"])
-    keys = preview.conflicting_rows(key=["id"], columns=["name"]).read_all()["key"]
+    keys = preview.conflicting_rows(on=["id"], columns=["name"]).read_all()["key"]
     assert [{"id": 2}, {"id": 4}, {"id": 6}] == keys.to_pylist()
 
 
@@ -137,7 +137,7 @@ def test_rows_of_many_fragments_come_as_one_stream(tmp_path: Path, *, keyed: boo
     rename(table, "y", "id % 2 = 0", "run")
     rename(table, "z", "id % 3 = 0")
     as_pylance(table).optimize.compact_files()
-    found = table.preview_merge("run").conflicting_rows(key=["id"] if keyed else None).read_all()
+    found = table.preview_merge("run").conflicting_rows(on=["id"] if keyed else None).read_all()
     assert list(range(0, count, 6)) == found["_row_id"].to_pylist()
     assert [{"id": number, "name": "y"} for number in range(0, count, 6)] == found["source"].to_pylist()
     assert [{"id": number, "name": "z"} for number in range(0, count, 6)] == found["dest"].to_pylist()
@@ -291,12 +291,12 @@ def test_a_key_has_to_be_one(stable: LanceTable) -> None:
     contradict(stable)
     preview = stable.preview_merge("run")
     with pytest.raises(InvalidInputError, match="a key is a list of columns"):
-        preview.conflicting_rows(key=[])
+        preview.conflicting_rows(on=[])
     with pytest.raises(InvalidInputError, match="no column 'nr'"):
-        preview.conflicting_rows(key=["nr"])
+        preview.conflicting_rows(on=["nr"])
     stable.drop_columns(["name"])
     with pytest.raises(InvalidInputError, match="column 'name' cannot be a key"):
-        stable.preview_merge("run").conflicting_rows(key=["name"])
+        stable.preview_merge("run").conflicting_rows(on=["name"])
 
 
 def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
     table.replace_where("day = 'mon'", amounts("mon", x=1, y=2), branch="run", partitions=["mon"])
     table.replace_where("day = 'mon'", amounts("mon", z=1), partitions=["mon"])
     with pytest.raises(InvalidInputError, match=r"two rows of .* have the key day = 'mon'"):
-        table.preview_merge("run").conflicting_rows(key=["day"]).read_all()
+        table.preview_merge("run").conflicting_rows(on=["day"]).read_all()
 
 
 def test_rows_without_a_key_are_no_rows_of_one_key(tmp_path: Path) -> None:

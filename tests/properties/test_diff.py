@@ -229,7 +229,7 @@ def pairs(diff: Diff, before: list[str], after: list[str]) -> dict[str, str]:
 def check_by_identity(table: LanceTable, one: str, other: str, key: list[str] | None) -> None:
     """The diff is what the models say, and turns the one into the other."""
     olds, news = model(table, one), model(table, other)
-    diff = table.diff(one, other, key=key)
+    diff = table.diff(one, other, on=key)
     common = pairs(diff, table.schema(one).names, table.schema(other).names)
     changed = {
         number
@@ -255,7 +255,7 @@ def check_by_identity(table: LanceTable, one: str, other: str, key: list[str] | 
     assert {number: repr(row) for number, row in olds.items() if number not in news} == {
         row["key"]: repr(row) for row in diff.removed().read_all().to_pylist()
     }
-    mirrored = table.diff(other, one, key=key).stat()
+    mirrored = table.diff(other, one, on=key).stat()
     assert (counts.added, counts.removed, counts.changed) == (mirrored.removed, mirrored.added, mirrored.changed)
 
 

@@ -372,5 +372,6 @@ def test_a_new_tag_tells_its_times(table: LanceTable) -> None:
     assert made.created_at is not None
     moved = table.move_tag("v1", "main@2")
     assert table.tag("v1") == moved
-    assert made.updated_at is not None and moved.updated_at is not None
+    assert made.updated_at is not None
+    assert moved.updated_at is not None
     assert (made.created_at, True) == (moved.created_at, made.updated_at < moved.updated_at)
