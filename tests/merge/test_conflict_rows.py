@@ -112,7 +112,7 @@ def test_a_key_tells_what_became_of_a_row(table: LanceTable) -> None:
     """With stable row ids or without, the lines are the same."""
     contradict(table)
     preview = table.preview_merge("run")
-    assert [BOTH_CHANGED, GONE_FROM_DEST, GONE_FROM_SOURCE] == listed(preview, key=["id"])
+    assert [BOTH_CHANGED, GONE_FROM_DEST, GONE_FROM_SOURCE] == listed(preview, on=["id"])
     keys = preview.conflicting_rows(on=["id"], columns=["name"]).read_all()["key"]
     assert [{"id": 2}, {"id": 4}, {"id": 6}] == keys.to_pylist()
 
@@ -125,7 +125,7 @@ def test_compactions_hide_nothing(table: LanceTable, compacting: list[str]) -> N
     contradict(table)
     for branch in compacting:
         as_pylance(table, branch).optimize.compact_files()
-    assert [BOTH_CHANGED, GONE_FROM_DEST, GONE_FROM_SOURCE] == listed(table.preview_merge("run"), key=["id"])
+    assert [BOTH_CHANGED, GONE_FROM_DEST, GONE_FROM_SOURCE] == listed(table.preview_merge("run"), on=["id"])
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -169,7 +169,7 @@ def test_any_history_is_told_right(tmp_path: Path) -> None:
             if None not in did and did != ["removed", "removed"]:
                 images = [None if number in gone[b] else named(number, names[b][number]) for b in names]
                 expected.append((did[0], did[1], named(number, was), images[0], images[1]))
-        assert expected == listed(table.preview_merge("run"), key=["id"]), seed
+        assert expected == listed(table.preview_merge("run"), on=["id"]), seed
 
 
 def test_lines_can_be_few(stable: LanceTable) -> None:
@@ -221,7 +221,7 @@ def test_nested_columns_and_blobs_are_read(tmp_path: Path) -> None:
     for branch, x in (("run", 7), ("main", 8)):
         new = [{"id": n, "point": {"x": x, "tags": None}, "blob": None} for n in (1, 2)]
         table.upsert(pa.Table.from_pylist(new, schema), on=["id"], branch=branch)
-    found = listed(table.preview_merge("run"), key=["id"])
+    found = listed(table.preview_merge("run"), on=["id"])
     assert [
         ("changed", "changed", rows[n], *({"id": n, "point": {"x": x, "tags": None}, "blob": None} for x in (7, 8)))
         for n in (1, 2)
@@ -261,7 +261,7 @@ def test_a_partition_that_both_replaced(tmp_path: Path, *, kept_ids: bool) -> No
         ("removed", "removed", image("b", 2), None, None),
         ("added", "added", None, image("x", 11), image("x", 21)),
         (None, "added", None, None, image("y", 22)),
-    ] == listed(preview, key=["day", "id"])
+    ] == listed(preview, on=["day", "id"])
 
 
 def test_a_partition_that_one_replaced_and_the_other_changed(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_rows_without_a_key_are_no_rows_of_one_key(tmp_path: Path) -> None:
     assert [
         ("changed", "changed", named(1, "a"), named(1, "A"), named(1, "AA")),
         ("rewritten", "rewritten", {"id": None, "name": "b"}, None, None),
-    ] == listed(table.preview_merge("run"), key=["id"])
+    ] == listed(table.preview_merge("run"), on=["id"])
 
 
 def test_rows_that_were_changed_without_a_new_column(table: LanceTable) -> None:
@@ -328,7 +328,7 @@ def test_rows_that_were_changed_without_a_new_column(table: LanceTable) -> None:
     assert [
         ("changed", "changed", named(2, "b"), {**named(2, "b"), "twice": 4}, named(2, "B")),
         ("changed", "changed", named(5, "e"), {**named(5, "e"), "twice": 10}, named(5, "B")),
-    ] == listed(preview, key=["id"])
+    ] == listed(preview, on=["id"])
 
 
 def written(table: LanceTable, names: dict[int, str], branch: str = "main") -> None:
