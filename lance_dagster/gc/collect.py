@@ -1,44 +1,43 @@
-"""What a garbage collection found and did, as values.
+"""Garbage collection: let old versions expire, and delete the files that no version names.
 
-Collect garbage: let old versions expire, and delete the files that no version names.
+What has to hold is that no file is deleted that somebody needs, while other writers commit, branch, tag, merge and
+restore at the same time, through this package or through others that know nothing of it. There is no lock. A file is
+deleted only after it was out of everybody's reach for long enough:
 
-Nothing else deletes files that more than one branch may name. A branch that is deleted, reset or renamed takes those in
-its own folder with it, which no other branch names.
+**Files that no version names.** A writer puts data files first and commits them later, so a file younger than the
+grace period stays. An older file that no version named when the versions were listed is named by no later version
+either: a later version names new files, and files of versions that existed when its writer began. The versions are
+listed first and read afterwards; what is committed in between is made of what the listed versions name.
 
-What has to hold is that no file goes that somebody needs, and others go on committing, branching, tagging, merging
-and restoring while this runs, through this package or through others, which know nothing of it. There is no lock. It
-holds because a file goes only after it has been out of everybody's reach for long enough.
+**Versions that expire.** A program that restores, tags, forks or picks an old version read it a moment ago and commits
+in a moment. So an expired version does not vanish: its manifest is copied to `_expired/` and then deleted in its
+place, which makes it unreachable. While the copy is younger than the settling time, all files that it names stay. What
+a late writer commits in that time finds its files, and the next collection sees it as a version, tag or branch that
+needs them. Refs are read again after the manifests were deleted, and at the start of every collection: a version that
+a tag or a fork names again is put back from its copy, byte by byte. The copies are listed after the versions, so a
+version that another collector moves meanwhile is seen in at least one of the two places.
 
-**A file without a version.** A writer puts data files first and commits them later. So a file younger than the grace
-period stays, whoever names it. An older one that no version named when the versions were listed is named by none that
-comes later: a new version names files of versions that were there when it was begun, and new files. Versions are
-listed first, then read; one that is committed meanwhile is made of what the listed ones name.
+**What stays.** The newest version of each branch; what a retention rule keeps; what tags name, or named earlier; fork
+points and the first versions of branches; and whatever a merge of any two branches reads. `gc.retention` holds the
+rules, `gc.reachability` the rest.
 
-**A version that expires.** Whoever restores, tags, forks or picks an old version has read it a moment ago and lands
-in a moment. So an expired version is not gone: its manifest is first copied to `_expired/`, then deleted where it
-was. From then on nobody new can reach it, and while its copy is younger than the settling time all files it names
-stay, so what lands in the meantime lands on files that are there, and by the next collection is a version, a tag or
-a branch that keeps them. Names are read again after the manifests were deleted, and at the beginning of every
-collection: a tag or a fork that names an expired version gets it back from its copy, byte by byte. Copies are listed
-after the versions: a version that another collector takes away meanwhile is seen in one place or the other.
+**Clocks.** Ages are measured with the storage's clock, which stamps the objects, or with this computer's when that one
+is behind: a clock that runs ahead would make everything look old. The time of a version is the later one of what its
+manifest says and of when it was stored, and never before that of its predecessor. A version dated in the future counts
+as new and is reported.
 
-**What is needed.** The newest version of each branch; what a retention rule keeps; what tags name or say they named
-before; what branches were forked from and their first versions; what a merge of any two branches is judged by. The
-rules are in `changes.retention`, the rest in `history.reach`.
+**What cannot be read.** A manifest, branch or tag that cannot be read may name any file. Then nothing is deleted.
 
-**Clocks.** Ages are measured by the storage's clock alone, which stamps the objects, or by this computer's where that
-is behind: a clock that is ahead must not make things look old. The time of a version is the later one of what it says
-and of when it was stored, and never before its predecessor's. What lies in the future counts as new, and is reported.
+**Crashes.** Every step is idempotent. After a crash a version is in its place, in `_expired/`, or in both. Files are
+deleted last, and each of them is garbage by itself. Objects whose names no table has, and the folders of base paths
+and of other tables, are never touched. Shallow clones elsewhere cannot be seen: a tag on the cloned version keeps
+their files, and `clone` creates one.
 
-**What cannot be read.** A manifest, branch or tag that cannot be read may name anything: then nothing is deleted.
+A settling time of zero does everything in one run. Whoever asks for it promises that nobody else is at work; a version
+that is needed again in that moment shows the opposite, and then no file is deleted.
 
-**Crashes.** Every step can be done twice. After a crash a version is in its place, or in `_expired/`, or both; files
-are deleted last, and each was garbage by itself. Objects that have no name of a table's, and other folders, base
-paths and tables, are not touched. Shallow clones elsewhere cannot be seen: a tag on the version cloned keeps their
-files (`clone` leaves one).
-
-With a settling time of zero everything happens in one run, and whoever asks for that has to know that nobody else is
-at work. A version that is needed again at that moment shows that somebody is: then no file is deleted.
+Deleting, resetting or renaming a branch deletes the files in the branch's own folder, which no other branch names.
+Nothing else in this package deletes files that two branches may share.
 """
 
 import time
@@ -56,9 +55,9 @@ from lance_dagster.gc.reachability import (
     Merges,
     NamedFiles,
     RequiredVersions,
-    add_needed_by_merges,
-    needed_by_names,
-    owners,
+    add_required_by_merges,
+    branch_ids,
+    required_by_refs,
 )
 from lance_dagster.gc.retention import Retention
 from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files
@@ -71,7 +70,7 @@ from lance_dagster.verify.manifest_rules import ERROR, WARNING, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileCount:
-    """How many files, and how many bytes they have."""
+    """A number of files, and their size in bytes."""
 
     files: int = 0
     bytes: int = 0
@@ -79,27 +78,26 @@ class FileCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageReport:
-    """What a garbage collection deleted, or would delete, and what it kept and why.
+    """What a garbage collection deleted, or would delete, what it kept, and why.
 
     Attributes:
-        dry_run: Whether this only says what would be done.
-        done: Whether everything below was done; False after a dry run, where a problem forbade it, and where versions
-            were needed again with a settling time of zero.
-        expiry_done: Whether the versions in `expired` did expire: as `done`, and also where no file was deleted since
-            versions were needed again.
+        dry_run: Whether the collection only reports what it would do.
+        done: Whether everything below was done. False after a dry run, after an error in `problems`, and where
+            versions were needed again with a settling time of zero.
+        expiry_done: Whether the versions in `expired` expired, even where no file was deleted afterwards.
         now: The time by the storage's clock that ages were measured with.
         expired: By branch, the numbers of the versions that nothing needs, oldest first.
         garbage: By kind, files that no version names.
-        waiting: By kind, files that only expired versions name; they go when these have been expired for long enough.
-        young: By kind, files that no version names yet; somebody may be about to commit them.
-        kept: By version, such as `main@3`, everything that keeps it.
-        held: By branch, how many versions stay for its sake alone: nothing else keeps them once it is deleted.
-            Mostly it is enough to merge it, or to sync it.
-        branches: Branches that were half deleted, or had no metadata, and are gone.
-        put_back: Versions that expired and are needed again, so they are there again.
-        others: How many objects lie there that are not of a table; they are left alone.
-        paths: The files of `garbage`, below the table's folder.
-        problems: What is wrong. After an error nothing is deleted.
+        waiting: By kind, files that only expired versions name; they are deleted once the settling time is over.
+        young: By kind, files younger than the grace period that no version names; a writer may be about to commit them.
+        kept: By version, such as `main@3`, every reason that keeps it.
+        held: By branch, how many versions only that branch keeps. They can expire once it is deleted; mostly it is
+            enough to merge or to sync it.
+        branches: Branches that were deleted in part, or had no metadata, and are removed.
+        put_back: Expired versions that are needed again and were put back.
+        others: How many objects in the folder do not belong to the table; they are left alone.
+        paths: The files of `garbage`, relative to the table's folder.
+        problems: What is wrong with the table. After an error nothing is deleted.
     """
 
     dry_run: bool
@@ -120,7 +118,7 @@ class GarbageReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing forbids to delete; warnings do not."""
+        """Whether there is no error; warnings do not forbid deletion."""
         return all(problem.severity != ERROR for problem in self.problems)
 
     @property
@@ -140,7 +138,7 @@ class GarbageReport:
 
 
 def counted(files: Mapping[Kind, Sequence[Entry]]) -> dict[str, FileCount]:
-    """Count files by kind; kinds without any are left out."""
+    """Count files by kind; leave out kinds without files."""
     return {
         str(kind): FileCount(files=len(entries), bytes=sum(entry.size for entry in entries))
         for kind, entries in files.items()
@@ -157,14 +155,22 @@ def by_branch(versions: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]
 
 
 Progress = Callable[[int, int], None]
-"""Called with how many steps are done and how many there are."""
+"""Called with the number of steps that are done and the number of all steps."""
 SETTLING = timedelta(days=1)
+# Seconds by which the two clocks may differ without a warning.
 _TOLERANCE = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageOptions:
-    """What is to be collected: the rules, all of which have to let a version go, and the ages of files."""
+    """What to collect.
+
+    Attributes:
+        rules: Retention rules; a version expires only when all of them agree.
+        grace: Files younger than this stay, whoever names them.
+        settling: For how long files of an expired version stay.
+        dry_run: Whether to report only.
+    """
 
     rules: tuple[Retention, ...]
     grace: timedelta
@@ -172,84 +178,85 @@ class GarbageOptions:
     dry_run: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse ages below zero; those in the rules are refused where these are made.
+        """Refuse negative ages; rules check their own.
 
         Raises:
-            InvalidInputError: There is one.
+            InvalidInputError: An age is negative.
         """
         for name, age in (("grace", self.grace), ("settling", self.settling)):
             if age < timedelta(0):
                 raise InvalidInputError(f"{name} is {age}; it cannot be negative")
 
 
-def collect(store: Store, wish: GarbageOptions, progress: Progress | None = None) -> GarbageReport:
+def collect(store: Store, options: GarbageOptions, progress: Progress | None = None) -> GarbageReport:
     """Find the garbage of a table, and delete it unless this is a dry run."""
-    return _Collection(store, wish, progress).run()
+    return _Collection(store, options, progress).run()
 
 
 class _Collection:
-    """One collection, step by step."""
+    """The steps of one collection, in the order that makes them safe."""
 
-    def __init__(self, store: Store, wish: GarbageOptions, progress: Progress | None) -> None:
+    def __init__(self, store: Store, options: GarbageOptions, progress: Progress | None) -> None:
         self._store = store
         self._refs = Refs(store)
-        self._wish = wish
+        self._options = options
         self._progress = progress
         self._done = self._total = 0
         self._problems: list[Problem] = []
 
     def run(self) -> GarbageReport:
-        """Look, then delete."""
-        terms = self._terms()
+        """Mark what stays, classify the files, and then sweep."""
+        policy = self._policy()
         try:
             branches, tags = self._refs.branches(), self._refs.tags()
-            needs = needed_by_names(branches, tags)
+            required = required_by_refs(branches, tags)
             inventory = take_inventory(self._store.walk(""), branches)
-            numbers = {line.branch: line.manifests for line in inventory.lines.values()}
-            add_needed_by_merges(needs, branches, Merges(self._refs, Versions(self._store), numbers))
+            numbers = {found.branch: found.manifests for found in inventory.branches.values()}
+            add_required_by_merges(required, branches, Merges(self._refs, Versions(self._store), numbers))
         except FormatError as error:
-            mark = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
-            mark.failed(None, error)
-            return self._report(terms, Inventory(), mark, ClassifiedFiles())
-        self._total = sum(len(line.manifests) + len(line.detached) for line in inventory.lines.values())
-        marking = Marker(self._store, branches, needs, terms)
-        mark = marking.versions(inventory, self._step)
-        # After the versions: what another collector takes away meanwhile is there by then.
-        waiting, wanted = self._waiting(branches, needs, inventory)
-        marking.kept(wanted, self._step)
-        over = terms.now - terms.settling
-        marking.waiting([found for found in waiting if found.entry.modified > over], self._step)
+            marks = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
+            marks.failed(None, error)
+            return self._report(policy, Inventory(), marks, ClassifiedFiles())
+        self._total = sum(len(found.manifests) + len(found.detached) for found in inventory.branches.values())
+        marker = Marker(self._store, branches, required, policy)
+        marks = marker.mark_versions(inventory, self._step)
+        # Only after the versions were listed: a version that another collector expires in between is in one of the
+        # two places by then.
+        waiting, needed_again = self._expired_earlier(branches, required, inventory)
+        marker.mark_needed_again(needed_again, self._step)
+        over = policy.now - policy.settling
+        marker.mark_expired([found for found in waiting if found.entry.modified > over], self._step)
         settled = [found for found in waiting if found.entry.modified <= over]
-        self._problems += [*needs.problems, *_dangling(tags, mark)]
-        judging = partial(classify_files, inventory, mark, terms, settled)
-        report = self._report(terms, inventory, mark, judging())
-        if self._wish.dry_run or not report.ok:
-            return replace(report, put_back=tuple(map(str, wanted)))
-        self._total += len(mark.expired) + report.files
+        self._problems += [*required.problems, *_dangling_tags(tags, marks)]
+        classify = partial(classify_files, inventory, marks, policy, settled)
+        report = self._report(policy, inventory, marks, classify())
+        if self._options.dry_run or not report.ok:
+            return replace(report, put_back=tuple(map(str, needed_again)))
+        self._total += len(marks.expired) + report.files
         sweep = Sweeper(self._store, branches, self._step)
-        wanted = sweep.put_back(wanted)
-        mark.expired, back = sweep.expire(mark.expired)
-        marking.kept(back, self._step)
-        judged = judging()
-        report = self._report(terms, inventory, mark, judged)
-        report = replace(report, expiry_done=True, put_back=tuple(map(str, (*wanted, *back))))
-        if not report.ok or (back and not self._wish.settling):
-            # Somebody is at work after all, and may be about to name other files.
+        needed_again = sweep.put_back(needed_again)
+        marks.expired, back = sweep.expire(marks.expired)
+        marker.mark_needed_again(back, self._step)
+        files = classify()
+        report = self._report(policy, inventory, marks, files)
+        report = replace(report, expiry_done=True, put_back=tuple(map(str, (*needed_again, *back))))
+        if not report.ok or (back and not self._options.settling):
+            # Another writer is at work after all, and may be about to name files that look like garbage.
             return report
-        return self._swept(report, sweep, mark, judged)
+        return self._swept(report, sweep, marks, files)
 
-    def _swept(self, report: GarbageReport, sweep: Sweeper, mark: Marks, judged: ClassifiedFiles) -> GarbageReport:
-        sweep.delete_files(judged)
-        if not self._wish.settling:
-            sweep.forget(mark.expired)
-        return replace(report, done=True, branches=tuple(sweep.free(mark.dead, mark.by_kept.keys)))
+    def _swept(self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles) -> GarbageReport:
+        sweep.delete_files(files)
+        if not self._options.settling:
+            sweep.forget(marks.expired)
+        return replace(report, done=True, branches=tuple(sweep.free(marks.dead, marks.by_kept.keys)))
 
-    def _terms(self) -> RetentionPolicy:
+    def _policy(self) -> RetentionPolicy:
         here = time.time()
         try:
             there = self._store.now()
         except StoreError as error:
-            if not self._wish.dry_run:
+            if not self._options.dry_run:
                 raise
             there = here
             what = f"the storage's clock cannot be asked: {error}"
@@ -260,45 +267,45 @@ class _Collection:
             right = "the earlier of the two is what ages are measured by"
             self._problems.append(Problem(what=what, right=right, severity=WARNING))
         return RetentionPolicy(
-            rules=self._wish.rules,
-            grace=self._wish.grace.total_seconds(),
-            settling=self._wish.settling.total_seconds(),
+            rules=self._options.rules,
+            grace=self._options.grace.total_seconds(),
+            settling=self._options.settling.total_seconds(),
             now=min(here, there),
         )
 
-    def _waiting(
-        self, branches: Mapping[str, Branch], needs: RequiredVersions, inventory: Inventory
+    def _expired_earlier(
+        self, branches: Mapping[str, Branch], required: RequiredVersions, inventory: Inventory
     ) -> tuple[list[StoredVersion], list[StoredVersion]]:
-        """Return the versions that expired earlier: those that go on waiting, and those that are needed again."""
+        """Return the versions that expired earlier: those that stay expired, and those that are needed again."""
         waiting: list[StoredVersion] = []
-        wanted: dict[tuple[str, int], StoredVersion] = {}
-        found = expired_copies(self._store.walk(EXPIRED), owners(branches))
+        needed_again: dict[tuple[str, int], StoredVersion] = {}
+        found = expired_copies(self._store.walk(EXPIRED), branch_ids(branches))
         for branch, number, entry, same in sorted(found, key=lambda version: version[2].modified):
             place, version = (branch, number), StoredVersion(branch, number, entry)
-            line = inventory.line(branch)
-            gone = number not in line.manifests and number not in line.detached
-            if same and gone and place in needs.reasons:
-                wanted[place] = version
+            there = inventory.of_branch(branch)
+            gone = number not in there.manifests and number not in there.detached
+            if same and gone and place in required.reasons:
+                needed_again[place] = version
             else:
                 waiting.append(version)
-        return waiting, list(wanted.values())
+        return waiting, list(needed_again.values())
 
     def _report(
-        self, terms: RetentionPolicy, inventory: Inventory, mark: Marks, judged: ClassifiedFiles
+        self, policy: RetentionPolicy, inventory: Inventory, marks: Marks, files: ClassifiedFiles
     ) -> GarbageReport:
         return GarbageReport(
-            dry_run=self._wish.dry_run,
-            now=pendulum.from_timestamp(terms.now),
-            expired=by_branch((found.branch, found.number) for found in mark.expired),
-            garbage=counted(judged.garbage),
-            waiting=counted(judged.waiting),
-            young=counted(judged.young),
-            kept={f"{branch}@{number}": why for (branch, number), why in sorted(mark.kept.items())},
-            held=dict(sorted(mark.held.items())),
-            branches=tuple(sorted(mark.dead)),
+            dry_run=self._options.dry_run,
+            now=pendulum.from_timestamp(policy.now),
+            expired=by_branch((found.branch, found.number) for found in marks.expired),
+            garbage=counted(files.garbage),
+            waiting=counted(files.waiting),
+            young=counted(files.young),
+            kept={f"{branch}@{number}": why for (branch, number), why in sorted(marks.kept.items())},
+            held=dict(sorted(marks.held.items())),
+            branches=tuple(sorted(marks.dead)),
             others=inventory.unknown,
-            paths=tuple(sorted(entry.key for entry in judged.files)),
-            problems=(*self._problems, *mark.problems),
+            paths=tuple(sorted(entry.key for entry in files.files)),
+            problems=(*self._problems, *marks.problems),
         )
 
     def _step(self) -> None:
@@ -307,7 +314,7 @@ class _Collection:
             self._progress(self._done, max(self._total, self._done))
 
 
-def _dangling(tags: Mapping[str, Tag], mark: Marks) -> list[Problem]:
+def _dangling_tags(tags: Mapping[str, Tag], marks: Marks) -> list[Problem]:
     return [
         Problem(
             what=f"tag {tag.name!r} names {tag.ref}, which does not exist",
@@ -316,5 +323,5 @@ def _dangling(tags: Mapping[str, Tag], mark: Marks) -> list[Problem]:
             path=layout.tag_file(tag.name),
         )
         for tag in tags.values()
-        if (tag.branch, tag.version) not in mark.kept
+        if (tag.branch, tag.version) not in marks.kept
     ]

@@ -1,4 +1,13 @@
-"""Read every version of a table, and say which stay, which expire, and which files each of the two name."""
+"""Mark phase of garbage collection: which versions stay, which expire, and which files each of the two name.
+
+Every manifest is read once. A version stays when a retention rule keeps it or when somebody requires it
+(`gc.reachability`); otherwise it expires. The files of both are collected apart, since files of expired versions stay
+until the settling time is over.
+
+The marks err on the side of keeping: a branch whose state is not certain (being created or deleted, without metadata,
+touched within the grace period) keeps all of its versions, and a manifest that cannot be read is an error that
+forbids every deletion.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,26 +20,29 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.model import Manifest
 from lance_dagster.gc.reachability import NamedFiles, RequiredVersions
-from lance_dagster.gc.retention import Dated, Retention, duration_text, kept
+from lance_dagster.gc.retention import Dated, Retention, duration_text, reasons_to_keep
 from lance_dagster.history.inventory import BranchObjects, Inventory
 from lance_dagster.history.refs.ref_store import CREATING, DELETING, Branch
 from lance_dagster.store import Entry, Store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
-Steps = Callable[[], None]
-"""Called after each step."""
+StepDone = Callable[[], None]
+"""Called after each manifest that was read."""
 _WORKERS = 8
 _AT_ONCE = 32
+# Seconds a timestamp may lie in the future without a warning: clocks differ a little.
 _TOLERANCE = 300.0
 _NANO = 1e9
-_RULED = "subject to the rules"
+_BY_RULES = "subject to the rules"
+"""Not a reason to keep a branch, but the answer that its versions are subject to the retention rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """What decides: rules that all have to let a version go, and times in seconds by the storage's clock.
+    """The retention policy of one collection; ages in seconds, `now` by the storage's clock since 1970.
 
-    Files younger than `grace` stay. Files of an expired version stay for another `settling`.
+    A version expires when all `rules` agree. Files younger than `grace` stay, and the files of an expired version stay
+    for another `settling`.
     """
 
     rules: tuple[Retention, ...]
@@ -41,7 +53,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A version and where its manifest lies."""
+    """A version, and the entry of its manifest in a listing."""
 
     branch: str
     number: int
@@ -58,10 +70,16 @@ _Read = tuple[StoredVersion, Manifest]
 
 @dataclass(slots=True)
 class Marks:
-    """What stays and what goes.
+    """The result of the mark phase.
 
-    `dead` are the branches nobody can reach, of which no version stays. `held` counts by branch the versions that
-    would go without it.
+    Attributes:
+        by_kept: The files that versions name which stay.
+        by_expired: The files that expired versions name.
+        dead: Branches that nobody can reach and of which no version stays.
+        kept: By version, the reasons why it stays.
+        held: By branch, how many versions stay for that branch alone.
+        expired: The versions that nothing requires.
+        problems: What is wrong with the table.
     """
 
     by_kept: NamedFiles
@@ -73,7 +91,7 @@ class Marks:
     problems: list[Problem] = field(default_factory=list)
 
     def failed(self, path: str | None, error: FormatError) -> None:
-        """Write down what cannot be read: where, unless the error knows better."""
+        """Record something that cannot be read, at a path unless the error names one."""
         what = str(error)
         if isinstance(error, CorruptFileError):
             what, path = error.problem, path or error.path.removeprefix(f"{self.by_kept.root_uri}/")
@@ -82,75 +100,76 @@ class Marks:
 
 
 class Marker:
-    """Marks one table."""
+    """Marks the versions of one table."""
 
     def __init__(
-        self, store: Store, branches: Mapping[str, Branch], needs: RequiredVersions, terms: RetentionPolicy
+        self, store: Store, branches: Mapping[str, Branch], required: RequiredVersions, policy: RetentionPolicy
     ) -> None:
-        """Take what decides; nothing is read yet."""
+        """Take the table, its branches, what is required and the policy; nothing is read yet."""
         self._store = store
         self._branches = branches
-        self._needs = needs
-        self._terms = terms
-        self.mark = Marks(NamedFiles(store.uri), NamedFiles(store.uri))
+        self._required = required
+        self._policy = policy
+        self.marks = Marks(NamedFiles(store.uri), NamedFiles(store.uri))
 
-    def versions(self, inventory: Inventory, step: Steps) -> Marks:
-        """Read the versions of every branch and sort them."""
+    def mark_versions(self, inventory: Inventory, step: StepDone) -> Marks:
+        """Read the versions of every branch and decide which stay."""
         for name in self._branches:
-            # A branch may be nothing but its name.
-            inventory.line(name)
-        ready = [line for line in inventory.lines.values() if self._is_told_by_names(line)]
-        found = [version for line in ready for version in _versions_of(line)]
-        # Of each branch those that are detached are read last.
+            # A branch whose creation was interrupted may have no objects at all; it needs a decision as well.
+            inventory.of_branch(name)
+        ready = [objects for objects in inventory.branches.values() if self._has_one_naming_scheme(objects)]
+        found = [version for objects in ready for version in _versions_of(objects)]
+        # Grouping needs the detached versions of a branch to be one run, so they come last.
         parts = groupby(self._read(found, step), lambda read: (read[0].branch, read[0].detached))
         for (branch, detached), own in parts:
-            fate = self._fate(inventory, branch)
-            if fate is not _RULED:
-                self._decide_all((read, fate) for read in own)
+            reason = self._reason_for_branch(inventory, branch)
+            if reason is not _BY_RULES:
+                self._decide_all((read, reason) for read in own)
             elif detached:
-                self._decide_all((read, self._why_detached(*read)) for read in own)
+                self._decide_all((read, self._reason_for_detached(*read)) for read in own)
             else:
-                self._decide_all(self._by_rules(inventory.lines[branch], own))
-        kept = {branch for branch, _ in self.mark.kept}
-        dead = {branch for branch in inventory.lines if self._fate(inventory, branch) is None}
-        self.mark.dead = dead - kept
-        return self.mark
+                self._decide_all(self._by_rules(inventory.branches[branch], own))
+        kept = {branch for branch, _ in self.marks.kept}
+        dead = {branch for branch in inventory.branches if self._reason_for_branch(inventory, branch) is None}
+        self.marks.dead = dead - kept
+        return self.marks
 
-    def waiting(self, found: Sequence[StoredVersion], step: Steps) -> None:
-        """Take in the files of versions that expired earlier and wait."""
+    def mark_expired(self, found: Sequence[StoredVersion], step: StepDone) -> None:
+        """Add the files of versions that expired earlier and whose settling time is not over."""
         for version, manifest in self._read(found, step):
-            self._name(self.mark.by_expired, version, manifest)
+            self._add_files(self.marks.by_expired, version, manifest)
 
-    def kept(self, found: Sequence[StoredVersion], step: Steps) -> None:
-        """Keep versions that are needed again, and take in their files."""
+    def mark_needed_again(self, found: Sequence[StoredVersion], step: StepDone) -> None:
+        """Keep expired versions that are needed again, and add their files."""
         for version, manifest in self._read(found, step):
             place = (version.branch, version.number)
-            self.mark.kept[place] = tuple(self._needs.reasons.get(place, ("needed again",)))
-            self._name(self.mark.by_kept, version, manifest)
+            self.marks.kept[place] = tuple(self._required.reasons.get(place, ("needed again",)))
+            self._add_files(self.marks.by_kept, version, manifest)
 
-    def _fate(self, inventory: Inventory, branch: str) -> str | None:
-        """Tell whether the rules apply to a branch, or why all of it is kept; None when nobody can reach it."""
-        over = self._terms.now - self._terms.grace
-        line, found = inventory.line(branch), self._branches.get(branch)
-        named = inventory.names.get(layout.branch_file(branch), self._terms.now)
+    def _reason_for_branch(self, inventory: Inventory, branch: str) -> str | None:
+        """Return why all of a branch stays, or that the rules decide; None when nobody can reach the branch."""
+        over = self._policy.now - self._policy.grace
+        objects, found = inventory.of_branch(branch), self._branches.get(branch)
+        named = inventory.names.get(layout.branch_file(branch), self._policy.now)
         if branch == layout.MAIN:
-            return _RULED
+            return _BY_RULES
         if found is None:
-            return None if line.modified <= over else "of a branch without metadata that may be being made"
+            # An interrupted creation by another program puts the folder before the metadata.
+            return None if objects.modified <= over else "of a branch without metadata that may be being made"
         if found.state == DELETING:
             return None if named <= over else "of a branch that is being deleted"
-        given_up = found.state == CREATING and not line.manifests and named <= over
-        return None if given_up else _RULED
+        abandoned = found.state == CREATING and not objects.manifests and named <= over
+        return None if abandoned else _BY_RULES
 
-    def _is_told_by_names(self, line: BranchObjects) -> bool:
-        if line.mixed:
-            folder = layout.join(layout.line_root(line.branch), layout.VERSIONS)
+    def _has_one_naming_scheme(self, objects: BranchObjects) -> bool:
+        if objects.mixed:
+            folder = layout.join(layout.line_root(objects.branch), layout.VERSIONS)
             what = "it names versions by both schemes; migrate_manifest_names() finishes what was begun"
-            self.mark.failed(folder, CorruptFileError(folder, what))
-        return not line.mixed
+            self.marks.failed(folder, CorruptFileError(folder, what))
+        return not objects.mixed
 
-    def _read(self, found: Sequence[StoredVersion], step: Steps) -> Iterator[_Read]:
-        """Read manifests, in order; those that are gone by now are left out."""
+    def _read(self, found: Sequence[StoredVersion], step: StepDone) -> Iterator[_Read]:
+        """Read manifests, in order; leave out those that another process deleted meanwhile."""
         with ThreadPoolExecutor(_WORKERS) as pool:
             for start in range(0, len(found), _AT_ONCE):
                 some = found[start : start + _AT_ONCE]
@@ -167,27 +186,27 @@ class Marker:
             if (manifest.version, manifest.branch or layout.MAIN) != (version.number, version.branch):
                 raise CorruptFileError(path, f"it says it is {manifest.branch or layout.MAIN}@{manifest.version}")
         except FormatError as error:
-            self.mark.failed(path, error)
+            self.marks.failed(path, error)
             return None
         return manifest
 
-    def _by_rules(self, line: BranchObjects, own: Iterable[_Read]) -> Iterator[tuple[_Read, str | None]]:
-        left = {number: place for place, number in enumerate(sorted(line.manifests, reverse=True), 1)}
+    def _by_rules(self, objects: BranchObjects, own: Iterable[_Read]) -> Iterator[tuple[_Read, str | None]]:
+        left = {number: place for place, number in enumerate(sorted(objects.manifests, reverse=True), 1)}
         dated = ((self._dated(left[read[0].number], *read), read) for read in own)
-        return kept([rules.rule(line.branch) for rules in self._terms.rules], dated, self._terms.now)
+        return reasons_to_keep([rules.rule(objects.branch) for rules in self._policy.rules], dated, self._policy.now)
 
-    def _why_detached(self, version: StoredVersion, manifest: Manifest) -> str | None:
+    def _reason_for_detached(self, version: StoredVersion, manifest: Manifest) -> str | None:
         dated = self._dated(1, version, manifest)
-        age = max(rules.rule(version.branch).older_than for rules in self._terms.rules)
-        young = max(dated.said, dated.stored) > self._terms.now - age.total_seconds()
+        age = max(rules.rule(version.branch).older_than for rules in self._policy.rules)
+        young = max(dated.claimed_at, dated.stored_at) > self._policy.now - age.total_seconds()
         return f"detached, and made during the last {duration_text(age)}" if young else None
 
     def _dated(self, left: int, version: StoredVersion, manifest: Manifest) -> Dated:
         said, stored = manifest.timestamp / _NANO, version.entry.modified
-        ahead = max(said, stored) - self._terms.now
+        ahead = max(said, stored) - self._policy.now
         if ahead > _TOLERANCE:
             clock = "its manifest says" if said >= stored else "the storage says"
-            self.mark.problems.append(
+            self.marks.problems.append(
                 Problem(
                     what=f"{clock} it was made {ahead:,.0f} seconds from now",
                     right="a clock was wrong; it and the versions after it count as new until that time has come",
@@ -198,31 +217,31 @@ class Marker:
             )
         return Dated(left, said, stored)
 
-    def _decide_all(self, fates: Iterable[tuple[_Read, str | None]]) -> None:
-        for (version, manifest), why in fates:
+    def _decide_all(self, decisions: Iterable[tuple[_Read, str | None]]) -> None:
+        for (version, manifest), why in decisions:
             self._decide(version, manifest, why)
 
     def _decide(self, version: StoredVersion, manifest: Manifest, why: str | None) -> None:
         place = (version.branch, version.number)
-        reasons = (*((why,) if why else ()), *self._needs.reasons.get(place, ()))
+        reasons = (*((why,) if why else ()), *self._required.reasons.get(place, ()))
         if reasons:
-            self.mark.kept[place] = reasons
+            self.marks.kept[place] = reasons
             if why is None:
-                self.mark.held.update(self._needs.holders[place])
-            self._name(self.mark.by_kept, version, manifest)
+                self.marks.held.update(self._required.holders[place])
+            self._add_files(self.marks.by_kept, version, manifest)
         else:
-            self.mark.expired.append(version)
-            self._name(self.mark.by_expired, version, manifest)
+            self.marks.expired.append(version)
+            self._add_files(self.marks.by_expired, version, manifest)
 
-    def _name(self, files: NamedFiles, version: StoredVersion, manifest: Manifest) -> None:
+    def _add_files(self, files: NamedFiles, version: StoredVersion, manifest: Manifest) -> None:
         try:
             files.add(manifest, version.branch)
         except FormatError as error:
-            self.mark.failed(version.entry.key, error)
+            self.marks.failed(version.entry.key, error)
 
 
-def _versions_of(line: BranchObjects) -> Iterator[StoredVersion]:
-    for number in sorted(line.manifests):
-        yield StoredVersion(line.branch, number, line.manifests[number])
-    for number in sorted(line.detached):
-        yield StoredVersion(line.branch, number, line.detached[number], detached=True)
+def _versions_of(objects: BranchObjects) -> Iterator[StoredVersion]:
+    for number in sorted(objects.manifests):
+        yield StoredVersion(objects.branch, number, objects.manifests[number])
+    for number in sorted(objects.detached):
+        yield StoredVersion(objects.branch, number, objects.detached[number], detached=True)

@@ -1,11 +1,12 @@
-"""Which versions of a branch stay because of their age or their place: rules over numbers and times.
+"""Retention rules: which versions of a branch stay because of their age or their position. Pure arithmetic.
 
-A version is in use from when it was made until the next one is. It stays when it was in use at any moment of the
-time a rule looks back, so the newest version older than that stays too: it is what a reader saw when that time began.
+A version is in use from its own time until the next version is made. It stays when it was in use at any moment of the
+period that a rule looks back over. So the newest version that is older than the period stays too: it is what a reader
+saw when the period began.
 
-The time of a version is the later one of what its manifest says and when the manifest was stored, and never before
-that of the version before it. One clock that is behind, or a copy with older times, makes nothing look old then; a
-clock that is ahead, or a copy with newer times, makes versions stay longer.
+The time of a version is the later one of what its manifest says and of when the manifest was stored, and never before
+the time of its predecessor. A clock that was behind, or a copy with older times, then makes nothing look old. A clock
+that was ahead, or a copy with newer times, only makes versions stay longer.
 """
 
 import json
@@ -19,9 +20,9 @@ from typing import TypeVar
 from lance_dagster.errors import InvalidInputError
 
 Version = TypeVar("Version")
-"""Whatever stands for a version; rules look at its numbers only."""
+"""Whatever the caller uses for a version; rules look only at its `Dated`."""
 SETTING = "lance_dagster.retention"
-"""The setting of a table under which its rules are kept, as JSON."""
+"""The config key under which a table keeps its rules, as JSON."""
 DEFAULT_AGE = timedelta(days=14)
 _UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 _DURATION = re.compile(r"(\d{1,6})\s*([wdhms])")
@@ -30,16 +31,16 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Versions that were in use during the last `older_than` stay, and so do the `keep_last` newest."""
+    """Keep the versions that were in use during the last `older_than`, and the `keep_last` newest ones."""
 
     older_than: timedelta = DEFAULT_AGE
     keep_last: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a rule that makes no sense.
+        """Refuse a rule that cannot be meant.
 
         Raises:
-            InvalidInputError: Its age is negative, or no version is left.
+            InvalidInputError: The age is negative, or the rule would keep no version at all.
         """
         if self.older_than < timedelta(0):
             raise InvalidInputError(f"older_than is {self.older_than}; it cannot be negative")
@@ -49,7 +50,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The rules of a table: one for each pattern of branch names, the first that fits, and one for the rest."""
+    """The rules of a table: by glob pattern of branch names, the first match counts; `rest` for all other branches."""
 
     rest: Rule = field(default_factory=Rule)
     branches: Mapping[str, Rule] = field(default_factory=dict)
@@ -61,43 +62,48 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """A version with the time its manifest says and the time the manifest was stored, both in seconds since 1970.
+    """The age and position of a version.
 
-    `left` is how many versions its branch has from this one on.
+    Attributes:
+        rank: Its position from the newest version of the branch, which has rank 1.
+        claimed_at: The time in its manifest, in seconds since 1970.
+        stored_at: When the manifest was stored, in seconds since 1970.
     """
 
-    left: int
-    said: float
-    stored: float
+    rank: int
+    claimed_at: float
+    stored_at: float
 
 
-def kept(
+def reasons_to_keep(
     rules: Sequence[Rule], versions: Iterable[tuple[Dated, Version]], now: float
 ) -> Iterator[tuple[Version, str | None]]:
-    """Yield every version of a branch with the reason why one of some rules keeps it, None when all let it go.
+    """Yield every version of a branch with the reason why a rule keeps it, None when no rule does.
 
-    Each comes as soon as it is known when the next one was made.
+    A version is decided once its successor is known, since it was in use until then. So at most two versions are in
+    memory at a time.
 
     Args:
-        rules: What is to stay.
+        rules: The rules; one that keeps a version is enough.
         versions: The versions of the branch, oldest first.
         now: The time, in seconds since 1970.
     """
     latest = float("-inf")
     before: tuple[Dated, Version] | None = None
     for dated, version in versions:
-        latest = max(latest, dated.said, dated.stored)
+        latest = max(latest, dated.claimed_at, dated.stored_at)
         if before is not None:
-            reasons = (_reason(rule, before[0].left, latest, now) for rule in rules)
+            reasons = (_reason(rule, before[0].rank, latest, now) for rule in rules)
             yield before[1], next((found for found in reasons if found is not None), None)
         before = dated, version
     if before is not None:
+        # Always: a branch without a version could not be read or committed to.
         yield before[1], "the newest"
 
 
-def _reason(rule: Rule, left: int, until: float, now: float) -> str | None:
-    """Return why a rule keeps a version that was the newest until some time."""
-    if left <= rule.keep_last:
+def _reason(rule: Rule, rank: int, until: float, now: float) -> str | None:
+    """Return why a rule keeps a version that was in use until some time; None when it does not."""
+    if rank <= rule.keep_last:
         return f"one of the newest {rule.keep_last}"
     if until > now - rule.older_than.total_seconds():
         return f"in use during the last {duration_text(rule.older_than)}"
@@ -108,7 +114,7 @@ def duration(text: str) -> timedelta:
     """Read a duration such as `7d`, `36h` or `2w`.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: The text is no duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -117,7 +123,7 @@ def duration(text: str) -> timedelta:
 
 
 def duration_text(value: timedelta) -> str:
-    """Write a duration as `duration` reads it, in the largest unit that fits."""
+    """Format a duration as `duration` parses it, in the largest unit that fits without a remainder."""
     seconds = round(value.total_seconds())
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds and not seconds % length:
@@ -126,14 +132,14 @@ def duration_text(value: timedelta) -> str:
 
 
 def retention_from_json(text: str) -> Retention:
-    """Read the rules of a table as they are kept in its settings.
+    """Parse the rules of a table from its config.
 
         {"older_than": "30d", "keep_last": 5, "branches": {"run/*": {"older_than": "7d"}}}
 
-    What is left out of a rule for branches is as in the rest.
+    A rule for a pattern takes what it does not say from the rule for the rest.
 
     Raises:
-        InvalidInputError: They are not of this form. Going on without them would delete what they keep.
+        InvalidInputError: The text has another form. Ignoring it would delete versions that the rules keep.
     """
     try:
         found = json.loads(text)

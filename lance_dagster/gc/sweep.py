@@ -1,6 +1,15 @@
-"""Say of every file of a table whether it is named, waits, may be about to be named, or is garbage.
+"""Sweep phase of garbage collection: classify files, move expired manifests away, delete files last.
 
-Take away what a table's mark found to be garbage: manifests first, names looked at again, files last.
+`classify_files` says of every file whether a version names it, whether it has to settle, whether it is too young, or
+whether it is garbage. `Sweeper` then acts, in this order:
+
+1. Copy the manifests of expired versions to `_expired/`, then delete the originals. From here on nobody new reaches
+   those versions.
+2. Read the refs again. A version that a tag or a fork named in the meantime is put back from its copy.
+3. Delete the files. Nothing that is deleted here is named by a version that is reachable or settling.
+4. Delete branches that nobody can reach, when nothing of them is named.
+
+Every step is idempotent, so a collection that crashed is finished by the next one.
 """
 
 import logging
@@ -11,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.errors import ConflictError, NotFoundError, ProtectedError
 from lance_dagster.format import layout
 from lance_dagster.gc.mark import Marks, RetentionPolicy, StoredVersion
-from lance_dagster.gc.reachability import needed_by_names, owners
+from lance_dagster.gc.reachability import branch_ids, required_by_refs
 from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS, Inventory, Kind, StoredObject, expired_copy_key
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.ref_store import Branch, Refs
@@ -20,12 +29,12 @@ from lance_dagster.store import Entry, Store
 from lance_dagster.transactions.identity import commit_id
 
 _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.INDEX})
-"""What consists of several files: as young as the youngest of them."""
+"""Kinds that consist of several files, which are as old as the youngest one: a writer may be adding to them."""
 
 
 @dataclass(slots=True)
 class ClassifiedFiles:
-    """The files that no version that stays names, by what becomes of them."""
+    """The files that no remaining version names: garbage, settling (named by an expired version), or too young."""
 
     garbage: dict[Kind, list[Entry]] = field(default_factory=dict)
     waiting: dict[Kind, list[Entry]] = field(default_factory=dict)
@@ -33,38 +42,38 @@ class ClassifiedFiles:
 
     @property
     def files(self) -> Iterator[Entry]:
-        """Everything that is garbage."""
+        """All files that are garbage."""
         for entries in self.garbage.values():
             yield from entries
 
 
 def classify_files(
-    inventory: Inventory, mark: Marks, terms: RetentionPolicy, settled: Sequence[StoredVersion]
+    inventory: Inventory, marks: Marks, policy: RetentionPolicy, settled: Sequence[StoredVersion]
 ) -> ClassifiedFiles:
-    """Sort files by what becomes of them.
+    """Classify the files that no remaining version names.
 
     Args:
-        inventory: Everything there is.
-        mark: What versions name.
-        terms: How old is old enough.
-        settled: Versions that expired long enough ago.
+        inventory: All objects of the table.
+        marks: The result of the mark phase.
+        policy: The ages that decide.
+        settled: Expired versions whose settling time is over; their manifest copies are garbage.
     """
     judged = ClassifiedFiles()
-    over = terms.now - terms.grace
+    over = policy.now - policy.grace
     youngest: dict[str, float] = {}
     for kind in _TOGETHER:
         for entry, place in inventory.files.get(kind, ()):
             youngest[place.name] = max(entry.modified, youngest.get(place.name, entry.modified))
     for kind, files in inventory.files.items():
         for entry, place in files:
-            if _named(mark.by_kept.has, entry, place):
+            if _named(marks.by_kept.has, entry, place):
                 continue
             old = youngest.get(place.name, entry.modified) <= over
-            if terms.settling and _named(mark.by_expired.has, entry, place):
+            if policy.settling and _named(marks.by_expired.has, entry, place):
                 judged.waiting.setdefault(kind, []).append(entry)
             else:
                 (judged.garbage if old else judged.young).setdefault(kind, []).append(entry)
-    hints = [hint for branch in mark.dead for hint in inventory.line(branch).hints if hint.modified <= over]
+    hints = [hint for branch in marks.dead for hint in inventory.of_branch(branch).hints if hint.modified <= over]
     judged.garbage[Kind.HINT] = hints
     judged.garbage[Kind.VERSION] = [found.entry for found in settled]
     return judged
@@ -80,10 +89,10 @@ _AT_ONCE = 1000
 
 
 class Sweeper:
-    """Deletes from one table. Every step can be done twice."""
+    """Deletes from one table. Every step is idempotent."""
 
     def __init__(self, store: Store, branches: Mapping[str, Branch], step: Callable[[], None]) -> None:
-        """Take the table and the branches it had when its versions were listed."""
+        """Take the table, and its branches as they were when the versions were listed."""
         self._store = store
         self._refs = Refs(store)
         self._versions = Versions(store)
@@ -92,22 +101,23 @@ class Sweeper:
         self._copies: dict[StoredVersion, str] = {}
 
     def expire(self, versions: Sequence[StoredVersion]) -> tuple[list[StoredVersion], list[StoredVersion]]:
-        """Put versions out of reach.
+        """Make versions unreachable: copy their manifests to `_expired/` and delete the originals.
 
         Returns:
-            Those that expired, and those that somebody named at the same moment and that are back in their places.
+            The versions that expired, and those that were put back, since a ref named them meanwhile.
         """
-        going, _ = self._looked_up(versions)
+        going, _ = self._recheck_refs(versions)
         with ThreadPoolExecutor(_WORKERS) as pool:
             copies = dict(zip(going, pool.map(self._copy, going), strict=True))
-        # Oldest first: after a crash the history of a branch begins later, and has no hole it did not have.
+        # Only after every copy exists: whatever is deleted can be put back. Oldest first, so that a crash leaves a
+        # history that begins later, and no new gap in it.
         self._delete([found.entry for found in going])
         for branch in {found.branch for found in going}:
-            # Or a power cut brings a version back whose files are gone.
+            # Without the sync a power cut could bring a version back whose files are deleted by then.
             self._store.sync_folder(layout.join(layout.line_root(branch), layout.VERSIONS))
         self._copies = copies
-        _, back = self._looked_up(going)
-        self._put_back(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
+        _, back = self._recheck_refs(going)
+        self._restore_manifests(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
         again = frozenset(back)
         return [found for found in going if found not in again], back
 
@@ -116,31 +126,31 @@ class Sweeper:
         self._store.delete_many([self._copies[found] for found in expired])
 
     def put_back(self, versions: Sequence[StoredVersion]) -> list[StoredVersion]:
-        """Make versions reachable again whose manifests wait; returns those whose branch still is the same."""
-        # A branch that was made anew meanwhile has no use for what the one before it had.
-        found = [version for some in self._looked_up(versions) for version in some]
-        self._put_back(found)
+        """Put expired versions back; return those whose branch is still the same one."""
+        # Versions of a branch that was deleted and made again meanwhile are left out: they are not the new one's.
+        found = [version for some in self._recheck_refs(versions) for version in some]
+        self._restore_manifests(found)
         return found
 
-    def _put_back(self, versions: Iterable[StoredVersion]) -> None:
+    def _restore_manifests(self, versions: Iterable[StoredVersion]) -> None:
         for found in versions:
             data = self._store.get(found.entry.key)
             if data is not None:
-                self._store.put_if_absent(self._place(found), data)
+                self._store.put_if_absent(self._manifest_path(found), data)
                 self._store.delete(found.entry.key)
 
     def delete_files(self, judged: ClassifiedFiles) -> None:
-        """Delete garbage, and the folders that leaves empty."""
+        """Delete garbage, and the folders that become empty."""
         self._delete(list(judged.files))
         several = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)
         folders = {entry.key.rpartition("/")[0] for kind in several for entry in judged.garbage.get(kind, ())}
         for folder in folders:
-            # Those that every table has stay.
+            # The folders that every table has stay, also when they are empty.
             if folder and folder.rpartition("/")[2] not in FOLDERS and not folder.startswith("_refs"):
                 self._store.prune(folder)
 
     def free(self, names: Iterable[str], kept: Collection[str]) -> list[str]:
-        """Free the names of dead branches of which nothing is needed; returns the branches that are gone."""
+        """Delete dead branches of which no file is named; return their names."""
         gone: list[str] = []
         for name in sorted(names):
             root = layout.line_root(name)
@@ -151,7 +161,7 @@ class Sweeper:
                 try:
                     delete_branch(name, self._refs, self._versions)
                 except (ConflictError, NotFoundError, ProtectedError) as error:
-                    # Somebody refers to it, or made it anew: it is no garbage any more.
+                    # A ref names it, or it was made again: it is no garbage any more.
                     _log.warning("branch %r of %s stays: %s", name, self._store.uri, error)
                     continue
             for folder in FOLDERS:
@@ -159,20 +169,21 @@ class Sweeper:
             gone.append(name)
         return gone
 
-    def _looked_up(self, versions: Sequence[StoredVersion]) -> tuple[list[StoredVersion], list[StoredVersion]]:
-        """Look at the names there are by now: which versions still nobody needs, and which somebody does.
+    def _recheck_refs(self, versions: Sequence[StoredVersion]) -> tuple[list[StoredVersion], list[StoredVersion]]:
+        """Read the refs again; return the versions that nobody requires, and those that somebody does.
 
-        Those of a branch that came, went, or came back meanwhile are neither: they are for the next collection.
+        Versions of a branch that was created, deleted or replaced meanwhile are in neither list: the next collection
+        decides about them.
         """
         branches = self._refs.branches()
-        needs = needed_by_names(branches, self._refs.tags())
+        required = required_by_refs(branches, self._refs.tags())
         lines = {found.branch for found in versions}
         same = {name for name in lines if self._of(branches, name) == self._of(self._before, name)}
         free: list[StoredVersion] = []
         needed: list[StoredVersion] = []
         for found in versions:
             if found.branch in same:
-                (needed if (found.branch, found.number) in needs.reasons else free).append(found)
+                (needed if (found.branch, found.number) in required.reasons else free).append(found)
         return free, needed
 
     @staticmethod
@@ -181,22 +192,22 @@ class Sweeper:
         return None if branch is None else (branch.id, branch.state)
 
     def _id(self, name: str) -> str:
-        return owners(self._before).get(name, "")
+        return branch_ids(self._before).get(name, "")
 
     def _copy(self, found: StoredVersion) -> str:
-        """Copy a manifest to where it waits; returns the copy's key."""
+        """Copy a manifest to `_expired/`; return the key of the copy."""
         data = self._store.get(found.entry.key)
         key = expired_copy_key(found.branch, found.number, self._id(found.branch), commit_id(data or b""))
         if data is not None:
-            # A power cut that takes the copy with it also ends whoever needed it.
+            # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
             self._store.put(key, data, lasting=False)
         return key
 
-    def _place(self, found: StoredVersion) -> str:
+    def _manifest_path(self, found: StoredVersion) -> str:
         folder = layout.join(layout.line_root(found.branch), layout.VERSIONS)
         if found.number >= DETACHED_FROM:
             return f"{folder}/d{found.number}.manifest"
-        # The scheme of its names is known once they were listed.
+        # Listed first, since the naming scheme of a branch is known only then.
         self._versions.numbers(found.branch)
         return self._versions.manifest_path(found.branch, found.number)
 

@@ -6,7 +6,15 @@ from datetime import timedelta
 import pytest
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.gc.retention import Dated, Retention, Rule, duration, duration_text, kept, retention_from_json
+from lance_dagster.gc.retention import (
+    Dated,
+    Retention,
+    Rule,
+    duration,
+    duration_text,
+    reasons_to_keep,
+    retention_from_json,
+)
 
 DAY = 86400.0
 NOW = 100 * DAY
@@ -24,7 +32,7 @@ def line(*days_ago: float) -> list[tuple[Dated, int]]:
 
 def reasons(versions: list[tuple[Dated, int]], *rules: Rule) -> dict[int, str]:
     """Why which of some versions stay."""
-    return {number: why for number, why in kept(rules, versions, NOW) if why is not None}
+    return {number: why for number, why in reasons_to_keep(rules, versions, NOW) if why is not None}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,7 @@ def test_versions_are_told_one_by_one() -> None:
             yield version
 
     assert [(1, [1, 2]), (2, [1, 2, 3]), (3, [1, 2, 3])] == [
-        (number, list(seen)) for number, _ in kept([Rule()], listed(), NOW)
+        (number, list(seen)) for number, _ in reasons_to_keep([Rule()], listed(), NOW)
     ]
 
 

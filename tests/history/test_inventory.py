@@ -87,8 +87,12 @@ def test_versions_are_sorted_by_branch_and_number() -> None:
     """Names of both schemes in one folder are told."""
     entries = [Entry(key, 1, 5) for key in (f"_versions/{NEW}", f"tree/dev/_versions/{OLD}", "tree/dev/data/x.lance")]
     found = take_inventory([*entries, Entry(f"tree/dev/_versions/{NEW}", 1, 9)], BRANCHES)
-    assert {7: entries[0]} == found.line("main").manifests
-    assert (False, True, 9) == (found.line("main").mixed, found.line("dev").mixed, found.line("dev").modified)
+    assert {7: entries[0]} == found.of_branch("main").manifests
+    assert (False, True, 9) == (
+        found.of_branch("main").mixed,
+        found.of_branch("dev").mixed,
+        found.of_branch("dev").modified,
+    )
 
 
 def test_versions_that_wait_are_told_from_those_of_another_branch_of_the_name() -> None:
