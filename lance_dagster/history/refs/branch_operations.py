@@ -1,18 +1,30 @@
-"""Make, reset and delete branches so that a crash between any two steps leaves nothing that blocks a name.
+"""Create, reset and delete branches, so that a crash between any two steps blocks no name.
 
-A branch is its metadata file and a folder of versions. The file is written first, marked as being created: it takes
-the name, and another program that deletes a neighbouring branch sees that the folder is in use. Then the first
-manifest, then the mark is taken off. Whoever finds the mark finishes the work; every step can be done twice.
+A branch is a file of metadata and a folder of versions. Neither can be written together with the other, so the file
+carries a state and every step is idempotent: whoever finds an unfinished state can finish the work.
 
-Deleting runs the other way round: two marks, fence, folder, file. The fence is an empty file whose name says how far
-the numbers of the branch went; the next branch of that name begins above (`history.guard` says why). It is needed for
-as long as somebody may be in the middle of a commit, and is swept away a day later, by the next deletion.
+Creation:
 
-Names that refer to each other are made and deleted at the same time: whoever makes one writes it first and then looks
-whether what it refers to is still there; whoever deletes marks first and then looks who refers to it. So one of the two
-sees the other, and gives way: the first mark of a deletion can be taken back, the second one cannot.
+1. The file, in state "creating". It takes the name; and another program that deletes a neighbouring branch sees that
+   the folder is in use, because branch folders nest.
+2. The first manifest, a clone of the fork point.
+3. The file, in state "ready".
 
-Resetting deletes, and makes another branch out of the same file, so that the name is never free meanwhile.
+Deletion, in the opposite order:
+
+1. The file, in state "closing". Whoever refers to the branch from here on sees the mark and withdraws.
+2. A look for tags and branches that refer to it. If there are some, the state is set back and the deletion refused.
+3. The file, in state "deleting", which is never taken back.
+4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
+   above them, which keeps late commits out of it (`refs.branch_fence`). It is removed by the next deletion that
+   happens at least a day later, when no commit can be in flight any more.
+5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight. Then the folders, then the file.
+
+Creation and deletion of names that refer to each other race. Whoever creates a reference writes it first and then
+checks that its target is still there. Whoever deletes marks the target first and then looks for references. So at
+least one of the two sees the other and withdraws.
+
+A reset deletes the versions and creates a branch from the same file, so that the name is never free in between.
 """
 
 import time
@@ -45,18 +57,20 @@ from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.apply import with_flags
 from lance_dagster.transactions.base_paths import fork
 
-OWN_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
+BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
+# Far longer than a commit takes: it gives up after minutes.
 FENCE_SECONDS = 24 * 60 * 60
 
 
 def create_branch(
     name: str, parent: State, refs: Refs, versions: Versions, *, exist_ok: bool, metadata: Mapping[str, str]
 ) -> Branch:
-    """Fork a branch from a version. Two callers with `exist_ok` get the same branch.
+    """Fork a branch from a version. Two concurrent callers with `exist_ok` get the same branch.
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
-        AlreadyExistsError: A tag has the name, or a branch and `exist_ok` is False, or a folder is in the way.
+        AlreadyExistsError: A tag has the name; or a branch has it and `exist_ok` is False; or a folder holds versions
+            without a branch.
         ConflictError: The parent is being deleted, or the name is being given to another branch.
     """
     check_branch_name(name)
@@ -65,21 +79,21 @@ def create_branch(
     if found is not None and found.state in (CLOSING, DELETING):
         _finish_deleting(_closed(found, "delete", refs, versions), refs, versions)
         found = None
-    # A creation that somebody began and did not finish is taken over by whoever asks for the same.
-    ours = found is not None and found.state == CREATING and found.parent == str(parent)
+    # An unfinished creation from the same version is taken over: the crash may have been our own.
+    created = found is not None and found.state == CREATING and found.parent == str(parent)
     if found is None:
         refuse_tagged(name, refs)
         refuse_leftovers(name, versions)
-        wanted = _described(name, parent, refs, versions, metadata=metadata)
+        wanted = _describe_new(name, parent, refs, versions, metadata=metadata)
         found = refs.add_branch(wanted)
-        ours = found.id == wanted.id
+        created = found.id == wanted.id
     if found.state != READY:
         found = _finish_creating(found, refs, versions)
-    return found if ours else _existing(found, versions, exist_ok=exist_ok)
+    return found if created else _existing(found, versions, exist_ok=exist_ok)
 
 
 def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
-    """Delete a branch and the versions it made; data files stay, since `main` may name them by now.
+    """Delete a branch and its versions. Data files stay until garbage collection: merged versions may name them.
 
     Raises:
         InvalidInputError: The branch is `main`.
@@ -91,7 +105,7 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
 
 
 def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Branch:
-    """Make a branch start anew from a version: what was committed to it is gone, its own metadata stays.
+    """Make a branch start again from a version. Its own versions are deleted, its metadata stays.
 
     Raises:
         RefNotFoundError: There is no such branch.
@@ -109,22 +123,22 @@ def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Br
     branch = _closed(_unused(name, "reset", refs), "reset", refs, versions)
     _empty(branch, refs, versions)
     kept = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
-    wanted = _described(name, target, refs, versions, metadata=kept)
+    wanted = _describe_new(name, target, refs, versions, metadata=kept)
     return _finish_creating(refs.change_branch(branch, lambda _: wanted), refs, versions)
 
 
 def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Delete what is left of a branch that has another name by now."""
+    """Delete the old branch at the end of a rename."""
     _finish_deleting(_closed(branch, "rename", refs, versions), refs, versions)
 
 
 def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Delete what was begun under a name, unless it was finished meanwhile."""
+    """Undo a creation that was begun under a name, unless another process finished it meanwhile."""
 
     def marked(current: Branch) -> Branch:
         return with_metadata(current, {STATE: DELETING}) if current.state == CREATING else current
 
-    # Whoever else was about to finish it finds the mark.
+    # The mark first: another process that is about to finish the creation finds it.
     if refs.change_branch(branch, marked).state == DELETING:
         _finish_deleting(branch, refs, versions)
 
@@ -140,10 +154,12 @@ def refuse_tagged(name: str, refs: Refs) -> None:
 
 
 def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
-    """Refuse a name under which somebody may still be in the middle of a commit to another branch.
+    """Refuse a new name for a branch while a commit to an earlier branch of that name may be in flight.
+
+    A renamed branch keeps its version numbers, so it cannot begin above the fence as a new branch does.
 
     Raises:
-        AlreadyExistsError: There was one until recently, with numbers that this branch has too.
+        AlreadyExistsError: A branch of the name was deleted recently, and its numbers overlap those of this one.
     """
     for own, newest, _, branch_id in _fences(refs):
         if own == name and branch_id != branch.id and newest + 2 > branch.first:
@@ -154,10 +170,10 @@ def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
 
 
 def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
-    """Refuse metadata under keys that this package keeps, and what is no text.
+    """Refuse metadata under keys that this package reserves, and values that are not strings.
 
     Raises:
-        InvalidInputError: With the keys.
+        InvalidInputError: Names the keys.
     """
     check_texts("metadata", metadata, removing=True)
     taken = sorted(key for key in metadata if key.startswith(RESERVED_PREFIX))
@@ -166,7 +182,7 @@ def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
 
 
 def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
-    """Refuse to touch a branch in the middle of a renaming.
+    """Refuse to change a branch that is being renamed.
 
     Raises:
         ConflictError: It is being renamed.
@@ -181,7 +197,7 @@ def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
 
 
 def _unused(name: str, do: str, refs: Refs) -> Branch:
-    """Return a branch that nothing refers to."""
+    """Return a branch that exists, is not protected, not being renamed, and not referred to."""
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be deleted: every Lance program looks for it")
     branch = refs.branch(name)
@@ -194,10 +210,10 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
 
 
 def refuse_users(name: str, do: str, refs: Refs) -> None:
-    """Refuse to touch a branch that tags or other branches refer to.
+    """Refuse to change a branch that tags or other branches refer to.
 
     Raises:
-        ConflictError: With their names.
+        ConflictError: Names them.
     """
     users = refs.referrers_of(name)
     if users:
@@ -206,12 +222,12 @@ def refuse_users(name: str, do: str, refs: Refs) -> None:
 
 
 def _closed(branch: Branch, do: str, refs: Refs, versions: Versions) -> Branch:
-    """Mark a branch as being deleted, once nobody can refer to it any more."""
+    """Mark a branch as being deleted, after making sure that nothing refers to it or will."""
     marked = refs.set_branch_state(branch, CLOSING)
     try:
         refuse_users(branch.name, do, refs)
     except ConflictError:
-        # Somebody referred to it just before the mark. Whoever does so after it looks, and withdraws.
+        # The reference was made before the mark, so it stays and the deletion withdraws.
         back = CREATING if versions.newest(branch.name) is None else READY
         refs.change_branch(
             marked, lambda current: with_metadata(current, {STATE: back}) if current.state == CLOSING else current
@@ -220,7 +236,7 @@ def _closed(branch: Branch, do: str, refs: Refs, versions: Versions) -> Branch:
     return refs.set_branch_state(marked, DELETING)
 
 
-def _described(name: str, parent: State, refs: Refs, versions: Versions, *, metadata: Mapping[str, str]) -> Branch:
+def _describe_new(name: str, parent: State, refs: Refs, versions: Versions, *, metadata: Mapping[str, str]) -> Branch:
     of = None if parent.branch == layout.MAIN else refs.branch(parent.branch)
     size = versions.manifest_size(parent)
     return new_branch(name, of, version=parent.number, manifest_size=size, metadata=metadata)
@@ -235,7 +251,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
             f"{branch.metadata[RENAMED_FROM]!r}; renaming it again finishes that"
         )
     _refuse_dying_parent(branch, refs)
-    branch = _fenced(branch, refs)
+    branch = _above_fences(branch, refs)
     parent = versions.load(branch.parent_branch, branch.parent_version)
     main = branch.parent_branch == layout.MAIN
     parent_uri = versions.branch_uri(branch.parent_branch)
@@ -259,13 +275,13 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
         writer=WRITER,
         timestamp=now_ns(),
     )
-    # Already there: another process found the mark and was faster, with the same content.
+    # None when another process finished the creation first; its manifest has the same content.
     create_first(versions, Proposal(transaction, with_flags(forked)), branch.name)
     return refs.set_branch_state(branch, READY)
 
 
 def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
-    """Withdraw a branch whose parent is gone by now: whoever deleted it may not have seen this one."""
+    """Withdraw a branch whose parent was deleted meanwhile: the deletion may not have seen this branch."""
     if branch.parent_branch == layout.MAIN:
         return
     parent = refs.branch(branch.parent_branch)
@@ -274,11 +290,11 @@ def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
         raise refs.branch_not_found(branch.parent_branch)
 
 
-def _fenced(branch: Branch, refs: Refs) -> Branch:
-    """Let a branch begin above every number that branches of the same name had before."""
-    # Listed after the name was taken: a branch that comes and goes in between leaves its fence before that.
+def _above_fences(branch: Branch, refs: Refs) -> Branch:
+    """Let a branch begin above every version number that earlier branches of the name had."""
+    # Listed only after the name was taken: a branch that is created and deleted before that has its fence by then.
     newest = max((number for name, number, *_ in _fences(refs) if name == branch.name), default=-1)
-    # The version after the newest one is what a late writer may still put.
+    # A late writer may still put the version after the newest one, so the branch begins above that.
     if newest + 2 <= branch.first:
         return branch
     return refs.change_branch(branch, lambda current: with_metadata(current, {FIRST: str(newest + 2)}))
@@ -291,24 +307,24 @@ def _fences(refs: Refs) -> list[tuple[str, int, int, str]]:
 def _finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
     _empty(branch, refs, versions)
     refs.remove_branch(branch.name)
-    _sweep(refs)
+    _remove_old_fences(refs)
 
 
 def _empty(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Delete the versions of a branch that is marked, and put down how far their numbers went."""
-    # A merge may be numbered after what it merges, which mostly is of main.
+    """Delete the versions of a branch in state "deleting", after recording how far their numbers went."""
+    # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
     newest = max(branch.first, *(versions.newest(line) or 0 for line in (branch.name, layout.MAIN)))
     refs.store.put_if_absent(layout.fence_file(branch.name, newest, int(time.time()), branch.id), b"")
-    # Somebody may be merging it at this moment: a collection keeps its files a while longer.
+    # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
     copy_to_expired(refs.store, branch.name, branch.id)
     root = layout.line_root(branch.name)
-    # Folder by folder: a branch named below this one keeps its files in the same place.
-    for folder in OWN_FOLDERS:
+    # Folder by folder, since a branch `a/b` lies inside the folder of `a`.
+    for folder in BRANCH_FOLDERS:
         refs.store.delete_folder(f"{root}/{folder}")
 
 
-def _sweep(refs: Refs) -> None:
-    """Delete the fences that nobody can run into any more."""
+def _remove_old_fences(refs: Refs) -> None:
+    """Delete the fence files that are older than any commit in flight."""
     until = time.time() - FENCE_SECONDS
     for fence in _fences(refs):
         if fence[2] < until:
@@ -322,13 +338,13 @@ def _existing(branch: Branch, versions: Versions, *, exist_ok: bool) -> Branch:
 
 
 def refuse_leftovers(name: str, versions: Versions) -> None:
-    """Refuse a name under which versions lie that belong to no branch.
+    """Refuse a name whose folder holds versions that belong to no branch.
 
     Raises:
-        AlreadyExistsError: There are such.
+        AlreadyExistsError: There are such versions.
     """
     newest = versions.newest(name)
-    # What a late writer put on a branch that was deleted is below where the next one begins.
+    # A version below a fence was put by a late writer; the new branch begins above it and is not affected.
     if newest is None or any(name == own and newest <= last + 1 for own, last, *_ in _fences(Refs(versions.store))):
         return
     raise AlreadyExistsError(
@@ -338,11 +354,11 @@ def refuse_leftovers(name: str, versions: Versions) -> None:
 
 
 def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Branch:
-    """Change what a branch says about itself, by compare-and-swap; a value of None takes a key out.
+    """Change the metadata of a branch, by compare-and-swap; a value of None removes a key.
 
     Raises:
         RefNotFoundError: There is no such branch.
-        InvalidInputError: A key is one of this package's.
+        InvalidInputError: A key is reserved by this package.
         RefMovedError: The branch was deleted meanwhile.
     """
     refuse_reserved_keys(updates)

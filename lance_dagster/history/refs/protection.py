@@ -1,12 +1,12 @@
-"""Which branches and tags are protected, and from what.
+"""Which branches and tags are protected, and against what.
 
-A protected branch takes merges and nothing else: no commit of its own, except upkeep that leaves every row as it is; no
-reset, no deletion, no new name. A protected tag names only what is on `main` or on a protected branch, and is not
-deleted or renamed: readers who follow it see what was merged there.
+A protected branch takes merges and nothing else: no commit of its own, except maintenance that leaves every row as it
+is; no reset, no deletion, no rename. A protected tag names only versions of `main` or of a protected branch, and is
+not deleted or renamed, so that readers who follow it see merged data.
 
-The names are glob patterns in one file beside the branches and tags, `_refs/protection.json`. In a version they would
-come back, or go, when an older version is restored, and a branch forked before would not know of them. It is read once
-for each commit. Programs that write to the table past this package do not look at it.
+Names are matched by glob patterns in one file beside the branches and tags, `_refs/protection.json`. It is not part of
+a version: restoring an old version would change the protection, and branches that were forked earlier would not have
+it. The file is read once for each commit. It binds this package only; other programs do not read it.
 """
 
 import json
@@ -19,13 +19,13 @@ from lance_dagster.format.layout import MAIN, PROTECTION
 from lance_dagster.format.transaction import CreateIndex, ReserveFragments, Rewrite, Transaction
 from lance_dagster.store import Store
 
-_UPKEEP = (CreateIndex, ReserveFragments, Rewrite)
+_MAINTENANCE = (CreateIndex, ReserveFragments, Rewrite)
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """The glob patterns of protected names; `*` stands for any characters, "/" included."""
+    """The glob patterns of protected names; `*` matches any characters, "/" included."""
 
     branches: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -39,21 +39,21 @@ class Protection:
         return _matching(name, self.tags)
 
     def require_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> None:
-        """Refuse patterns that are not among these.
+        """Require that patterns are in this protection, so that a typo does not pass as removed.
 
         Raises:
-            InvalidInputError: Names the first, and what there is.
+            InvalidInputError: Names the first that is not, and the patterns there are.
         """
         for pattern, own in (*((one, self.branches) for one in branches), *((one, self.tags) for one in tags)):
             if pattern not in own:
                 raise InvalidInputError(f"nothing is protected as {pattern!r}; there is {', '.join(own) or 'nothing'}")
 
     def with_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> "Protection":
-        """Return this protection and more."""
+        """Return this protection with patterns added."""
         return Protection(branches=tuple(sorted({*self.branches, *branches})), tags=tuple(sorted({*self.tags, *tags})))
 
     def without_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> "Protection":
-        """Return this protection without some of its patterns."""
+        """Return this protection with patterns removed."""
         return Protection(
             branches=tuple(one for one in self.branches if one not in set(branches)),
             tags=tuple(one for one in self.tags if one not in set(tags)),
@@ -64,16 +64,16 @@ def protection(store: Store) -> Protection:
     """Read which names of a table are protected.
 
     Raises:
-        CorruptFileError: The file does not say.
+        CorruptFileError: The file cannot be read.
     """
     return _parsed(store.get(PROTECTION), store)
 
 
 def change_protection(store: Store, add: Protection, remove: Protection) -> Protection:
-    """Protect more names, and fewer, by compare-and-swap; returns what is protected then.
+    """Add and remove patterns by compare-and-swap; return the new protection.
 
     Raises:
-        InvalidInputError: A pattern is empty, or one that shall go is not there.
+        InvalidInputError: A pattern is empty, or a pattern to remove is not there.
     """
     if not all((*add.branches, *add.tags)):
         raise InvalidInputError("a pattern cannot be empty; '*' protects every name")
@@ -81,7 +81,8 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
         found = store.get_with_tag(PROTECTION)
         current = _parsed(found[0] if found else None, store)
         if not attempt:
-            # Later they may be gone by the request before, which a client below us made twice.
+            # Only at first: at a later attempt the patterns may be gone because our own request succeeded and the
+            # HTTP client sent it twice.
             current.require_patterns(remove.branches, remove.tags)
         wanted = current.without_patterns(remove.branches, remove.tags).with_patterns(add.branches, add.tags)
         if wanted == current:
@@ -95,19 +96,19 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
 
 
 def refuse_direct_commit(store: Store, branch: str, transaction: Transaction) -> None:
-    """Refuse a commit to a protected branch, unless it is upkeep.
+    """Refuse a commit to a protected branch, unless it is maintenance.
 
     Raises:
         ProtectedError: The branch is protected.
     """
-    if not isinstance(transaction.operation, _UPKEEP):
+    if not isinstance(transaction.operation, _MAINTENANCE):
         refuse_protected_branch(
             "commit to", branch, store, Remedy("commit to another branch and merge it into this one")
         )
 
 
 def refuse_protected_branch(do: str, branch: str, store: Store, instead: Remedy | None = None) -> None:
-    """Refuse to do something to a protected branch.
+    """Refuse an action on a protected branch.
 
     Raises:
         ProtectedError: The branch is protected.
@@ -119,13 +120,13 @@ def refuse_protected_branch(do: str, branch: str, store: Store, instead: Remedy 
 
 
 def refuse_protected_tag(do: str, tag: str, store: Store, target: str | None = None) -> None:
-    """Refuse to do something to a protected tag.
+    """Refuse an action on a protected tag.
 
     Args:
-        do: What is to be done.
-        tag: The tag.
-        store: Where the table is.
-        target: The branch of the version it shall name; None when it shall name none any more.
+        do: The action, for the message.
+        tag: The name of the tag.
+        store: The store of the table.
+        target: The branch of the version that the tag is to name; None when the tag is to be deleted or renamed.
 
     Raises:
         ProtectedError: The tag is protected, and `target` is neither `main` nor a protected branch.
@@ -162,7 +163,7 @@ def _parsed(data: bytes | None, store: Store) -> Protection:
         found = json.loads(data)
         return Protection(branches=_patterns(found["branches"]), tags=_patterns(found["tags"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        # Nobody could say what is protected, so nothing may be written: not even past this file.
+        # Fail closed: with an unreadable file everything counts as protected.
         raise CorruptFileError(f"{store.uri}/{PROTECTION}", problem) from error
 
 

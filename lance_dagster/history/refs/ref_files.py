@@ -1,15 +1,16 @@
-"""The file behind a branch or a tag: one small JSON object, in the shape pylance reads and writes.
+"""The file of a branch or a tag: one small JSON object in the form that pylance reads and writes.
 
     branch  {"parentBranch", "identifier": {"version_mapping": [[version, id], ...]}, "parentVersion", "createAt",
              "manifestSize", "metadata"}
     tag     {"branch", "version", "createdAt", "updatedAt", "manifestSize", "metadata"}
 
-`identifier` is the branch's lineage, one entry per ancestor from main down, the last one its own. pylance's clean-up
-of a parent looks at a branch before it deletes files only if the version in the first entry is one it would delete
-or cannot find. Ours is one that can never exist, so it always looks; `parentVersion` tells the truth.
+`identifier` is the branch's lineage: one entry for each ancestor from `main` down, its own entry last. pylance's
+clean-up of a parent looks at a branch before it deletes files only if the version in the first entry is one that it
+would delete or cannot find. So the first version here is one that can never exist, and pylance always looks;
+`parentVersion` holds the true fork point.
 
-What this package has to remember is in `metadata`, under keys with a prefix of its own, which pylance leaves alone when
-it moves a tag.
+State that this package needs is kept in `metadata` under a reserved prefix, which
+pylance keeps when it moves a tag.
 """
 
 import json
@@ -25,9 +26,10 @@ from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 
+# JSON numbers stay exact up to here, and no table gets that many versions.
 NEVER_A_VERSION = 2**53
 RESERVED_PREFIX = "lance_dagster."
-"""What the keys start with that this package keeps in the metadata of a branch or a tag."""
+"""Prefix of the metadata keys of branches and tags that are reserved for this package."""
 STATE = "lance_dagster.state"
 CREATING, READY, CLOSING, DELETING = "creating", "ready", "closing", "deleting"
 FIRST = "lance_dagster.first"
@@ -43,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A line of versions of its own, forked from a version of another."""
+    """A branch: a series of versions forked from a version of another branch."""
 
     name: str
     id: str
@@ -61,14 +63,14 @@ class Branch:
 
     @property
     def state(self) -> str:
-        """Whether it is being created, ready, about to be deleted or being deleted; one made by pylance is ready."""
+        """ "creating", "ready", "closing" or "deleting"; a branch that pylance made is ready."""
         return self.metadata.get(STATE, READY)
 
     @property
     def first(self) -> int:
-        """The number of its first version, which repeats the one it was forked from.
+        """The number of its first version, which repeats the fork point.
 
-        The same number, unless the name was another branch's before: then a higher one than any of that branch's.
+        It is the number of the fork point, unless an earlier branch had the name: then it is above that one's numbers.
         """
         return int(self.metadata.get(FIRST, self.parent_version))
 
@@ -92,14 +94,14 @@ class Tag:
 
     @property
     def immutable(self) -> bool:
-        """Whether it was created to stay where it is."""
+        """Whether the tag was created as immutable."""
         return IMMUTABLE in self.metadata
 
 
 def new_branch(
     name: str, parent: Branch | None, *, version: int, manifest_size: int, metadata: Mapping[str, str]
 ) -> Branch:
-    """Describe a branch about to be made from `version` of `parent`, None for `main`."""
+    """Return a branch in state "creating", forked from `version` of `parent`; None stands for `main`."""
     own = uuid.uuid4().hex
     return Branch(
         name=name,
@@ -114,19 +116,19 @@ def new_branch(
 
 
 def parse_branch(name: str, data: bytes, path: str) -> Branch:
-    """Read the file of a branch.
+    """Parse the file of a branch.
 
     Raises:
-        CorruptFileError: It is none.
+        CorruptFileError: The bytes are no branch.
     """
     return _parsed(_branch_from_json, name, data, path)
 
 
 def parse_tag(name: str, data: bytes, path: str) -> Tag:
-    """Read the file of a tag.
+    """Parse the file of a tag.
 
     Raises:
-        CorruptFileError: It is none.
+        CorruptFileError: The bytes are no tag.
     """
     return _parsed(_tag_from_json, name, data, path)
 
@@ -148,7 +150,7 @@ def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
     lineage = tuple(
         (_count(version), _text(own)) for version, own in (found.get("identifier") or {}).get("version_mapping", ())
     )
-    parent = _line(found.get("parentBranch"))
+    parent = _branch_name(found.get("parentBranch"))
     if parent == name:
         raise ValueError("it says it was forked from itself")
     metadata = _metadata(found)
@@ -167,7 +169,7 @@ def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
 
 
 def branch_file_of(branch: Branch) -> bytes:
-    """Return what the file of a branch holds."""
+    """Return the bytes of a branch's file."""
     return _json(
         {
             "parentBranch": None if branch.parent_branch == layout.MAIN else branch.parent_branch,
@@ -183,7 +185,7 @@ def branch_file_of(branch: Branch) -> bytes:
 def _tag_from_json(name: str, found: dict[str, Any]) -> Tag:
     return Tag(
         name=name,
-        branch=_line(found.get("branch")),
+        branch=_branch_name(found.get("branch")),
         version=_count(found["version"]),
         created_at=_time(found.get("createdAt")),
         updated_at=_time(found.get("updatedAt")),
@@ -193,7 +195,7 @@ def _tag_from_json(name: str, found: dict[str, Any]) -> Tag:
 
 
 def tag_file_of(tag: Tag) -> bytes:
-    """Return what the file of a tag holds."""
+    """Return the bytes of a tag's file."""
     now = pendulum.now("UTC")
     return _json(
         {
@@ -213,8 +215,8 @@ def _count(value: object) -> int:
     return value
 
 
-def _line(value: object) -> str:
-    """Read the name of a branch, which is a folder too: one that leads elsewhere is none."""
+def _branch_name(value: object) -> str:
+    """Read the name of a branch. It is a folder too, so a name that leads out of the table is refused."""
     if value is None or value == layout.MAIN:
         return layout.MAIN
     if not isinstance(value, str) or not is_path_inside(value):
@@ -236,7 +238,7 @@ def _time(value: object) -> pendulum.DateTime | None:
     if value is None:
         return None
     text = _text(value).replace("Z", "+00:00")
-    # Nanoseconds, as pylance writes them, are more than a datetime holds.
+    # pylance writes nanoseconds, and a datetime holds microseconds.
     whole, dot, rest = text.partition(".")
     if dot:
         digits = rest[: next((at for at, c in enumerate(rest) if not c.isdigit()), len(rest))]

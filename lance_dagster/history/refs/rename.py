@@ -1,19 +1,21 @@
-"""Give branches and tags other names; nothing is lost if the process dies in between.
+"""Rename branches and tags, so that a crash between any two steps loses nothing.
 
-A branch takes everything along: its versions with their numbers, its id, so that what was merged of it stays merged,
-and the files in its own folder, which are copied on the server's side. The manifests are written anew, since each holds
-the branch's name; commit ids change with them. Steps:
+A branch takes everything along: its versions under their numbers; its id, so that merges of it stay recognised; and
+the files in its own folder, which are copied on the server's side. The manifests are written again, since each holds
+the name of the branch, so commit ids change. Steps:
 
-1. take the new name: a file that says which branch it is made from
-2. mark the old branch: no commit begins any more (`history.guard`)
-3. copy files, then versions, oldest first
-4. the new branch is ready
-5. delete the old one
+1. Create the file of the new name, with a mark that says which branch it is made from.
+2. Mark the old branch: no commit begins from here on (`refs.branch_fence`). Then look for references to it.
+3. Copy the files, then the versions, oldest first.
+4. Set the new branch to "ready".
+5. Delete the old branch.
 
-Until 4 the old branch is read, from then on the new one; both hold the same. Doing it again goes on where it stopped.
-Found to be in use after 2, the new name is given up, and the mark means nothing without it.
-A tag moves the same way: the old one is marked, the new one put, the old one deleted. The new one says which file it
-was made from, so a renaming that died is told from a tag that got its name long ago.
+Readers use the old name until step 4 and may use the new one afterwards; both hold the same versions. Calling the
+rename again continues where a crash stopped it. If references turn up after step 2, the new name is given up; the mark
+on the old branch means nothing without it.
+
+A tag is renamed in the same way: mark the old tag, create the new one, delete the old one. The new tag records from
+which write of the old tag it was made. That tells an unfinished rename from a tag that has had its name for long.
 """
 
 from contextlib import suppress
@@ -44,7 +46,7 @@ _COPIED = (layout.DELETIONS, layout.INDICES, layout.DATA)
 
 
 def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
-    """Give a branch another name.
+    """Rename a branch.
 
     Raises:
         InvalidRefNameError: The new name breaks a rule.
@@ -52,7 +54,7 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
         RefNotFoundError: There is no branch of the old name.
         AlreadyExistsError: The new name is taken.
         ProtectedError: One of the names is protected.
-        ConflictError: A tag or another branch refers to the branch.
+        ConflictError: A tag or another branch refers to the branch, or it is being renamed to a third name.
     """
     check_branch_name(new)
     if old == layout.MAIN:
@@ -64,7 +66,7 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
         raise refs.branch_not_found(old)
     begun = target if target is not None and _is_copy(target, branch) else None
     if begun is None or begun.state != READY:
-        begun = _copied(branch, new, refs, versions, begun=begun)
+        begun = _copy_branch(branch, new, refs, versions, begun=begun)
     branch_operations.delete_renamed(branch, refs, versions)
     return begun
 
@@ -73,7 +75,7 @@ def _is_copy(target: Branch, branch: Branch) -> bool:
     return (target.id, target.metadata.get(RENAMED_FROM)) == (branch.id, branch.name)
 
 
-def _copied(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: Branch | None) -> Branch:
+def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: Branch | None) -> Branch:
     if branch.state != READY:
         raise refs.branch_not_found(branch.name)
     for name in (branch.name, new):
@@ -81,12 +83,12 @@ def _copied(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: 
     target = begun
     try:
         branch_operations.refuse_users(branch.name, "rename", refs)
-        target = begun or _taken(branch, new, refs, versions)
-        marked = _marked(branch, new, refs)
-        # Whoever began to refer to the branch before the mark is seen here.
+        target = begun or _take_name(branch, new, refs, versions)
+        marked = _mark_renaming(branch, new, refs)
+        # Again: a reference that was made between the first look and the mark is seen here.
         branch_operations.refuse_users(branch.name, "rename", refs)
     except ConflictError:
-        # The mark means nothing without the new name, so the branch takes commits again.
+        # Without the new name the mark has no effect, so the old branch takes commits again.
         if target is not None:
             with suppress(RefMovedError):
                 branch_operations.abandon_creation(target, refs, versions)
@@ -96,8 +98,8 @@ def _copied(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: 
     return refs.set_branch_state(target, READY)
 
 
-def _taken(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
-    """Take the new name for a branch."""
+def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
+    """Create the file of the new name, or return the one that an earlier attempt created."""
     branch_operations.refuse_renaming(branch, "rename", refs)
     found = refs.branch(new)
     if found is None:
@@ -112,8 +114,8 @@ def _taken(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
     return found
 
 
-def _marked(branch: Branch, new: str, refs: Refs) -> Branch:
-    """Keep commits off a branch from here on."""
+def _mark_renaming(branch: Branch, new: str, refs: Refs) -> Branch:
+    """Mark a branch as being renamed, which keeps new commits off it."""
 
     def marked(current: Branch) -> Branch:
         if current.metadata.get(RENAMING_TO) == new:
@@ -131,7 +133,7 @@ def _copy_files(branch: Branch, new: str, versions: Versions) -> None:
 
 
 def _copy_versions(branch: Branch, new: str, versions: Versions) -> None:
-    """Write every version of a branch under another name, until there is none that was not."""
+    """Copy every version of a branch; list again until no new one appeared, since a commit may have been in flight."""
     done: set[int] = set()
     while fresh := [number for number in versions.numbers(branch.name) if number not in done]:
         for number in fresh:
@@ -152,12 +154,12 @@ def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
         )
     path = layout.join(line, layout.TRANSACTIONS, state.transaction.file_name)
     store.put(path, encode_transaction(state.transaction), lasting=False)
-    # Already there: put by an earlier attempt, which read the same.
+    # It may exist from an earlier attempt, with the same content.
     store.put_if_absent(versions.manifest_path(new, number), encode_manifest_file(manifest, state.transaction))
 
 
 def rename_tag(old: str, new: str, refs: Refs) -> Tag:
-    """Give a tag another name; its history goes along.
+    """Rename a tag; its history goes along.
 
     Raises:
         InvalidRefNameError: The new name breaks a rule.
@@ -178,7 +180,7 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
         raise AlreadyExistsError(f"{new!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
     if target is not None and not _is_made_from(target, tag):
         raise AlreadyExistsError(f"tag {new!r} of {refs.store.uri} exists and names {target.ref}")
-    # Marked: whoever was about to move it has to look again, and finds out.
+    # The mark changes the file, so a concurrent move fails its compare-and-swap and reads the tag again.
     marked = refs.change_tag(old, lambda current: with_metadata(current, {RENAMING_TO: new}))
     if target is None:
         own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}

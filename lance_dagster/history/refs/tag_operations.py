@@ -1,12 +1,18 @@
-"""Create, move, roll back and delete tags, and remember where each one was.
+"""Create, move, roll back and delete tags, and record where each one pointed.
 
-A tag that was moved keeps, in its own metadata, what moved it where: the last moves, oldest first. So going back is one
-more move, and the file that is swapped holds the reason for being what it is. A tag that was created as immutable says
-where, stays there, and is deleted only by who says so.
+A tag keeps its last moves in its own metadata, oldest first. The move and its record are one compare-and-swap of one
+file, so they cannot disagree, and a rollback is one more move. An immutable tag records the version it was created
+for, cannot be moved away from it, and is deleted only with `force`.
 
-A branch that a tag was moved away from may be deleted, and another one made under its name: with each version stands
-the id of its branch. pylance moves a tag without a word about it; the metadata stays. Then the last move that was
-written down ends somewhere else than the tag points to, which is how it is found out.
+A recorded version carries the id of its branch. The branch may be deleted later and its name given to another one,
+whose versions have the same numbers and other content.
+
+pylance moves a tag without recording it and keeps the metadata. Then the last recorded move ends at another version
+than the tag names, and the gap counts as one move by another program.
+
+Order of a move: the id of the target branch is read first, then the tag is swapped, then the branch is looked up
+again. A deletion of that branch marks it first and then looks for tags, so one of the two sees the other; here the
+tag is put back.
 """
 
 import json
@@ -34,23 +40,30 @@ from lance_dagster.history.refs.ref_store import IMMUTABLE, READY, RESERVED_PREF
 from lance_dagster.history.versions import State, Versions
 
 MOVES = "lance_dagster.moves"
-SOMEBODY = "another program"
+OTHER_PROGRAM = "another program"
 _KEPT_MOVES = 20
 _MOST_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagMove:
-    """One move of a tag: from where, None when it was created, to where, when and by whom.
+    """One move of a tag.
 
-    `metadata` is what was said about the move. `steps_back` is how far a roll-back went, 0 for any other move.
-    `before_id` and `after_id` are the ids of the branches, empty where they are not known.
+    Attributes:
+        before: The version it named before, such as `main@8`; None when the move created the tag.
+        after: The version it named afterwards.
+        moved_at: When it was moved; None where that is not known.
+        moved_by: Who moved it.
+        metadata: The metadata given with the move.
+        steps_back: How many steps a rollback went back; 0 for any other move.
+        before_id: The id of the branch of `before`, empty where it is not known.
+        after_id: The id of the branch of `after`, empty where it is not known.
     """
 
     before: str | None
     after: str
     moved_at: pendulum.DateTime | None = None
-    moved_by: str = SOMEBODY
+    moved_by: str = OTHER_PROGRAM
     metadata: Mapping[str, str] = field(default_factory=dict)
     steps_back: int = 0
     before_id: str = ""
@@ -59,7 +72,7 @@ class TagMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagTarget:
-    """What a tag shall name, and what is said about the move."""
+    """The version that a tag is to name, and the metadata of the move."""
 
     state: State
     metadata: Mapping[str, str]
@@ -67,13 +80,13 @@ class TagTarget:
 
 
 def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, immutable: bool) -> Tag:
-    """Name a version.
+    """Create a tag for a version.
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
-        InvalidInputError: A key of the metadata is one of this package's.
+        InvalidInputError: A key of the metadata is reserved by this package.
         AlreadyExistsError: A tag or a branch has the name.
-        ProtectedError: The name is protected, and the version on a branch that is not.
+        ProtectedError: The name is protected, and the branch of the version is not.
         RefNotFoundError: The branch of the version was deleted meanwhile.
     """
     check_tag_name(name)
@@ -83,11 +96,11 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     refuse_protected_tag("create", name, refs.store, target.state.branch)
     first = Tag(name=name, branch=target.state.branch, version=target.state.number)
     own = {IMMUTABLE: first.ref} if immutable else {}
-    line = _line_of(first.branch, refs)
-    wanted = _moved(replace(first, metadata=own), target, line, versions, moves=())
+    branch_id = _ready_branch_id(first.branch, refs)
+    wanted = _tag_moved_to(replace(first, metadata=own), target, branch_id, versions, moves=())
     made = refs.add_tag(wanted)
     try:
-        _refuse_gone(wanted.branch, line, refs)
+        _refuse_gone(wanted.branch, branch_id, refs)
     except RefNotFoundError:
         refs.remove_tag(name)
         raise
@@ -95,12 +108,12 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
 
 
 def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, expected: str | None) -> Tag:
-    """Point a tag that exists to another version, by compare-and-swap.
+    """Move an existing tag to another version, by compare-and-swap.
 
     Raises:
-        RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
-        InvalidInputError: A key of the metadata is one of this package's.
-        ProtectedError: The tag is immutable; or protected, and the version on a branch that is not.
+        RefMovedError: The tag does not name `expected`, or another process moved it at the same time.
+        InvalidInputError: A key of the metadata is reserved by this package.
+        ProtectedError: The tag is immutable; or it is protected, and the branch of the version is not.
         RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
     """
     refuse_reserved_keys(target.metadata)
@@ -115,12 +128,12 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
             return current
         refuse_immutable("move", current, str(target.state))
         before = current
-        return _moved(current, target, line, versions, moves=_anchored(current, refs))
+        return _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
 
-    line = _line_of(target.state.branch, refs)
+    branch_id = _ready_branch_id(target.state.branch, refs)
     made = refs.change_tag(name, moved)
     try:
-        _refuse_gone(made.branch, line, refs)
+        _refuse_gone(made.branch, branch_id, refs)
     except RefNotFoundError:
         if before is not None:
             refs.swap_tag(before, made.ref)
@@ -129,17 +142,17 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
 
 
 def earlier_target(tag: Tag, steps: int) -> RecordedVersion:
-    """Return where a tag pointed some moves ago; moves that were rolled back do not count.
+    """Return the version that a tag named some moves ago; moves that were rolled back do not count.
 
     Raises:
-        InvalidInputError: So many moves are not known.
+        InvalidInputError: Fewer moves are recorded.
     """
     if steps < 1:
         raise InvalidInputError(f"a tag is rolled back by 1 step or more, not by {steps}")
     stack: list[RecordedVersion] = []
     for move in _moves(tag):
         if move.steps_back:
-            # It went where the one below was, which may have another name by now.
+            # A rollback undoes moves: it replaces them by the version it went to, whose branch may be renamed since.
             stack[-move.steps_back - 1 :] = [RecordedVersion(move.after, move.after_id)]
         elif not stack and move.before is not None:
             stack.append(RecordedVersion(move.before, move.before_id))
@@ -152,12 +165,12 @@ def earlier_target(tag: Tag, steps: int) -> RecordedVersion:
 
 
 def tag_history(tag: Tag) -> tuple[TagMove, ...]:
-    """Return the moves of a tag that are known, newest first; a move by another program is one of them."""
+    """Return the known moves of a tag, newest first; an unrecorded move by another program is one of them."""
     return tuple(reversed(_moves(tag)))
 
 
 def recorded_versions(tag: Tag) -> set[RecordedVersion]:
-    """Return where a tag is and was, as far as is known."""
+    """Return the versions that a tag names and named, as far as they are recorded."""
     moves = _moves(tag)
     before = {RecordedVersion(move.before, move.before_id) for move in moves if move.before is not None}
     return before | {RecordedVersion(move.after, move.after_id) for move in moves}
@@ -168,7 +181,7 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
 
     Raises:
         RefNotFoundError: There is no such tag.
-        ProtectedError: It is protected; or immutable, and `force` is False.
+        ProtectedError: The tag is protected; or it is immutable, and `force` is False.
     """
     tag = refs.tag(name)
     if tag is None:
@@ -180,21 +193,21 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
 
 
 def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Tag:
-    """Change what a tag says about itself, by compare-and-swap; a value of None takes a key out.
+    """Change the metadata of a tag, by compare-and-swap; a value of None removes a key.
 
     Raises:
         RefNotFoundError: There is no such tag.
-        InvalidInputError: A key is one of this package's.
+        InvalidInputError: A key is reserved by this package.
     """
     refuse_reserved_keys(updates)
     return refs.change_tag(name, lambda current: with_metadata(current, dict(updates)), follow=True)
 
 
 def refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
-    """Refuse to touch a tag that was created to stay; to put it back is fine, where another program moved it.
+    """Refuse to change an immutable tag. Moving it back to its own version is allowed: another program moved it.
 
     Raises:
-        ProtectedError: It was.
+        ProtectedError: The tag is immutable.
     """
     if tag.immutable and (target is None or target != tag.metadata[IMMUTABLE]):
         because = "it was created to stay where it is"
@@ -203,7 +216,7 @@ def refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
         raise ProtectedError("tag", tag.name, do, because, remedy)
 
 
-def _moved(tag: Tag, target: TagTarget, line: str, versions: Versions, *, moves: Sequence[TagMove]) -> Tag:
+def _tag_moved_to(tag: Tag, target: TagTarget, branch_id: str, versions: Versions, *, moves: Sequence[TagMove]) -> Tag:
     state = target.state
     move = TagMove(
         before=tag.ref if moves else None,
@@ -213,7 +226,7 @@ def _moved(tag: Tag, target: TagTarget, line: str, versions: Versions, *, moves:
         metadata=dict(target.metadata),
         steps_back=target.steps_back,
         before_id=moves[-1].after_id if moves else "",
-        after_id=line,
+        after_id=branch_id,
     )
     own = {key: value for key, value in tag.metadata.items() if key.startswith(RESERVED_PREFIX)}
     return replace(
@@ -227,7 +240,7 @@ def _moved(tag: Tag, target: TagTarget, line: str, versions: Versions, *, moves:
 
 
 def _moves(tag: Tag) -> tuple[TagMove, ...]:
-    """Return the moves of a tag, oldest first, up to where it points."""
+    """Return the moves of a tag, oldest first, up to the version it names."""
     known = _recorded(tag)
     if known and known[-1].after == tag.ref:
         return known
@@ -236,8 +249,8 @@ def _moves(tag: Tag) -> tuple[TagMove, ...]:
     return (*known, TagMove(before=before, after=tag.ref, moved_at=tag.updated_at, before_id=before_id))
 
 
-def _anchored(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
-    """Return the moves of a tag, oldest first, the last one with the id of its branch, which is there as yet."""
+def _with_branch_id(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
+    """Return the moves of a tag, oldest first, the last one with the id of its branch, which still exists."""
     *older, last = _moves(tag)
     if not last.after_id:
         branch = None if tag.branch == MAIN else refs.branch(tag.branch)
@@ -246,7 +259,7 @@ def _anchored(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
 
 
 def _recorded(tag: Tag) -> tuple[TagMove, ...]:
-    """Return the moves that were written down; none when that cannot be read, which must not stop the next move."""
+    """Return the recorded moves; none when they cannot be read, so that a damaged record does not block moves."""
     try:
         found = json.loads(tag.metadata.get(MOVES, "[]"))
         return tuple(_decoded(move) for move in found)
@@ -268,7 +281,7 @@ def _encoded(moves: Sequence[TagMove]) -> str:
         }
         for move in moves[-_KEPT_MOVES:]
     ]
-    # A tag is read whole wherever it is used, so it stays small whatever is said about each move.
+    # A tag is read whole at each use, so its record stays small however much metadata each move has.
     while len(text := json.dumps(kept)) > _MOST_CHARACTERS and len(kept) > 1:
         kept = kept[1:]
     return text
@@ -291,11 +304,11 @@ def _decoded(move: Mapping[str, object]) -> TagMove:
     )
 
 
-def _line_of(branch: str, refs: Refs) -> str:
-    """Return the id of a branch that is there to stay.
+def _ready_branch_id(branch: str, refs: Refs) -> str:
+    """Return the id of a branch that is ready.
 
     Raises:
-        RefNotFoundError: It is not.
+        RefNotFoundError: The branch does not exist, or is not ready.
     """
     if branch == MAIN:
         return MAIN
@@ -305,7 +318,7 @@ def _line_of(branch: str, refs: Refs) -> str:
     return found.id
 
 
-def _refuse_gone(branch: str, line: str, refs: Refs) -> None:
-    """Look again once a tag names a version of a branch: whoever deletes the branch may not have seen the tag."""
-    if _line_of(branch, refs) != line:
+def _refuse_gone(branch: str, branch_id: str, refs: Refs) -> None:
+    """Check a branch again after a tag was pointed at it: a deletion of the branch may not have seen the tag."""
+    if _ready_branch_id(branch, refs) != branch_id:
         raise refs.branch_not_found(branch)
