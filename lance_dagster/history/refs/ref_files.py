@@ -63,7 +63,7 @@ class Branch:
 
     @property
     def state(self) -> str:
-        """ "creating", "ready", "closing" or "deleting"; a branch that pylance made is ready."""
+        """The step of its creation or deletion, such as "creating" or "ready"; a branch that pylance made is ready."""
         return self.metadata.get(STATE, READY)
 
     @property
