@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from lance_dagster.history.versions import (
         Version as Version,
     )
-    from lance_dagster.merge.rules.merge_side import Conflict as Conflict
+    from lance_dagster.merge.rules.strategy import Conflict as Conflict
     from lance_dagster.plugin import (
         InRange as InRange,
         KeysExist as KeysExist,
@@ -138,7 +138,7 @@ _HOMES = {
     "lance_dagster.history.refs.ref_store": ("Branch", "Tag"),
     "lance_dagster.history.refs.tag_operations": ("TagMove",),
     "lance_dagster.history.versions": ("Version",),
-    "lance_dagster.merge.rules.merge_side": ("Conflict",),
+    "lance_dagster.merge.rules.strategy": ("Conflict",),
     "lance_dagster.plugin": (
         "InRange",
         "KeysExist",

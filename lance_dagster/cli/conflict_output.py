@@ -17,7 +17,7 @@ from lance_dagster.errors import MergeConflictError
 
 if TYPE_CHECKING:
     from lance_dagster.merge.rules import Strategy
-    from lance_dagster.merge.rules.merge_side import Conflict
+    from lance_dagster.merge.rules.strategy import Conflict
     from lance_dagster.table import MergePreview
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,12 +77,12 @@ def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) ->
 
 def _unsettled(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[str]:
     """Return the units or kinds that a strategy can still be given for; the kind where it has several units."""
-    from lance_dagster.merge.rules.strategy import StrategyResolver
+    from lance_dagster.merge.rules.strategy import ParsedStrategy
 
-    resolver = StrategyResolver(strategy)
+    given = ParsedStrategy.parse(strategy)
     units: dict[str, set[str]] = {}
     for conflict in conflicts:
-        if resolver.winner(conflict.kind, conflict.unit) is None:
+        if given.winner(conflict.kind, conflict.unit) is None:
             units.setdefault(conflict.kind, set()).add(conflict.unit)
     # Units of rows have no lasting names, so only the kind works in the next call.
     return [kind if kind == "rows" or len(found) > 1 else next(iter(found)) for kind, found in units.items()]
@@ -102,7 +102,7 @@ def _title(kind: str) -> str:
 
 
 def _conflicts(conflicts: Iterable[object]) -> "list[Conflict]":
-    from lance_dagster.merge.rules.merge_side import Conflict
+    from lance_dagster.merge.rules.strategy import Conflict
 
     return [conflict for conflict in conflicts if isinstance(conflict, Conflict)]
 

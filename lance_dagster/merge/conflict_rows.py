@@ -30,8 +30,7 @@ from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.names import texts
 from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State
-from lance_dagster.merge.rules import MergeRefusal
-from lance_dagster.merge.rules.conflict_locations import (
+from lance_dagster.merge.conflict_locations import (
     ABSENT,
     ADDED,
     BASE,
@@ -44,7 +43,7 @@ from lance_dagster.merge.rules.conflict_locations import (
     ConflictLocations,
     RowLocations,
 )
-from lance_dagster.merge.rules.merge_side import Conflict
+from lance_dagster.merge.rules import Conflict, MergeRefusal
 
 Manifests = tuple[Manifest, Manifest, Manifest]
 """Of the merge base, the source and the dest."""
@@ -265,9 +264,10 @@ class ConflictRows:
             states: The merge base, the source and the dest.
             found: Why they cannot be merged.
         """
-        self._conflicts, self._locations = found.conflicts, found.locations
+        self._conflicts = found.conflicts
+        self._locations = None if found.sides is None else ConflictLocations(lookups=found.rows, sides=found.sides)
         self._versions = [VersionedRows(parts, state, after=place != BASE) for place, state in enumerate(states)]
-        ids = [] if found.locations is None else [party.columns.ids for party in found.locations.parties]
+        ids = [] if found.sides is None else [side.columns.ids for side in found.sides]
         base, source, dest = (state.manifest for state in states)
         self._columns = ConflictColumns((base, source, dest), ids or [{}, {}])
 

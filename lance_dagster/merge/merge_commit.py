@@ -53,8 +53,17 @@ from lance_dagster.history.lineage import (
 from lance_dagster.history.rebase import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, kept_records, picked_across
-from lance_dagster.merge.rules import MergedFragment, MergeInput, MergePlan, Strategy, plan_merge
-from lance_dagster.merge.rules.merge_side import Conflict, Lookups, SideHistory
+from lance_dagster.merge.rules import (
+    Conflict,
+    MergedFragment,
+    MergeInput,
+    MergePlan,
+    MergeRefusal,
+    ParsedStrategy,
+    Strategy,
+    plan_merge,
+)
+from lance_dagster.merge.rules.merge_input import Lookups, SideHistory
 from lance_dagster.store import copy_file, copy_folder
 from lance_dagster.transactions.apply import as_next, without_dropped
 from lance_dagster.transactions.base_paths import data_folder, folder_of, placed_under_root, shared_places
@@ -189,12 +198,14 @@ class MergeOptions:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what is no text.
+        """Refuse a message or properties that are no text, and an unknown strategy.
 
         Raises:
             InvalidInputError: Names it.
         """
         check_said(self.message, self.properties)
+        # Checked here, because a merge that finds nothing to do never asks the strategy.
+        ParsedStrategy.parse(self.strategy)
 
 
 def merge(parts: Parts, source: State, into: str, options: MergeOptions) -> State:
@@ -215,9 +226,11 @@ def merge(parts: Parts, source: State, into: str, options: MergeOptions) -> Stat
         base = merge_base(source_lineage, dest_lineage, parts.refs, parts.versions)
         merge_input = gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=options.strategy)
         with naming_damaged_manifests(parts, source, head):
-            plan = immediate_conflicts(options, source_lineage, dest_lineage, base) or plan_merge(merge_input)
-        if not isinstance(plan, MergePlan):
-            raise MergeConflictError(f"cannot merge {source} into {head} of {parts.uri}; nothing was written:", plan)
+            refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
+            plan = MergeRefusal(conflicts=refused) if refused else plan_merge(merge_input)
+        if isinstance(plan, MergeRefusal):
+            headline = f"cannot merge {source} into {head} of {parts.uri}; nothing was written:"
+            raise MergeConflictError(headline, conflicts_of_table(plan.conflicts, parts.uri))
         operation, changed = materialize(parts, plan, source, head, changes=merge_input.source.changes)
         transaction = Transaction(
             read_version=head.number,
@@ -231,6 +244,11 @@ def merge(parts: Parts, source: State, into: str, options: MergeOptions) -> Stat
         return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
 
     return commit(parts.versions, into, propose, parts.head(into))
+
+
+def conflicts_of_table(conflicts: Iterable[Conflict], uri: str) -> tuple[Conflict, ...]:
+    """Return conflicts that name their table."""
+    return tuple(replace(conflict, table=uri) for conflict in conflicts)
 
 
 def check_mode(mode: str) -> None:

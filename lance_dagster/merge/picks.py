@@ -55,10 +55,25 @@ from lance_dagster.history.lineage import (
 )
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.versions import State
-from lance_dagster.merge.merge_commit import all_claims, columns_moved, lookups, materialize, side_history
+from lance_dagster.merge.merge_commit import (
+    all_claims,
+    columns_moved,
+    conflicts_of_table,
+    lookups,
+    materialize,
+    side_history,
+)
 from lance_dagster.merge.merge_records import origins, picked_across
-from lance_dagster.merge.rules import MergeInput, MergePlan, Strategy, fields_across, plan_merge
-from lance_dagster.merge.rules.merge_side import SideHistory
+from lance_dagster.merge.rules import (
+    MergeInput,
+    MergePlan,
+    MergeRefusal,
+    ParsedStrategy,
+    Strategy,
+    fields_across,
+    plan_merge,
+)
+from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.taken_back import last_revert
 from lance_dagster.transactions.apply import as_next
 from lance_dagster.transactions.claims import Change, encode_claims
@@ -75,12 +90,13 @@ class PickOptions:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what is no text, and what is no number of a parent.
+        """Refuse a message or properties that are no text, an unknown strategy, and what is no number of a parent.
 
         Raises:
             InvalidInputError: Names it.
         """
         check_said(self.message, self.properties)
+        ParsedStrategy.parse(self.strategy)
         if self.parent is not None and type(self.parent) is not int:
             raise InvalidInputError(f"a parent is a number, counted from 1, not {self.parent!r}")
 
@@ -180,8 +196,9 @@ def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branc
         change_range = range_from(head)
         merge_input = _gather_merge_input(parts, change_range, head, options)
         plan = plan_merge(merge_input)
-        if not isinstance(plan, MergePlan):
-            raise MergeConflictError(f"cannot {change_range.verb(head)} of {parts.uri}; nothing was written:", plan)
+        if isinstance(plan, MergeRefusal):
+            headline = f"cannot {change_range.verb(head)} of {parts.uri}; nothing was written:"
+            raise MergeConflictError(headline, conflicts_of_table(plan.conflicts, parts.uri))
         operation, changed = materialize(parts, plan, change_range.source, head, changes=change_range.changes)
         known = records_for_aliases(head.manifest, _aliases_of_brought(plan))
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})

@@ -18,14 +18,14 @@ from lance_dagster.merge.merge_commit import (
     MERGE_COMMIT,
     MergeOptions,
     check_mode,
+    conflicts_of_table,
     gather_merge_input,
     immediate_conflicts,
     lineage_at,
     merge,
     naming_damaged_manifests,
 )
-from lance_dagster.merge.rules import MergePlan, MergeRefusal, Strategy, Tally, plan_or_refuse
-from lance_dagster.merge.rules.merge_side import Conflict
+from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
 from lance_dagster.transactions.index_updates import indices_of, not_covering
 
 PREVIEW_OF = "preview_of"
@@ -171,13 +171,11 @@ def _previewed(parts: Parts, source: State, head: State, options: MergeOptions) 
         plan = (
             MergeRefusal(conflicts=refused)
             if refused
-            else plan_or_refuse(
-                gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=options.strategy)
-            )
+            else plan_merge(gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=options.strategy))
         )
         lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
     if isinstance(plan, MergeRefusal):
-        return replace(made, conflicts=plan.conflicts, _rows=rows(plan))
+        return replace(made, conflicts=conflicts_of_table(plan.conflicts, parts.uri), _rows=rows(plan))
     tally: Tally = plan.tally
     return replace(
         made,
@@ -206,12 +204,11 @@ def _written(lineage: Lineage) -> RecordedVersion:
 
 def _as_told(found: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, ...]) -> MergeRefusal:
     """Return what was found out again, by the conflicts as they were told: branches may have had other names then."""
-    if not isinstance(found, MergeRefusal) or found.locations is None:
+    if not isinstance(found, MergeRefusal):
         return MergeRefusal(conflicts=conflicts)
-    known = found.locations.notes
-    pairs = [pair for pair in zip(conflicts, found.conflicts, strict=False) if pair[1] in known]
-    notes = {told: known[again] for told, again in pairs if (told.kind, told.unit) == (again.kind, again.unit)}
-    return MergeRefusal(conflicts=conflicts, locations=replace(found.locations, notes=notes))
+    pairs = zip(conflicts, found.conflicts, strict=False)
+    same = [(told, again) for told, again in pairs if (told.kind, told.unit) == (again.kind, again.unit)]
+    return replace(found, conflicts=conflicts, rows={told: found.rows.get(again, ()) for told, again in same})
 
 
 def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:
@@ -220,7 +217,7 @@ def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions
         base_at, source, dest = map(parts.recalled, versions)
         base, source_lineage, dest_lineage = (lineage_at(parts, state) for state in (base_at, source, dest))
         found = (
-            plan_or_refuse(gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=strategy))
+            plan_merge(gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=strategy))
             if copy.conflicts
             else None
         )

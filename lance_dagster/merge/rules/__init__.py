@@ -1,19 +1,20 @@
-"""Three-way merge of two versions of a table: `plan_merge`, or `plan_or_refuse`, and what it needs and answers."""
+"""Three-way merge of two versions of a table: `plan_merge`, what it needs and what it answers."""
 
-from lance_dagster.merge.rules.conflict_locations import MergeRefusal
-from lance_dagster.merge.rules.plan import MergeInput, MergePlan, plan_merge, plan_or_refuse
+from lance_dagster.merge.rules.column_matching import fields_across
+from lance_dagster.merge.rules.merge_input import MergeInput
+from lance_dagster.merge.rules.plan import MergePlan, MergeRefusal, plan_merge
 from lance_dagster.merge.rules.result import MergedFragment, Tally
-from lance_dagster.merge.rules.schema_merge import fields_across
-from lance_dagster.merge.rules.strategy import Strategy
+from lance_dagster.merge.rules.strategy import Conflict, ParsedStrategy, Strategy
 
 __all__ = [
+    "Conflict",
     "MergeInput",
     "MergePlan",
     "MergeRefusal",
     "MergedFragment",
+    "ParsedStrategy",
     "Strategy",
     "Tally",
     "fields_across",
     "plan_merge",
-    "plan_or_refuse",
 ]

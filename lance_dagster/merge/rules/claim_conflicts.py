@@ -1,12 +1,13 @@
-"""Conflicts between what two sides claim: compared by name where both name partitions, else by looking at the rows.
+"""Find the scopes that both sides mean to provide, and settle them by a strategy.
 
-Settle contested scopes by a strategy.
-
-What the loser wrote there is dropped, and what it took out there is brought back.
+Rows alone cannot tell that two runs which both replace tuesday for the first time contradict each other: both remove
+nothing and add everything. So commits record what they claim. Claims are compared by name where both sides name
+partitions, and by looking at rows otherwise. Where a strategy settles a scope, what the loser wrote there is dropped,
+and what it took out there is brought back.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pyroaring import BitMap
@@ -14,13 +15,19 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
-from lance_dagster.merge.rules.merge_side import Conflict, Lookups, Matching, SideHistory, makers
-from lance_dagster.merge.rules.row_changes import RelocatedRows, RowChanges, live_rows, present
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, ConflictingRows, StrategyResolver, add
+from lance_dagster.merge.rules.merge_input import makers
+from lance_dagster.merge.rules.merge_side import MergeSide, matching_rows
+from lance_dagster.merge.rules.strategy import (
+    BOTH,
+    SOURCE_WINS,
+    Conflict,
+    ConflictingRows,
+    Finding,
+    ParsedStrategy,
+    Rows,
+    add_rows,
+)
 from lance_dagster.transactions.claims import APPEND, OVERWRITE, UPSERT, Change, Claim
-
-Rows = Mapping[int, BitMap]
-"""Offsets by fragment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,45 +43,118 @@ class ClaimConflict:
     known: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideWrites:
-    """What one side did: the rows it put in or gave new values, by its fragments; those it took out, by the base's.
+@dataclass(frozen=True, slots=True)
+class ClaimLoss:
+    """What one side loses: rows it put in, by its fragments; rows of the base that it counts as not having changed."""
 
-    `columns` says whether it changed the schema, or values beside rows.
+    dropped: dict[int, BitMap] = field(default_factory=dict)
+    undone: dict[int, BitMap] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettledClaims:
+    """What source and dest lose by the strategy, and the claims that were in conflict."""
+
+    source: ClaimLoss = field(default_factory=ClaimLoss)
+    dest: ClaimLoss = field(default_factory=ClaimLoss)
+    findings: tuple[Finding, ...] = ()
+
+
+def settle_claims(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> SettledClaims:
+    """Find the scopes that one side claims and the other one changed, and say what the loser of each loses."""
+    changes = (*source.history.changes, *dest.history.changes)
+    # Rows are looked up only when a claim is exclusive: appends never contradict each other.
+    if not any(claim.exclusive for change in changes for claim in change.claims):
+        return SettledClaims()
+    settled = SettledClaims()
+    findings = [_settle(each, settled, source, dest, strategy) for each in ClaimComparison(source, dest).conflicts()]
+    return replace(settled, findings=tuple(findings))
+
+
+def _settle(
+    found: ClaimConflict, settled: SettledClaims, source: MergeSide, dest: MergeSide, strategy: ParsedStrategy
+) -> Finding:
+    """Add what the loser of one scope loses, and return the finding with the strategies that can be carried out."""
+    # Of a whole table all rows would be meant, so there is nothing to point out.
+    rows = None if found.scope is None else partial(_conflicting_rows, source, dest, found.scope)
+    finding = Finding(conflict=found.conflict, options=BOTH if found.known else (), rows=rows)
+    winner = strategy.winner_of(finding)
+    if winner is None:
+        return finding
+    loser, loss = (dest, settled.dest) if winner == SOURCE_WINS else (source, settled.source)
+    try:
+        _lose(loser, loss, found, claimed=found.by_source == loser.is_source)
+    except InvalidInputError:
+        # The predicate is about columns that the loser's rows do not have, so nobody can tell which of them match.
+        return replace(finding, options=())
+    rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
+    if rewritten and found.scope is not None:
+        # The loser wrote rows of the scope anew, perhaps as rows outside of it. Without stable row ids nobody can tell
+        # which, and bringing the old ones back would leave both.
+        return replace(finding, options=())
+    return finding
+
+
+def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bool) -> None:
+    """Note what a side loses.
+
+    Args:
+        side: Who loses.
+        loss: What is noted.
+        found: The conflict, which has the scope.
+        claimed: Whether it was this side that claimed the scope, and so took rows out of it.
     """
+    relocated = side.rows.relocated
+    for number, offsets in side.matching(side.written, found.scope).items():
+        add_rows(loss.dropped, number, offsets & relocated[number].inserted)
+        for base_id, there in relocated[number].in_base(offsets).items():
+            add_rows(loss.undone, base_id, there)
+    if claimed:
+        whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in side.base.fragments}
+        for number, offsets in matching_rows(side.lookups, side.base, whole, found.scope).items():
+            add_rows(loss.undone, number, offsets)
 
-    side: SideHistory
-    written: Rows
-    gone: Rows
-    columns: bool
 
-    @property
-    def nothing(self) -> bool:
-        """Whether the side ended where it began."""
-        return not (self.written or self.gone or self.columns)
+def _conflicting_rows(source: MergeSide, dest: MergeSide, scope: str) -> ConflictingRows:
+    """Return the rows of a scope that either side put in, gave new values or took out."""
+    removed: dict[int, BitMap] = {}
+    for side in (source, dest):
+        for number, offsets in side.removed.items():
+            add_rows(removed, number, offsets)
+
+    def in_scope(manifest: Manifest, rows: Rows) -> Rows:
+        try:
+            return matching_rows(source.lookups, manifest, rows, scope)
+        except InvalidInputError:
+            # The version does not have the columns of the predicate, so no row can be left out.
+            return rows
+
+    return ConflictingRows(
+        base=in_scope(source.base, removed),
+        source=in_scope(source.manifest, source.written),
+        dest=in_scope(dest.manifest, dest.written),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimOverlaps:
+@dataclass(frozen=True, slots=True)
+class ClaimComparison:
     """The claims of two sides, and what each did to rows."""
 
-    base: Manifest
-    source: SideWrites
-    dest: SideWrites
-    matching: Matching
+    source: MergeSide
+    dest: MergeSide
 
-    def claim_conflicts(self) -> list[ClaimConflict]:
+    def conflicts(self) -> list[ClaimConflict]:
         """Return where one side claims rows as its own and the other put or replaced rows too, each scope once."""
         found: dict[str, ClaimConflict] = {}
         # By name first: a partition that both sides name need not be looked up in the rows.
-        for claim_conflicts in (*self._named(), *self._found_in_dest(), *self._found_in_source()):
-            found.setdefault(claim_conflicts.conflict.unit, claim_conflicts)
+        for claim_conflict in (*self._named(), *self._found_in_dest(), *self._found_in_source()):
+            found.setdefault(claim_conflict.conflict.unit, claim_conflict)
         return list(found.values())
 
     def _named(self) -> Iterator[ClaimConflict]:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
-        for source_change, claim in _standing(self.source):
-            for dest_change, other in _standing(self.dest):
+        for source_change, claim in _active_claims(self.source):
+            for dest_change, other in _active_claims(self.dest):
                 if not (claim.exclusive or other.exclusive):
                     continue
                 described = _describe(source_change, claim), _describe(dest_change, other)
@@ -90,33 +170,31 @@ class ClaimOverlaps:
                     )
 
     def _found_in_dest(self) -> Iterator[ClaimConflict]:
-        for change, claim in _claims(self.source.side):
-            if _has_to_look(claim, self.dest.side) and self._matches(self.dest, claim):
-                described = _describe(change, claim), _changed_there(self.dest.side)
+        for change, claim in _claims(self.source):
+            if _has_to_look(claim, self.dest) and self._matches(self.dest, claim):
+                described = _describe(change, claim), _changed_there(self.dest)
                 yield _claim_conflict(_kind(claim), _scope(claim), described, claim, by_source=True)
 
     def _found_in_source(self) -> Iterator[ClaimConflict]:
-        for change, claim in _claims(self.dest.side):
-            if _has_to_look(claim, self.source.side) and self._matches(self.source, claim):
-                described = _changed_there(self.source.side), _describe(change, claim)
+        for change, claim in _claims(self.dest):
+            if _has_to_look(claim, self.source) and self._matches(self.source, claim):
+                described = _changed_there(self.source), _describe(change, claim)
                 yield _claim_conflict(_kind(claim), _scope(claim), described, claim, by_source=False)
 
-    def _matches(self, work: SideWrites, claim: Claim) -> bool:
+    def _matches(self, side: MergeSide, claim: Claim) -> bool:
         """Tell whether a side put rows into a scope, or took rows out of it."""
-        if claim.mode == OVERWRITE and work.columns:
+        if claim.mode == OVERWRITE and side.columns_changed:
             return True
-        pairs = ((work.side.manifest, work.written), (self.base, work.gone))
+        pairs = (side.manifest, side.written), (side.base, side.removed)
         return any(self._in_scope(manifest, rows, claim.predicate) for manifest, rows in pairs if rows)
 
     def _in_scope(self, manifest: Manifest, rows: Rows, predicate: str | None) -> bool:
-        if predicate is None:
-            return True
         try:
-            found = self.matching(manifest, rows, predicate)
+            found = matching_rows(self.source.lookups, manifest, rows, predicate)
         except InvalidInputError:
             # Written for columns that these rows do not have, so nobody can say that it leaves them out.
             return True
-        return any(rows[number] & offsets for number, offsets in found.items())
+        return any(found.values())
 
 
 def _claim_conflict(
@@ -127,16 +205,19 @@ def _claim_conflict(
     return ClaimConflict(conflict=conflict, by_source=by_source, scope=claim.predicate, known=known)
 
 
-def _claims(side: SideHistory) -> Iterator[tuple[Change, Claim]]:
-    return ((change, claim) for change in side.changes for claim in change.claims)
+def _claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
+    return ((change, claim) for change in side.history.changes for claim in change.claims)
 
 
-def _standing(work: SideWrites) -> Iterator[tuple[Change, Claim]]:
-    """Return what a side claims: of one that ended where it began, what it says there is, unless it took that back."""
-    if not work.nothing:
-        return _claims(work.side)
-    back = any(_takes_back(change) for change in work.side.changes)
-    return ((change, claim) for change, claim in _claims(work.side) if claim.exclusive and not back)
+def _active_claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
+    """Return what a side claims.
+
+    A side that ended where it began still claims what it says there is, unless it took that back.
+    """
+    if not side.ended_where_it_began:
+        return _claims(side)
+    back = any(_takes_back(change) for change in side.history.changes)
+    return ((change, claim) for change, claim in _claims(side) if claim.exclusive and not back)
 
 
 def _takes_back(change: Change) -> bool:
@@ -146,9 +227,9 @@ def _takes_back(change: Change) -> bool:
     )
 
 
-def _has_to_look(claim: Claim, other: SideHistory) -> bool:
+def _has_to_look(claim: Claim, other: MergeSide) -> bool:
     """Tell whether some change of the other side says too little about its rows to be compared by name."""
-    return claim.exclusive and any(not _tells(change) or not claim.partitions for change in other.changes)
+    return claim.exclusive and any(not _tells(change) or not claim.partitions for change in other.history.changes)
 
 
 def _tells(change: Change) -> bool:
@@ -168,8 +249,8 @@ def _scope(claim: Claim) -> str:
     return f"partition {named}" if named else f"rows where {claim.predicate}"
 
 
-def _changed_there(side: SideHistory) -> str:
-    who = makers(side, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite)))
+def _changed_there(side: MergeSide) -> str:
+    who = makers(side.history, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite)))
     there = f" on {side.name}" if who != side.name else ""
     return f"{who} changed rows there{there}"
 
@@ -178,138 +259,3 @@ def _describe(change: Change, claim: Claim) -> str:
     verbs = {APPEND: "added rows to it", OVERWRITE: "replaced all rows", UPSERT: "upserted new keys there"}
     verb = verbs.get(claim.mode, "replaced it")
     return f"{change.who} {verb} in {change.version}"
-
-
-Located = Mapping[int, RelocatedRows]
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimLoss:
-    """What one side loses: rows it put in, by its fragments; rows of the base that it counts as not having changed."""
-
-    dropped: dict[int, BitMap] = field(default_factory=dict)
-    undone: dict[int, BitMap] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimSettlement:
-    """Two sides that claim scopes, where their rows are, and whether each changed columns."""
-
-    base: Manifest
-    source: SideHistory
-    dest: SideHistory
-    source_rows: RowChanges
-    dest_rows: RowChanges
-    columns_changed: tuple[bool, bool]
-    lookups: Lookups
-
-    def settled(self, resolver: StrategyResolver) -> tuple[ClaimLoss, ClaimLoss]:
-        """Return what source and dest lose; conflicts without a strategy stay with the resolver."""
-        losses = ClaimLoss(), ClaimLoss()
-        overlaps = self._overlaps()
-        for claim_conflicts in overlaps.claim_conflicts():
-            # Of a whole table, all rows would be meant.
-            rows = (
-                partial(self._conflicting_rows, overlaps, claim_conflicts.scope)
-                if claim_conflicts.scope is not None
-                else None
-            )
-            winner = resolver.settle(claim_conflicts.conflict, BOTH if claim_conflicts.known else (), rows)
-            if winner == SOURCE_WINS:
-                side, row_changes, loss = self.dest, self.dest_rows, losses[1]
-            elif winner == DEST_WINS:
-                side, row_changes, loss = self.source, self.source_rows, losses[0]
-            else:
-                continue
-            try:
-                self._lose(
-                    side,
-                    row_changes.relocated,
-                    loss,
-                    claim_conflicts,
-                    claimed=claim_conflicts.by_source == (winner == DEST_WINS),
-                )
-            except InvalidInputError:
-                # The condition is about columns that the other rows do not have.
-                resolver.refuse(claim_conflicts.conflict, rows)
-            again = any(offsets & row_changes.of(number).rewritten for number, offsets in loss.undone.items())
-            if again and claim_conflicts.scope is not None:
-                # They became rows outside the scope perhaps, nobody can tell which, and would be there twice.
-                resolver.refuse(claim_conflicts.conflict, rows)
-        return losses
-
-    def _overlaps(self) -> ClaimOverlaps:
-        source, dest = (
-            SideWrites(side=side, written=_written(rows.relocated), gone=self._gone(rows), columns=changed)
-            for side, rows, changed in zip(
-                (self.source, self.dest), (self.source_rows, self.dest_rows), self.columns_changed, strict=True
-            )
-        )
-        return ClaimOverlaps(base=self.base, source=source, dest=dest, matching=self.lookups.matching)
-
-    def _gone(self, rows: RowChanges) -> dict[int, BitMap]:
-        found: dict[int, BitMap] = {}
-        for number in rows.matched.changed:
-            fragment = present(self.base, number)
-            add(found, number, live_rows(self.base, fragment, self.lookups.deleted) - rows.of(number).alive)
-        return found
-
-    def _lose(
-        self, side: SideHistory, rows: Located, loss: ClaimLoss, claim_conflicts: ClaimConflict, *, claimed: bool
-    ) -> None:
-        """Note what a side loses.
-
-        Args:
-            side: Who loses.
-            rows: Its rows that the base does not have where they are.
-            loss: What is noted.
-            claim_conflicts: The conflict, which has the scope.
-            claimed: Whether it was this side that claimed the scope, and so took rows out of it.
-        """
-        for number, offsets in self._in_scope(side.manifest, _written(rows), claim_conflicts.scope).items():
-            add(loss.dropped, number, offsets & rows[number].inserted)
-            for base_id, in_base in rows[number].in_base(offsets).items():
-                add(loss.undone, base_id, in_base)
-        if claimed:
-            whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in self.base.fragments}
-            for number, offsets in self._in_scope(self.base, whole, claim_conflicts.scope).items():
-                add(loss.undone, number, offsets)
-
-    def _conflicting_rows(self, overlaps: ClaimOverlaps, scope: str) -> ConflictingRows:
-        """Return the rows of a scope that either side put in, gave new values or took out."""
-        gone: dict[int, BitMap] = {}
-        for work in (overlaps.source, overlaps.dest):
-            for number, offsets in work.gone.items():
-                add(gone, number, offsets)
-        found = (
-            self._perhaps_in_scope(manifest, rows, scope)
-            for manifest, rows in (
-                (self.base, gone),
-                (self.source.manifest, overlaps.source.written),
-                (self.dest.manifest, overlaps.dest.written),
-            )
-        )
-        base, source, dest = found
-        return ConflictingRows(base=base, source=source, dest=dest)
-
-    def _perhaps_in_scope(self, manifest: Manifest, rows: Mapping[int, BitMap], scope: str) -> Mapping[int, BitMap]:
-        try:
-            return self._in_scope(manifest, rows, scope)
-        except InvalidInputError:
-            # Nobody can say that the condition leaves them out.
-            return rows
-
-    def _in_scope(self, manifest: Manifest, rows: Mapping[int, BitMap], scope: str | None) -> Mapping[int, BitMap]:
-        if scope is None:
-            return rows
-        found = self.lookups.matching(manifest, rows, scope)
-        return {number: rows[number] & offsets for number, offsets in found.items()}
-
-
-def claimed(sides: Iterable[SideHistory]) -> bool:
-    """Tell whether any of the sides claims a scope as its own."""
-    return any(claim.exclusive for side in sides for change in side.changes for claim in change.claims)
-
-
-def _written(rows: Located) -> dict[int, BitMap]:
-    return {number: offsets for number, found in rows.items() if (offsets := found.written)}

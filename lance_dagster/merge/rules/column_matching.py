@@ -17,9 +17,10 @@ from lance_dagster.format.transaction import (
     Rewrite,
     Update,
 )
-from lance_dagster.merge.rules.merge_side import SideHistory
-from lance_dagster.merge.rules.row_changes import MatchedFragments, present
+from lance_dagster.merge.rules.merge_input import SideHistory
+from lance_dagster.merge.rules.row_changes import MatchedFragments, match_fragments, present
 from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,64 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
     """Return the path and the logical type of every field by id."""
     paths = paths_of(manifest.fields)
     return {field.id: (paths[field.id], field.logical_type) for field in manifest.fields}
+
+
+def casts(columns: Columns, base: Manifest, side: SideHistory) -> list[str]:
+    """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
+    known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
+    added = {path for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
+    found = {path for number, path in paths.items() if number not in columns.ids and path in added}
+    origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
+    origin |= {own: number for number, own in columns.anchored.items()}
+    cast: dict[int, int] = {}
+    for change in (*side.changes, *side.since):
+        if change.before is None or change.after is None or not isinstance(change.operation, Merge | Overwrite):
+            continue
+        before, after = paths_of(change.before.fields), paths_of(change.after.fields)
+        new = {path: number for number, path in after.items() if number not in before}
+        for number, path in before.items():
+            was = cast.get(number, origin.get(number))
+            if number not in after and path in new and was is not None:
+                # Cast again, it is still the same column.
+                cast[new[path]] = was
+    live = {field.id for field in side.manifest.fields} - known_ids
+    found |= {paths[number] for own, number in cast.items() if own in live and number in paths}
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsAcross:
+    """By the id of every field of one version, its id in another one, or `NO_FIELD`; and paths of unlike columns.
+
+    Unlike is a column that both have, of which only one changed the type: values of the one are none of the other.
+    """
+
+    ids: Mapping[int, int]
+    incompatible: tuple[str, ...]
+
+
+def fields_across(shared: Manifest, one: SideHistory, other: SideHistory) -> FieldsAcross:
+    """Match the columns of two versions by what each has of a version from which both come.
+
+    Fields that came since are matched by path and type.
+
+    Args:
+        shared: The version from which both come.
+        one: What the first version did since.
+        other: What the second one did.
+    """
+    one_columns, other_columns = (columns_of(shared, side, match_fragments(shared, side)) for side in (one, other))
+    found = {own: other_columns.ids.get(number, NO_FIELD) for number, own in one_columns.ids.items()}
+    taken = set(other_columns.ids.values())
+    free = {named: number for number, named in named_fields(other.manifest).items() if number not in taken}
+    by_name = {number: free.get(named, NO_FIELD) for number, named in named_fields(one.manifest).items()}
+    cast = [set(casts(columns, shared, side)) for columns, side in ((one_columns, one), (other_columns, other))]
+    incompatible = [
+        path
+        for number, path in paths_of(shared.fields).items()
+        if (path in cast[0] and number in other_columns.ids) or (path in cast[1] and number in one_columns.ids)
+    ]
+    return FieldsAcross(by_name | found, tuple(incompatible))
 
 
 def _corresponding(

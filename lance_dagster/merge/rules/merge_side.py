@@ -1,85 +1,245 @@
-"""What a merge knows about each side: its state, what it did since the merge base, who did it, how to look at rows."""
+"""One side of a merge, and everything that is derived from it: fragments, row changes, columns, what it wrote.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+Invariants: nothing in here depends on the strategy, so one `MergeSide` serves however often the rules are asked with
+other strategies; and everything is computed at most once, when it is asked for the first time.
+"""
 
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
+
+import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.transactions.claims import Change
-from lance_dagster.transactions.row_id_spaces import RowSpace
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.codec import decode_row_ids
+from lance_dagster.format.evolution import subtree
+from lance_dagster.format.model import Manifest
+from lance_dagster.merge.rules.column_matching import Columns, backing, casts, columns_of, paths_of
+from lance_dagster.merge.rules.merge_input import Lookups, MergeInput, SideHistory
+from lance_dagster.merge.rules.relocated_rows import Identities, located_by_ids, located_by_replay
+from lance_dagster.merge.rules.row_changes import (
+    FragmentRowChanges,
+    MatchedFragments,
+    RowChanges,
+    live_rows,
+    match_fragments,
+    present,
+)
+from lance_dagster.merge.rules.strategy import Rows, add_rows
 
-Deleted = Callable[[Manifest, Fragment], BitMap]
-"""Reads which rows of a fragment of a version are deleted, as offsets."""
-Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
-"""Finds the live rows that match a predicate in some fragments of a version: offsets by fragment id."""
 
+class MergeSide:
+    """The source or the dest of a merge, beside the merge base."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideHistory:
-    """One side of a merge.
+    def __init__(
+        self,
+        history: SideHistory,
+        *,
+        is_source: bool,
+        base: Manifest,
+        lookups: Lookups,
+        identities: Callable[[], Identities],
+    ) -> None:
+        """Compute nothing yet.
 
-    `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
-    as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
-    it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
-    Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
-    nobody wrote it down. Up to the number `common` its line and that of the merge base are one: beyond, the same number
-    is another version.
-    """
+        Args:
+            history: What the side did.
+            is_source: Whether it is the source.
+            base: The merge base.
+            lookups: How to look at what manifests do not hold.
+            identities: Returns what the side's row ids mean, which takes both sides to know.
+        """
+        self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
+        self.name, self.manifest = history.name, history.manifest
+        self._identities = identities
 
-    name: str
-    manifest: Manifest
-    changes: Sequence[Change]
-    anchor: Manifest | None
-    since: Sequence[Change]
-    same_ids: bool
-    space: RowSpace
-    common: int
-    fields: Mapping[int, int] | None = None
+    @cached_property
+    def fragments(self) -> MatchedFragments:
+        """Its fragments beside those of the merge base."""
+        return match_fragments(self.base, self.history)
+
+    @cached_property
+    def rows(self) -> RowChanges:
+        """What it did to the rows of the merge base.
+
+        Raises:
+            UntraceableError: Nobody can tell any more where the rows are.
+        """
+        deleted = self.lookups.deleted
+        if self.manifest.stable_row_ids:
+            return RowChanges(
+                self.fragments, deleted, located_by_ids(self._identities(), self.history, self.fragments, deleted)
+            )
+        return RowChanges(self.fragments, deleted, *located_by_replay(self.history, self.fragments, deleted))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Its columns beside those of the merge base."""
+        return columns_of(self.base, self.history, self.fragments)
+
+    @cached_property
+    def casts(self) -> tuple[str, ...]:
+        """The paths of columns whose type it changed."""
+        return tuple(casts(self.columns, self.base, self.history))
+
+    @cached_property
+    def written(self) -> Rows:
+        """The rows it inserted or gave new values, by its fragments."""
+        return {number: offsets for number, found in self.rows.relocated.items() if (offsets := found.written)}
+
+    @cached_property
+    def removed(self) -> Rows:
+        """The rows of the merge base that it does not have any more, by the base's fragments."""
+        found: dict[int, BitMap] = {}
+        for number in self.fragments.changed:
+            live = live_rows(self.base, present(self.base, number), self.lookups.deleted)
+            add_rows(found, number, live - self.rows.of(number).alive)
+        return found
+
+    @cached_property
+    def columns_changed(self) -> bool:
+        """Whether it changed its schema, or values beside rows that stay where they are."""
+        now = {field.id: field for field in self.manifest.fields}
+        kept = [now.get(self.columns.ids.get(field.id, -1)) for field in self.base.fields]
+        same = len(now) == len(kept) and all(
+            own is not None and (own.name, own.nullable, own.logical_type) == (was.name, was.nullable, was.logical_type)
+            for own, was in zip(kept, self.base.fields, strict=True)
+        )
+        return bool(self.columns.filled) or not same
 
     @property
-    def complete(self) -> bool:
-        """Whether every version of its line since the anchor can be looked at."""
-        return self.anchor is not None and all(
-            change.transaction is not None and change.after is not None for change in self.since
+    def ended_where_it_began(self) -> bool:
+        """Whether it has the rows and columns of the merge base again, whatever it did in between."""
+        return not (self.written or self.removed or self.columns_changed)
+
+    @property
+    def hides_filled_columns(self) -> bool:
+        """Whether what it did since the merge base does not tell which columns it filled."""
+        # A revert goes from a version to its parent: a column comes back with all its values, wherever the rows are.
+        if self.is_source:
+            return any(change.undone for change in self.history.changes)
+        return not self.history.same_ids
+
+    @cached_property
+    def made_required(self) -> dict[int, str]:
+        """By id the paths of columns that could be null in the merge base, and may not be on this side."""
+        own, paths = {field.id: field for field in self.manifest.fields}, paths_of(self.base.fields)
+        return {
+            field.id: paths[field.id]
+            for field in self.base.fields
+            if field.nullable and (now := self.columns.ids.get(field.id)) is not None and not own[now].nullable
+        }
+
+    @cached_property
+    def new_required(self) -> tuple[str, ...]:
+        """The names of columns it added that may not be null: rows it did not write have no values there."""
+        known = self.columns.base_ids
+        return tuple(
+            field.name
+            for field in self.manifest.fields
+            if field.id not in known and field.parent_id < 0 and not field.nullable
         )
 
+    def backed(self, number: int, rows: BitMap) -> set[int]:
+        """Return the fields, by the side's ids, of which it has values for rows that left a fragment of the base."""
+        holders = self.rows.holders(number, rows) if rows else {}
+        return {own for one in holders for own in backing(self.rows.relocated[one].fragment)}
 
-@dataclass(frozen=True, slots=True)
-class Lookups:
-    """How a merge looks at what manifests do not hold.
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the row ids say that both sides have rows that the merge base does not have."""
+        return bool(self._identities().shared.stretches)
 
-    `ahead` is told what `deleted` will be asked, all at once.
+    def ever_had(self, number: int, offsets: BitMap) -> bool:
+        """Tell whether the side had some rows of a fragment of the merge base at any time.
+
+        A change that is picked starts from a version the dest does not contain, so its rows may be unknown there.
+        """
+        fragment = self.base.fragments.find(number)
+        if fragment is None:
+            return True
+        if not self.base.stable_row_ids:
+            return number in self.fragments.anchored
+        ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {number} of the merge base")
+        _, known = self._identities().base.back.apply(ids[np.array(offsets, np.int64)])
+        return bool(known.any())
+
+    def of(self, number: int) -> FragmentRowChanges:
+        """Return what became of the rows of one fragment of the merge base."""
+        return self.rows.of(number)
+
+    def nulls(self, number_in_base: int, path: str) -> Rows:
+        """Return the rows it inserted or gave new values that have no value in a column, by its fragments."""
+        written = dict(self.written)
+        for number, offsets in self._written_in_place(number_in_base).items():
+            written[number] = written.get(number, BitMap()) | offsets
+        if not written:
+            return written
+        quoted = ".".join(f"`{name}`" for name in path.split("."))
+        try:
+            found = self.lookups.matching(self.manifest, written, f"{quoted} IS NULL")
+        except InvalidInputError:
+            # The column has another name there, or its type cannot be asked: any of the rows may be null.
+            return written
+        return {number: nulls for number, offsets in found.items() if (nulls := written[number] & offsets)}
+
+    def matching(self, rows: Rows, predicate: str | None) -> Rows:
+        """Return those of some rows of the side that match a predicate; all when there is none.
+
+        Raises:
+            InvalidInputError: The predicate is about columns that the side does not have.
+        """
+        return matching_rows(self.lookups, self.manifest, rows, predicate)
+
+    def _written_in_place(self, number: int) -> dict[int, BitMap]:
+        """Return rows beside which a column may have been written anew, wherever they are."""
+        top = next((field for field in self.manifest.fields if field.id == self.columns.ids.get(number)), None)
+        inner = {field.id for field in subtree(self.manifest.fields, top)} if top is not None else set()
+        found: dict[int, BitMap] = {}
+        for base_id, fields in self.columns.written.items():
+            if not inner & fields:
+                continue
+            places = self.base.fragments.ids if base_id is None else [base_id]
+            for place in map(self.fragments.place, places):
+                if place is not None:
+                    found[place.id] = BitMap(range(place.physical_rows))
+            found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows.relocated.items()}
+        return found
+
+
+def matching_rows(lookups: Lookups, manifest: Manifest, rows: Rows, predicate: str | None) -> Rows:
+    """Return those of some rows of a version that match a predicate; all when there is none.
+
+    Raises:
+        InvalidInputError: The predicate is about columns that the version does not have.
     """
-
-    deleted: Deleted
-    matching: Matching
-    ahead: Callable[[Sequence[tuple[Manifest, Fragment]]], None] = lambda _: None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
-    """One reason why two sides cannot be merged: what it is about, and what both sides did.
-
-    `kind` is one of "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata"
-    and "history". `unit` names it within the table, and is what a strategy for it alone is given under.
-    """
-
-    kind: str
-    unit: str
-    source: str
-    dest: str
-
-    def __str__(self) -> str:
-        """Say what it is about and what both sides did."""
-        return f"{self.unit}: {self.source}; {self.dest}"
+    if predicate is None:
+        return rows
+    found = lookups.matching(manifest, rows, predicate)
+    return {number: rows[number] & offsets for number, offsets in found.items()}
 
 
-def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
-    """Name who made the selected changes of a side; the side itself when none was selected."""
-    named = [
-        f"taking back {change.version}" if change.undone else f"{change.who} ({change.version})"
-        for change in side.changes
-        if change.undone or select(change)
-    ]
-    return ", ".join(dict.fromkeys(named)) or side.name
+def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:
+    """Return the source and the dest of a merge."""
+
+    @cache
+    def identities() -> tuple[Identities, Identities]:
+        # Which rows both sides share is told by their row ids together: neither side knows it alone.
+        return Identities.of_both(given.space, given.source.space, given.dest.space)
+
+    source = MergeSide(
+        given.source, is_source=True, base=given.base, lookups=given.lookups, identities=lambda: identities()[0]
+    )
+    dest = MergeSide(
+        given.dest, is_source=False, base=given.base, lookups=given.lookups, identities=lambda: identities()[1]
+    )
+    return source, dest
+
+
+def shared_outside_base(source: MergeSide, dest: MergeSide) -> Iterable[int]:
+    """Return what stands for fragments of rows that both sides have and the merge base does not."""
+    if not source.base.stable_row_ids:
+        return ()
+    shared = source.rows.shared()
+    # The dest's rows are looked up only when the source has such rows, or the row ids say that there are some.
+    return shared | dest.rows.shared() if shared or source.shares_rows else ()

@@ -1,27 +1,27 @@
 """Refuse sides whose rows cannot be compared, before anything else is looked at."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import OF_PICKS, DataOverlay, Restore, UpdateMemWalState
-from lance_dagster.merge.rules.merge_side import Conflict, SideHistory
+from lance_dagster.merge.rules.merge_input import MergeInput, SideHistory
 from lance_dagster.merge.rules.row_changes import GONE
+from lance_dagster.merge.rules.strategy import Conflict, Finding
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
 _WAIVED = "cannot be held against that; a strategy for 'history' says that it was nothing"
 
 
-def blocking_conflicts(
-    base: Manifest, source: SideHistory, dest: SideHistory, *, crosswise: bool
-) -> Iterator[Conflict]:
-    """Find what no strategy settles: other row ids, other files, changes nobody can look up or understand.
+def blocking_findings(given: MergeInput) -> Iterator[Finding]:
+    """Find what no strategy settles and what makes it impossible to compare rows.
 
-    Args:
-        base: The merge base.
-        source: What is merged.
-        dest: What it is merged into.
-        crosswise: Whether the sides share rows that the base does not have.
+    The sides have different row ids or files, or versions that nobody can look up or understand.
     """
+    for conflict in _blocking(given.base, given.source, given.dest, crosswise=given.crosswise):
+        yield Finding(conflict=conflict, options=())
+
+
+def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswise: bool) -> Iterator[Conflict]:
     if crosswise and not base.stable_row_ids:
         told = f"{source.name} and {dest.name} took in the same versions on other ways"
         unknown = "which rows both have cannot be told without stable row ids"
@@ -54,21 +54,27 @@ def _unknown(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
                 yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
 
 
-def incompatible_columns(source: SideHistory, dest: SideHistory, paths: Iterable[str]) -> Iterator[Conflict]:
-    """Find columns of which one side has values that are none of the other's column."""
-    for path in paths:
-        did = f"{source.name} has it in one type", f"{dest.name} has it in another one, changed since both parted"
-        yield Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
+def incompatible_columns(given: MergeInput) -> Iterator[Finding]:
+    """Find columns of which one side has values that do not fit the other's column."""
+    source, dest = given.source.name, given.dest.name
+    for path in given.incompatible:
+        did = f"{source} has it in one type", f"{dest} has it in another one, changed since both parted"
+        conflict = Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
+        yield Finding(conflict=conflict, options=())
 
 
-def missing_versions(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
-    """Find versions that were cleaned up with what they claimed: a strategy for these says that it was nothing."""
-    for side in (source, dest):
+def missing_versions(given: MergeInput) -> Iterator[Finding]:
+    """Find versions that were cleaned up, and with them what they claimed.
+
+    A strategy for "history" waives them: it says that they claimed nothing. Rows are found without them.
+    """
+    for side in (given.source, given.dest):
         for change in side.changes:
             if change.transaction is None:
                 told = f"it was cleaned up on {side.name}, and with it whether it replaced rows"
-                did = (told, _WAIVED) if side is source else (_WAIVED, told)
-                yield Conflict(kind="history", unit=f"version {change.version}", source=did[0], dest=did[1])
+                did = (told, _WAIVED) if side is given.source else (_WAIVED, told)
+                unit = f"version {change.version}"
+                yield Finding(conflict=Conflict(kind="history", unit=unit, source=did[0], dest=did[1]))
 
 
 def can_be_waived(conflict: Conflict) -> bool:

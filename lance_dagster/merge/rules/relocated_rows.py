@@ -33,7 +33,7 @@ from lance_dagster.format.transaction import (
     RewriteGroup,
     Update,
 )
-from lance_dagster.merge.rules.merge_side import Deleted, SideHistory
+from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
 from lance_dagster.merge.rules.row_changes import (
     GONE,
     INSERTED,

@@ -18,7 +18,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
 from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
 from lance_dagster.merge.rules.column_matching import backing
-from lance_dagster.merge.rules.merge_side import Deleted
+from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.row_changes import (
     INSERTED,
     OFFSET_BITS,
@@ -31,7 +31,7 @@ from lance_dagster.merge.rules.row_changes import (
     present,
 )
 from lance_dagster.merge.rules.row_decisions import Decision, Situation
-from lance_dagster.merge.rules.strategy import add
+from lance_dagster.merge.rules.strategy import add_rows
 from lance_dagster.transactions.apply import LAST_FRAGMENT_ID
 from lance_dagster.transactions.row_id_spaces import Translation
 from lance_dagster.transactions.row_lineage import with_new_values
@@ -82,15 +82,15 @@ class FragmentEdits:
 
     def mask(self, number: int, offsets: BitMap) -> None:
         """Delete rows of a fragment of the dest."""
-        add(self.masked, number, offsets)
+        add_rows(self.masked, number, offsets)
 
     def revive(self, number: int, offsets: BitMap) -> None:
         """Bring deleted rows of a fragment of the dest back."""
-        add(self.revived, number, offsets)
+        add_rows(self.revived, number, offsets)
 
     def take(self, number: int, offsets: BitMap) -> None:
         """Take rows from a fragment of the source."""
-        add(self.taken, number, offsets)
+        add_rows(self.taken, number, offsets)
 
     def deleted(self, number: int, before: BitMap) -> BitMap:
         """Return which rows of a fragment of the dest are deleted in the result, given those that are on the dest."""
@@ -316,7 +316,7 @@ class ResultBuilder:
     deleted: Deleted
     edits: FragmentEdits = field(default_factory=FragmentEdits)
 
-    def add(self, number: int, facts: Situation, decision: Decision) -> None:
+    def apply_decision(self, number: int, facts: Situation, decision: Decision) -> None:
         """Write down what was decided about a fragment of the merge base."""
         source, dest, edits = facts.source, facts.dest, self.edits
         taken = decision.from_source

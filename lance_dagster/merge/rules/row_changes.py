@@ -25,7 +25,7 @@ from pyroaring import BitMap
 
 from lance_dagster.format.deletions import same_vector
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.merge_side import Deleted, SideHistory
+from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,124 +1,33 @@
-r"""Where both sides have a row, whether it is the same one still; and which columns a side has other values of.
-
-Decide, for the rows of one fragment of the merge base, which live on and from which side they are taken.
+r"""Decide, for the rows of one fragment of the merge base, which live on and from which side they are taken.
 
     source \ dest   same          updated       deleted
     same            keep          the dest's    gone
     updated         the source's  conflict      conflict
     deleted         gone          conflict      gone
 
-A row that was dead in the merge base and lives on one side (a restore) lives. What lives on is taken from where the
+A row that was deleted in the merge base and lives on one side (a restore) lives. What lives on is taken from where the
 dest has it, so that the dest's layout and indices stay, with these exceptions: rows the source gave new values; rows
 the source moved while the dest left them where they were, so that a compaction on a branch arrives with it; and rows
 the dest only moved, when the source has new columns for them. Where rows would be taken from a place that lacks
 columns of the other side, it is a conflict.
+
+`decide` is the table; `decide_fragment` gathers what it needs to know of both sides.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
-from lance_dagster.merge.rules.column_matching import Columns, backing
-from lance_dagster.merge.rules.row_changes import GONE, SHARED, FragmentRowChanges, RowChanges
-from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS
+from lance_dagster.merge.rules.column_matching import backing
+from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.row_changes import GONE, SHARED, FragmentRowChanges, live_rows, present
+from lance_dagster.merge.rules.schema_merge import MergedSchema
+from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, Rows
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """What a side has: its rows, its columns, and the field of the result that each of its fields is.
-
-    `strict` says that what it did since the merge base does not tell which columns it filled.
-    """
-
-    rows: RowChanges
-    columns: Columns
-    result: Callable[[int], int | None]
-    strict: bool = False
-
-    def in_result(self, fields: Iterable[int]) -> set[int]:
-        """Return the ids that fields of the side have in the result, where they are."""
-        return {number for own in fields if (number := self.result(own)) is not None}
-
-
-def compare_rows(number: int, source: Holder, dest: Holder) -> tuple[FragmentRowChanges, FragmentRowChanges]:
-    """Return what became of the rows of a fragment of the base on both sides.
-
-    Rows that both have with the same new values, from the same file, count as changed by the dest alone; by the source
-    where that has values of more columns. Rows that the base had deleted and both have again count as changed by both
-    when they may have other values.
-    """
-    source_changes, dest_changes = source.rows.of(number), dest.rows.of(number)
-    both = source_changes.updated & dest_changes.updated
-    if both and (same := _in_one_place(number, both, source, dest)):
-        has, had = (side.in_result(_backed(number, same, side)) for side in (source, dest))
-        if has <= had:
-            source_changes = replace(
-                source_changes, updated=source_changes.updated - same, moved=source_changes.moved | same
-            )
-        elif had < has:
-            dest_changes = replace(dest_changes, updated=dest_changes.updated - same, moved=dest_changes.moved | same)
-    if dest.strict and GONE <= number < SHARED and (back := source_changes.moved & dest_changes.moved - both):
-        other = back - _in_one_place(number, back, source, dest)
-        source_changes = replace(
-            source_changes, updated=source_changes.updated | other, moved=source_changes.moved - other
-        )
-        dest_changes = replace(dest_changes, updated=dest_changes.updated | other, moved=dest_changes.moved - other)
-    return source_changes, dest_changes
-
-
-def differing_fields(
-    number: int,
-    fragment: Fragment | None,
-    both_changes: tuple[FragmentRowChanges, FragmentRowChanges],
-    sides: tuple[Holder, Holder],
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the fields, by their ids in the result, of which each side has other values for a fragment's rows.
-
-    Args:
-        number: What stands for the fragment.
-        fragment: It, in the base; None for rows that the base does not have.
-        both_changes: What became of its rows.
-        sides: The source and the dest.
-    """
-    found = [
-        _changed(number, fragment, row_changes, side) for row_changes, side in zip(both_changes, sides, strict=True)
-    ]
-    shared = both_changes[0].alive & both_changes[1].alive
-    if fragment is None and shared:
-        backed = [side.in_result(_backed(number, shared, side)) for side in sides]
-        found = [found[0] | (backed[0] - backed[1]), found[1] | (backed[1] - backed[0])]
-    return frozenset(found[0]), frozenset(found[1])
-
-
-def _in_one_place(number: int, rows: BitMap, source: Holder, dest: Holder) -> BitMap:
-    source_places, dest_places = (side.rows.places(number, rows) for side in (source, dest))
-    return BitMap(offset for offset, place in source_places.items() if dest_places.get(offset) == place)
-
-
-def _changed(number: int, fragment: Fragment | None, row_changes: FragmentRowChanges, side: Holder) -> set[int]:
-    columns, changed = side.columns, set[int]()
-    if row_changes.place is None or fragment is None or row_changes.moved or row_changes.updated:
-        # Rows that moved have what was written beside them on the way.
-        changed |= columns.written_beside(None if fragment is None else fragment.id)
-    if row_changes.place is not None and fragment is not None:
-        had, has, base_ids = backing(fragment), backing(row_changes.place), columns.base_ids
-        changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
-        # Values that were taken out again: there are nulls.
-        changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
-    if side.strict and fragment is not None:
-        # A column the base does not have may have been there before any change that is looked at.
-        changed |= (
-            _backed(number, row_changes.moved | row_changes.updated, side) - columns.base_ids.keys() - columns.nulls
-        )
-    return side.in_result(changed)
-
-
-def _backed(number: int, rows: BitMap, side: Holder) -> set[int]:
-    """Return the fields, by the side's ids, of which it has values for rows that are not where the base has them."""
-    holders = side.rows.holders(number, rows) if rows else {}
-    return {own for one in holders for own in backing(side.rows.relocated[one].fragment)}
+Fields = frozenset[int]
+"""Ids of fields of the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +73,180 @@ class Decision:
     options: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecidedFragment:
+    """What was decided about the rows of a fragment of the merge base, or of what stands for one.
+
+    `written_twice` are fields that both sides wrote beside the same rows: each has the rows that both sides have.
+    """
+
+    number: int
+    situation: Situation
+    decision: Decision
+    written_twice: Mapping[int, BitMap]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRules:
+    """What holds for the rows of all fragments: the sides, the merged schema, what claims lost, the strategy.
+
+    `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
+    not count, since it lost the claim to them. `returning` says that rows which the dest took back come again.
+    """
+
+    source: MergeSide
+    dest: MergeSide
+    schema: MergedSchema
+    source_undone: Rows
+    dest_undone: Rows
+    strategy: ParsedStrategy
+    returning: bool = False
+
+    def decide_fragment(self, number: int) -> DecidedFragment | None:
+        """Decide about the rows of a fragment of the merge base; None when the dest keeps all as it is.
+
+        Args:
+            number: The fragment, or what stands for a fragment of rows that the merge base does not have.
+        """
+        fragment = None if number >= GONE else present(self.source.base, number)
+        both = source, dest = self._compared(number)
+        # What came to both sides by other ways would be in a merge base that contains both; what the base has deleted
+        # is not there.
+        unknown = dest.alive if self.returning else source.alive | dest.alive
+        unknown = unknown if number >= SHARED else BitMap()
+        live = unknown if fragment is None else live_rows(self.source.base, fragment, self.source.lookups.deleted)
+        source_undone = self.source_undone.get(number, BitMap())
+        dest_undone = self.dest_undone.get(number, BitMap())
+        written = self._differing_fields(number, fragment, both)
+        untouched = source.stays == live and not (source.moved or source.updated)
+        if untouched and not written[0] and not dest_undone:
+            return None
+        twice = self._written_twice(both, written)
+        source_columns, dest_columns = self._settled_fields(written, twice.keys())
+        situation = Situation(
+            live=live,
+            source=source,
+            dest=dest,
+            source_columns=source_columns,
+            dest_columns=dest_columns,
+            source_undone=source_undone,
+            dest_undone=dest_undone,
+            traceable=self.source.base.stable_row_ids,
+            uncertain=any(side.columns.written.get(None) for side in (self.source, self.dest)),
+        )
+        winners = self.winner_for(source_columns), self.winner_for(dest_columns)
+        decision = decide(situation, rows=self.strategy.winner("rows", "rows"), columns=winners)
+        return DecidedFragment(number=number, situation=situation, decision=decision, written_twice=twice)
+
+    def winner_for(self, fields: Fields) -> str | None:
+        """Return the strategy for rows that lack the other side's values of some columns."""
+        if not fields or not self.strategy.winners:
+            return None
+        return self.strategy.winner_for_columns(path for one, path in self.schema.paths.items() if one in fields)
+
+    def _in_result(self, side: MergeSide, fields: set[int]) -> set[int]:
+        """Return the ids that fields of a side have in the result, where they are."""
+        if not side.is_source:
+            return fields
+        ids = self.schema.from_source
+        return {ids[own] for own in fields if own in ids}
+
+    def _compared(self, number: int) -> tuple[FragmentRowChanges, FragmentRowChanges]:
+        """Return what became of the rows of a fragment of the base on both sides.
+
+        Rows that both have with the same new values, from the same file, count as changed by the dest alone; by the
+        source where that has values of more columns. Rows that the base had deleted and both have again count as
+        changed by both when they may have other values.
+        """
+        source, dest = self.source.of(number), self.dest.of(number)
+        both = source.updated & dest.updated
+        if both and (same := self._in_one_place(number, both)):
+            of_source, of_dest = (self._in_result(side, side.backed(number, same)) for side in (self.source, self.dest))
+            if of_source <= of_dest:
+                source = replace(source, updated=source.updated - same, moved=source.moved | same)
+            elif of_dest < of_source:
+                dest = replace(dest, updated=dest.updated - same, moved=dest.moved | same)
+        was_deleted = GONE <= number < SHARED
+        if was_deleted and self.dest.hides_filled_columns and (back := source.moved & dest.moved - both):
+            other = back - self._in_one_place(number, back)
+            source = replace(source, updated=source.updated | other, moved=source.moved - other)
+            dest = replace(dest, updated=dest.updated | other, moved=dest.moved - other)
+        return source, dest
+
+    def _in_one_place(self, number: int, rows: BitMap) -> BitMap:
+        """Return the rows that both sides have at the same offset of the same file: they are the same rows."""
+        source, dest = (side.rows.places(number, rows) for side in (self.source, self.dest))
+        return BitMap(offset for offset, place in source.items() if dest.get(offset) == place)
+
+    def _differing_fields(
+        self, number: int, fragment: Fragment | None, both: tuple[FragmentRowChanges, FragmentRowChanges]
+    ) -> tuple[Fields, Fields]:
+        """Return the fields of which each side has other values than the base for a fragment's rows.
+
+        Args:
+            number: What stands for the fragment.
+            fragment: It, in the base; None for rows that the base does not have.
+            both: What became of its rows on the source and on the dest.
+        """
+        sides = self.source, self.dest
+        source, dest = (
+            self._in_result(side, _changed(number, fragment, changes, side))
+            for changes, side in zip(both, sides, strict=True)
+        )
+        shared = both[0].alive & both[1].alive if fragment is None else BitMap()
+        if shared:
+            of_source, of_dest = (self._in_result(side, side.backed(number, shared)) for side in sides)
+            source, dest = source | (of_source - of_dest), dest | (of_dest - of_source)
+        kept = self.schema.paths.keys()
+        return frozenset(source & kept), frozenset((dest | self.schema.kept) & kept)
+
+    def _written_twice(
+        self, both: tuple[FragmentRowChanges, FragmentRowChanges], written: tuple[Fields, Fields]
+    ) -> dict[int, BitMap]:
+        """Return the fields that both sides wrote beside the same rows, and these rows."""
+        fields = written[0] & written[1]
+        if not fields:
+            return {}
+        # Where both have the same file, an earlier merge brought it to both: that is no conflict.
+        same = self._in_same_files(fields, both)
+        return dict.fromkeys(fields - same, both[0].alive & both[1].alive)
+
+    def _in_same_files(self, fields: Fields, both: tuple[FragmentRowChanges, FragmentRowChanges]) -> Fields:
+        place, other = both[0].place, both[1].place
+        if place is None or other is None:
+            return frozenset()
+        source_ids = {number: own for own, number in self.schema.from_source.items()}
+        source, dest = backing(place), backing(other)
+        return frozenset(one for one in fields if source.get(source_ids.get(one, -1)) == dest.get(one))
+
+    def _settled_fields(self, written: tuple[Fields, Fields], twice: Collection[int]) -> tuple[Fields, Fields]:
+        """Return of which fields each side's values count: of those that both wrote, the winner's alone."""
+        source, dest = written
+        for number in source & dest:
+            if number in twice and self.winner_for(frozenset({number})) == SOURCE_WINS:
+                dest -= {number}
+            else:
+                source -= {number}
+        return source, dest
+
+
+def _changed(number: int, fragment: Fragment | None, changes: FragmentRowChanges, side: MergeSide) -> set[int]:
+    columns, changed = side.columns, set[int]()
+    if changes.place is None or fragment is None or changes.moved or changes.updated:
+        # Rows that moved have what was written beside them on the way.
+        changed |= columns.written_beside(None if fragment is None else fragment.id)
+    if changes.place is not None and fragment is not None:
+        had, has, base_ids = backing(fragment), backing(changes.place), columns.base_ids
+        changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
+        # Values that were taken out again: there are nulls.
+        changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
+    if side.hides_filled_columns and fragment is not None:
+        # A column the base does not have may have been there before any change that is looked at.
+        added = side.backed(number, changes.moved | changes.updated) - columns.base_ids.keys()
+        changed |= added - columns.nulls
+    return changed
+
+
 def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str | None]) -> Decision:
     """Decide about the rows of one fragment.
 
@@ -184,10 +267,10 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - conflicting | (conflicting & winner)
     updated = (source.updated - facts.source_undone) & alive
     kept_updates = updated - conflicting if rows != SOURCE_WINS else updated
-    homes = _Homes(facts, alive, kept_updates | ((alive - dest.alive) & source.alive))
-    homes.settle(*columns)
+    origins = _RowOrigins(facts, alive, kept_updates | ((alive - dest.alive) & source.alive))
+    origins.settle(*columns)
     if facts.dest_undone:
-        homes.taken |= alive & dest.updated & facts.dest_undone & source.alive
+        origins.taken |= alive & dest.updated & facts.dest_undone & source.alive
     options = []
     if not conflicting & dest.rewritten:
         options.append(SOURCE_WINS)
@@ -195,18 +278,18 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
         options.append(DEST_WINS)
     return Decision(
         alive=alive,
-        from_source=homes.taken & alive,
+        from_source=origins.taken & alive,
         conflicting=conflicting,
-        lacking_source_columns=homes.lacking_source,
-        lacking_dest_columns=homes.lacking_dest,
-        both_moved=homes.both_moved,
-        source_given_up=homes.source_given_up,
-        dest_given_up=homes.dest_given_up,
+        lacking_source_columns=origins.lacking_source,
+        lacking_dest_columns=origins.lacking_dest,
+        both_moved=origins.both_moved,
+        source_given_up=origins.source_given_up,
+        dest_given_up=origins.dest_given_up,
         options=tuple(options),
     )
 
 
-class _Homes:
+class _RowOrigins:
     """Which of the rows that live on are taken from the source."""
 
     def __init__(self, facts: Situation, alive: BitMap, taken: BitMap) -> None:

@@ -2,33 +2,32 @@
 
 A field is known by its id in the merge base. A field one side added gets an id of the dest's, since both sides count
 on from the same number. A cast drops a field and adds another one of the same name with the values converted: rows
-that only the other side has would lose their values, so such rows are a conflict (`columns_lost`).
-
-Which column of one line of versions is which of another, where neither is the merge base of a question.
+that only the other side has would lose their values, so such rows are a conflict (`lost_columns`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from lance_dagster.format.evolution import subtree
+from lance_dagster.format.evolution import next_field_id, subtree
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.transaction import Append, Delete, Merge, Overwrite, Rewrite
-from lance_dagster.merge.rules.column_matching import Columns, columns_of, named_fields, paths_of
-from lance_dagster.merge.rules.merge_side import Conflict, SideHistory, makers
-from lance_dagster.merge.rules.row_changes import match_fragments
-from lance_dagster.merge.rules.settings_merge import merged
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, StrategyResolver
-from lance_dagster.transactions.row_id_spaces import NO_FIELD
+from lance_dagster.format.transaction import Append, Delete, Rewrite
+from lance_dagster.merge.rules.column_matching import Columns, paths_of
+from lance_dagster.merge.rules.merge_input import makers
+from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.settings_merge import merge_map
+from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, ParsedStrategy
 
 _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MergedSchema:
     """The fields of the result, and by the ids they have on the source, the ids of those that the source has too.
 
     `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
-    `kept` are those of the base that the source dropped and the strategy kept.
+    `kept` are those of the base that the source dropped and the strategy kept. `findings` are the columns that both
+    sides changed.
     """
 
     fields: tuple[Field, ...]
@@ -36,73 +35,74 @@ class MergedSchema:
     added_by_source: frozenset[int]
     added_by_dest: frozenset[int]
     kept: frozenset[int]
+    findings: tuple[Finding, ...] = ()
+
+    @cached_property
+    def paths(self) -> dict[int, str]:
+        """The path of every field by id."""
+        return paths_of(self.fields)
 
     def nullable(self, number: int) -> bool:
         """Tell whether a field of the result may be null."""
         return any(field.id == number and field.nullable for field in self.fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Schemas:
-    """The three schemas, and how their fields correspond.
+def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, *, crosswise: bool) -> MergedSchema:
+    """Merge the schemas of two sides.
 
-    `crosswise` says that both sides may have taken in the same versions, which the base does not have.
+    Args:
+        source: The side that is merged.
+        dest: The side it is merged into.
+        strategy: Who wins where both changed a column.
+        crosswise: Whether both sides may have taken in the same versions, which the merge base does not have.
     """
-
-    base: Manifest
-    source: SideHistory
-    dest: SideHistory
-    source_columns: Columns
-    dest_columns: Columns
-    crosswise: bool = False
-
-    def merged(self, first_id: Callable[[], int], resolver: StrategyResolver) -> MergedSchema:
-        """Merge the schemas.
-
-        Args:
-            first_id: Finds the smallest id that no field of the dest ever had.
-            resolver: Decides conflicts.
-        """
-        if self._same():
-            ids = {field.id: field.id for field in self.dest.manifest.fields}
-            none: frozenset[int] = frozenset()
-            return MergedSchema(
-                fields=self.dest.manifest.fields, from_source=ids, added_by_source=none, added_by_dest=none, kept=none
-            )
-        return _Merger(self, first_id, resolver).result()
-
-    def _same(self) -> bool:
-        unchanged = self.source.manifest.fields == self.dest.manifest.fields == self.base.fields
-        everywhere = {field.id: field.id for field in self.base.fields}
-        return unchanged and self.source_columns.ids == everywhere == self.dest_columns.ids
+    if _unchanged(source) and _unchanged(dest):
+        ids = {field.id: field.id for field in dest.manifest.fields}
+        none: frozenset[int] = frozenset()
+        return MergedSchema(
+            fields=dest.manifest.fields, from_source=ids, added_by_source=none, added_by_dest=none, kept=none
+        )
+    return _SchemaMerge(source, dest, strategy, crosswise=crosswise).result()
 
 
-class _Merger:
-    def __init__(self, schemas: Schemas, first_id: Callable[[], int], resolver: StrategyResolver) -> None:
-        self._all, self._resolver, self._first_id = schemas, resolver, first_id
+def _unchanged(side: MergeSide) -> bool:
+    same_ids = side.columns.ids == {field.id: field.id for field in side.base.fields}
+    return side.manifest.fields == side.base.fields and same_ids
+
+
+class _SchemaMerge:
+    """Collects the fields of the result, and the findings."""
+
+    def __init__(self, source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, *, crosswise: bool) -> None:
+        self._source_side, self._dest_side, self._strategy = source, dest, strategy
+        self._crosswise, self._base = crosswise, source.base
         self._next: int | None = None
-        self._base = {field.id: field for field in schemas.base.fields}
-        self._source = {field.id: field for field in schemas.source.manifest.fields}
-        self._dest = {field.id: field for field in schemas.dest.manifest.fields}
-        self._paths = paths_of(schemas.base.fields)
+        self._findings: list[Finding] = []
+        self._source = {field.id: field for field in source.manifest.fields}
+        self._dest = {field.id: field for field in dest.manifest.fields}
+        self._paths = paths_of(self._base.fields)
         self._from_source: dict[int, int] = {}
         self._fields: dict[int, Field] = {}
         self._kept: set[int] = set()
-        cast = (
-            set(casts(columns, schemas.base, side))
-            for side, columns in ((schemas.source, schemas.source_columns), (schemas.dest, schemas.dest_columns))
-        )
-        self._cast_by_source, self._cast_by_dest = cast
-        added: list[set[str]] = [
-            {path for number, path in paths_of(side.manifest.fields).items() if number not in set(columns.ids.values())}
-            for side, columns in ((schemas.source, schemas.source_columns), (schemas.dest, schemas.dest_columns))
+        self._cast_by_source, self._cast_by_dest = set(source.casts), set(dest.casts)
+        added = [
+            {path for number, path in paths_of(side.manifest.fields).items() if number not in side.columns.base_ids}
+            for side in (source, dest)
         ]
-        # Where both cast a column under one name, the two new columns are found to be in each other's way.
+        # Where both cast a column and kept its name, the two new columns are reported as two of one name.
         self._cast_apart = (self._cast_by_source | self._cast_by_dest) - (added[0] & added[1])
 
+    def _found(
+        self, unit: str, did: tuple[str, str], options: tuple[str, ...] = BOTH, kind: str = "column"
+    ) -> str | None:
+        """Note a conflict; returns the strategy that settles it."""
+        conflict = Conflict(kind=kind, unit=unit, source=did[0], dest=did[1])
+        self._findings.append(Finding(conflict=conflict, options=options))
+        return self._strategy.winner_of(self._findings[-1])
+
     def result(self) -> MergedSchema:
-        source_ids, dest_ids = self._all.source_columns.ids, self._all.dest_columns.ids
-        for field in self._all.base.fields:
+        source_ids, dest_ids = self._source_side.columns.ids, self._dest_side.columns.ids
+        for field in self._base.fields:
             source_id, dest_id = source_ids.get(field.id), dest_ids.get(field.id)
             if dest_id is not None:
                 self._keep_or_change(field, source_id, dest_id)
@@ -123,6 +123,7 @@ class _Merger:
             added_by_source=frozenset(added) & self._fields.keys(),
             added_by_dest=frozenset(by_dest),
             kept=frozenset(self._kept),
+            findings=tuple(self._findings),
         )
 
     def _keep_or_change(self, base: Field, source_id: int | None, dest_id: int) -> None:
@@ -133,30 +134,30 @@ class _Merger:
         elif dest.parent_id in self._kept:
             self._fields[dest_id] = dest
             self._kept.add(dest_id)
-        elif not _around_is_gone(base, self._all.source_columns):
+        elif not _around_is_gone(base, self._source_side.columns):
             self._dropped_by_source(base, dest_id)
 
     def _dropped_by_source(self, base: Field, dest_id: int) -> None:
-        if not self._changed_within(base, self._dest, self._all.dest_columns):
+        if not self._changed_within(base, self._dest, self._dest_side.columns):
             return
-        did = f"{self._who(self._all.source)} dropped it", f"{self._who(self._all.dest)} changed it"
+        did = f"{self._who(self._source_side)} dropped it", f"{self._who(self._dest_side)} changed it"
         unit = f"column {self._paths[base.id]}"
-        if self._resolver.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1])) == DEST_WINS:
+        if self._found(unit, did) == DEST_WINS:
             self._fields[dest_id] = self._dest[dest_id]
             self._kept.add(dest_id)
 
     def _dropped_by_dest(self, base: Field) -> None:
-        if _around_is_gone(base, self._all.dest_columns):
+        if _around_is_gone(base, self._dest_side.columns):
             return
-        if self._changed_within(base, self._source, self._all.source_columns):
-            did = f"{self._who(self._all.source)} changed it", f"{self._who(self._all.dest)} dropped it"
+        if self._changed_within(base, self._source, self._source_side.columns):
+            did = f"{self._who(self._source_side)} changed it", f"{self._who(self._dest_side)} dropped it"
             unit = f"column {self._paths[base.id]}"
             # Its values are gone from the dest's files, or may be at the next compaction.
-            self._resolver.settle(Conflict(kind="column", unit=unit, source=did[0], dest=did[1]), (DEST_WINS,))
+            self._found(unit, did, (DEST_WINS,))
 
     def _changed_within(self, base: Field, fields: Mapping[int, Field], columns: Columns) -> bool:
         """Tell whether a side changed a field, or one inside of it."""
-        inner = subtree(self._all.base.fields, base)
+        inner = subtree(self._base.fields, base)
         own = {columns.ids[field.id] for field in inner if field.id in columns.ids}
         added = any(field.parent_id in own and field.id not in own for field in fields.values())
         return added or any(
@@ -166,11 +167,11 @@ class _Merger:
 
     def _dropped_and_cast(self, base: Field) -> None:
         path = self._paths[base.id]
-        did = [
-            f"{self._who(side)} {'changed its type' if path in cast else 'dropped it'}"
-            for side, cast in ((self._all.source, self._cast_by_source), (self._all.dest, self._cast_by_dest))
-        ]
-        self._resolver.refuse(Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1]))
+        source, dest = (
+            f"{self._who(side)} {'changed its type' if path in side.casts else 'dropped it'}"
+            for side in (self._source_side, self._dest_side)
+        )
+        self._found(f"column {path}", (source, dest), ())
 
     def _changed(self, base: Field, own: Field, written: bool) -> bool:  # noqa: FBT001  # three facts of one field
         return (
@@ -187,17 +188,19 @@ class _Merger:
                 continue
             unit = f"column {self._paths[base.id]}"
             did = (
-                f"{self._who(self._all.source)} made its {_word(facet)} {source_value!r}",
-                f"{self._all.dest.name} {dest_value!r}",
+                f"{self._who(self._source_side)} made its {_word(facet)} {source_value!r}",
+                f"{self._dest_side.name} {dest_value!r}",
             )
-            conflict = Conflict(kind="column", unit=unit, source=did[0], dest=did[1])
-            if dest_value == base_value or self._resolver.settle(conflict) == SOURCE_WINS:
+            if dest_value == base_value or self._found(unit, did) == SOURCE_WINS:
                 result = replace(result, **{facet: source_value})
-        names = (self._all.source.name, self._all.dest.name)
+        names = (self._source_side.name, self._dest_side.name)
         kind = f"metadata of column {self._paths[base.id]}"
         states = (base.metadata, source.metadata, dest.metadata)
-        metadata = merged(states, kind, names, self._resolver) if base.metadata != source.metadata else dest.metadata
-        return replace(result, metadata=metadata)
+        if base.metadata == source.metadata:
+            return result
+        metadata = merge_map(states, kind, names, self._strategy)
+        self._findings += metadata.findings
+        return replace(result, metadata=metadata.values)
 
     @staticmethod
     def _added(fields: Mapping[int, Field], known: Mapping[int, int]) -> list[int]:
@@ -222,18 +225,13 @@ class _Merger:
             self._from_source[field.id] = renamed
             return None
         if same_named is not None:
-            path = paths_of(self._all.source.manifest.fields)[field.id]
-            conflict = Conflict(
-                kind="column",
-                unit=f"column {path}",
-                source=f"{self._who(self._all.source)} added it",
-                dest=f"{self._who(self._all.dest)} added it too",
-            )
+            path = paths_of(self._source_side.manifest.fields)[field.id]
+            did = f"{self._who(self._source_side)} added it", f"{self._who(self._dest_side)} added it too"
             options = BOTH if self._is_leaf_of_both(field, same_named) else ()
-            if self._resolver.settle(conflict, options) != SOURCE_WINS:
+            if self._found(f"column {path}", did, options) != SOURCE_WINS:
                 return None
             self._fields.pop(same_named.id, None)
-        number = self._first_id() if self._next is None else self._next
+        number = next_field_id(self._dest_side.manifest) if self._next is None else self._next
         self._next = number + 1
         self._from_source[field.id] = number
         self._fields[number] = replace(field, id=number, parent_id=parent)
@@ -248,27 +246,27 @@ class _Merger:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in _FACETS):
             return False
-        filled = field.id in self._all.source_columns.filled, same_named.id in self._all.dest_columns.filled
+        filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
         if not any(filled):
             return True
         source_files, dest_files = (_files_of(side.manifest, number) for side, number in self._sides(field, same_named))
-        return (all(filled) or self._all.crosswise) and (
+        return (all(filled) or self._crosswise) and (
             source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
         )
 
     def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
         """Return the field the dest added that has its values in the same files: it took it over, and renamed it."""
         same_type = [number for number in by_dest if self._dest[number].logical_type == field.logical_type]
-        source_files = _files_of(self._all.source.manifest, field.id) if same_type else {}
+        source_files = _files_of(self._source_side.manifest, field.id) if same_type else {}
         found = (
             number
             for number in same_type
-            if source_files and _files_of(self._all.dest.manifest, number).items() >= source_files.items()
+            if source_files and _files_of(self._dest_side.manifest, number).items() >= source_files.items()
         )
         return next(found, None)
 
-    def _sides(self, field: Field, same_named: Field) -> tuple[tuple[SideHistory, int], tuple[SideHistory, int]]:
-        return (self._all.source, field.id), (self._all.dest, same_named.id)
+    def _sides(self, field: Field, same_named: Field) -> tuple[tuple[MergeSide, int], tuple[MergeSide, int]]:
+        return (self._source_side, field.id), (self._dest_side, same_named.id)
 
     def _is_leaf_of_both(self, field: Field, same_named: Field) -> bool:
         inner = [other.parent_id for other in self._source.values()], [other.parent_id for other in self._dest.values()]
@@ -278,14 +276,15 @@ class _Merger:
         """Refuse a field that one side added or changed inside a column that the other side dropped."""
         for field in list(self._fields.values()):
             if field.parent_id >= 0 and field.parent_id not in self._fields:
-                path = paths_of(self._all.dest.manifest.fields).get(field.id, field.name)
-                self._resolver.refuse(
-                    Conflict(
-                        kind="column",
-                        unit=f"column {path}",
-                        source=f"{self._all.source.name} dropped the column around it",
-                        dest=f"{self._all.dest.name} added or changed it",
-                    )
+                path = paths_of(self._dest_side.manifest.fields).get(field.id, field.name)
+                self._found(
+                    f"column {path}",
+                    (
+                        f"{self._source_side.name} dropped the column around it",
+                        f"{self._dest_side.name} added or changed it",
+                    ),
+                    (),
+                    "column",
                 )
                 del self._fields[field.id]
 
@@ -294,13 +293,14 @@ class _Merger:
         for field in fields:
             other = seen.setdefault((field.parent_id, field.name), field)
             if other is not field:
-                self._resolver.refuse(
-                    Conflict(
-                        kind="schema",
-                        unit=f"column {field.name}",
-                        source=f"{self._who(self._all.source)} gave a column this name",
-                        dest=f"{self._who(self._all.dest)} gave another column the same",
-                    )
+                self._found(
+                    f"column {field.name}",
+                    (
+                        f"{self._who(self._source_side)} gave a column this name",
+                        f"{self._who(self._dest_side)} gave another column the same",
+                    ),
+                    (),
+                    "schema",
                 )
 
     def _order(self) -> list[int]:
@@ -309,10 +309,10 @@ class _Merger:
         A field that the source brings stands before the one that follows it there; so a column that was cast, or comes
         back, has its place again.
         """
-        source_ids, dest_ids = self._all.source_columns.ids, self._all.dest_columns.ids
-        shared = [field.id for field in self._all.base.fields if field.id in source_ids and field.id in dest_ids]
-        base_of_source = self._all.source_columns.base_ids
-        base_of_dest = self._all.dest_columns.base_ids
+        source_ids, dest_ids = self._source_side.columns.ids, self._dest_side.columns.ids
+        shared = [field.id for field in self._base.fields if field.id in source_ids and field.id in dest_ids]
+        base_of_source = self._source_side.columns.base_ids
+        base_of_dest = self._dest_side.columns.base_ids
         by_source = [base_of_source[n] for n in self._source if base_of_source.get(n) in shared]
         by_dest = [base_of_dest[n] for n in self._dest if base_of_dest.get(n) in shared]
         dest_order = list(self._dest)
@@ -332,8 +332,8 @@ class _Merger:
         return dest_order
 
     @staticmethod
-    def _who(side: SideHistory) -> str:
-        return makers(side, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
+    def _who(side: MergeSide) -> str:
+        return makers(side.history, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
 
 
 def _around_is_gone(base: Field, columns: Columns) -> bool:
@@ -368,61 +368,3 @@ def _ordered(fields: Mapping[int, Field], order: Iterable[int]) -> tuple[Field, 
 
 def _word(facet: str) -> str:
     return facet.replace("_", " ")
-
-
-def casts(columns: Columns, base: Manifest, side: SideHistory) -> list[str]:
-    """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
-    known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
-    added = {path for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
-    found = {path for number, path in paths.items() if number not in columns.ids and path in added}
-    origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
-    origin |= {own: number for number, own in columns.anchored.items()}
-    cast: dict[int, int] = {}
-    for change in (*side.changes, *side.since):
-        if change.before is None or change.after is None or not isinstance(change.operation, Merge | Overwrite):
-            continue
-        before, after = paths_of(change.before.fields), paths_of(change.after.fields)
-        new = {path: number for number, path in after.items() if number not in before}
-        for number, path in before.items():
-            was = cast.get(number, origin.get(number))
-            if number not in after and path in new and was is not None:
-                # Cast again, it is still the same column.
-                cast[new[path]] = was
-    live = {field.id for field in side.manifest.fields} - known_ids
-    found |= {paths[number] for own, number in cast.items() if own in live and number in paths}
-    return sorted(found)
-
-
-@dataclass(frozen=True, slots=True)
-class FieldsAcross:
-    """By the id of every field of one version, its id in another one, or `NO_FIELD`; and paths of unlike columns.
-
-    Unlike is a column that both have, of which only one changed the type: values of the one are none of the other.
-    """
-
-    ids: Mapping[int, int]
-    incompatible: tuple[str, ...]
-
-
-def fields_across(shared: Manifest, one: SideHistory, other: SideHistory) -> FieldsAcross:
-    """Match the columns of two versions by what each has of a version from which both come.
-
-    Fields that came since are matched by path and type.
-
-    Args:
-        shared: The version from which both come.
-        one: What the first version did since.
-        other: What the second one did.
-    """
-    one_columns, other_columns = (columns_of(shared, side, match_fragments(shared, side)) for side in (one, other))
-    found = {own: other_columns.ids.get(number, NO_FIELD) for number, own in one_columns.ids.items()}
-    taken = set(other_columns.ids.values())
-    free = {named: number for number, named in named_fields(other.manifest).items() if number not in taken}
-    by_name = {number: free.get(named, NO_FIELD) for number, named in named_fields(one.manifest).items()}
-    cast = [set(casts(columns, shared, side)) for columns, side in ((one_columns, one), (other_columns, other))]
-    incompatible = [
-        path
-        for number, path in paths_of(shared.fields).items()
-        if (path in cast[0] and number in other_columns.ids) or (path in cast[1] and number in one_columns.ids)
-    ]
-    return FieldsAcross(by_name | found, tuple(incompatible))

@@ -1,69 +1,91 @@
-"""Merge settings and metadata key by key."""
+"""Merge table metadata, configuration and schema metadata key by key.
+
+A key that is absent has a value too: one side removing what the other changed is a conflict. Records of merges in the
+table metadata belong to the dest alone: they tell which row ids and fields of which branch it has.
+"""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import without_records
-from lance_dagster.merge.rules.merge_side import Conflict, SideHistory
-from lance_dagster.merge.rules.strategy import SOURCE_WINS, StrategyResolver
+from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.strategy import SOURCE_WINS, Conflict, Finding, ParsedStrategy
 
 V = TypeVar("V", str, bytes)
 
 
-def merge_maps(
-    base: Manifest, source: SideHistory, dest: SideHistory, resolver: StrategyResolver
-) -> tuple[dict[str, str], dict[str, str], dict[str, bytes]]:
-    """Return the table metadata, the configuration and the schema metadata of the result.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedSettings:
+    """The settings of the result, and where both sides changed one differently."""
 
-    Records of merges belong to the dest alone.
-    """
+    table_metadata: dict[str, str]
+    config: dict[str, str]
+    schema_metadata: dict[str, bytes]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedMap(Generic[V]):
+    """A map that was merged, and the keys that both sides changed differently."""
+
+    values: dict[str, V]
+    findings: tuple[Finding, ...]
+
+
+def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> MergedSettings:
+    """Merge the table metadata, the configuration and the schema metadata of two sides."""
+    base, one, other = source.base, source.manifest, dest.manifest
     names = (source.name, dest.name)
-    one, other = source.manifest, dest.manifest
     own = without_records(base.table_metadata), without_records(one.table_metadata)
-    metadata = merged((*own, other.table_metadata), "table_metadata", names, resolver)
-    config = merged((base.config, one.config, other.config), "config", names, resolver)
-    schema = merged(
-        (base.schema_metadata, one.schema_metadata, other.schema_metadata), "schema_metadata", names, resolver
+    metadata = merge_map((*own, other.table_metadata), "table_metadata", names, strategy)
+    config = merge_map((base.config, one.config, other.config), "config", names, strategy)
+    schema = merge_map(
+        (base.schema_metadata, one.schema_metadata, other.schema_metadata), "schema_metadata", names, strategy
     )
-    return metadata, config, schema
+    return MergedSettings(
+        table_metadata=metadata.values,
+        config=config.values,
+        schema_metadata=schema.values,
+        findings=(*metadata.findings, *config.findings, *schema.findings),
+    )
 
 
-def merged(
+def merge_map(
     states: tuple[Mapping[str, V], Mapping[str, V], Mapping[str, V]],
     kind: str,
     names: tuple[str, str],
-    resolver: StrategyResolver,
-) -> dict[str, V]:
-    """Merge a map three ways; a key that is absent has the value None.
+    strategy: ParsedStrategy,
+) -> MergedMap[V]:
+    """Merge a map three ways.
 
     Args:
         states: The map in the merge base, the source and the dest.
         kind: What the map is, for conflicts.
         names: What source and dest are called.
-        resolver: Decides where both changed a key differently.
+        strategy: Who wins where both changed a key differently.
     """
     base, source, dest = states
-    result = dict(dest)
+    result, findings = dict(dest), []
     for key in sorted(base.keys() | source.keys()):
         base_value, source_value, dest_value = base.get(key), source.get(key), dest.get(key)
         if source_value in (base_value, dest_value):
             continue
-        winner: str | None = SOURCE_WINS
         if dest_value != base_value:
-            did = (
-                f"{names[0]} {_verb(base_value, source_value)} it",
-                f"{names[1]} {_verb(base_value, dest_value)} it differently",
-            )
-            winner = resolver.settle(Conflict(kind=kind, unit=f"{kind} key {key!r}", source=did[0], dest=did[1]))
-        if winner == SOURCE_WINS and source_value is None:
+            did = [f"{names[0]} {_verb(base_value, source_value)} it"]
+            did.append(f"{names[1]} {_verb(base_value, dest_value)} it differently")
+            conflict = Conflict(kind=kind, unit=f"{kind} key {key!r}", source=did[0], dest=did[1])
+            findings.append(Finding(conflict=conflict))
+            if strategy.winner_of(findings[-1]) != SOURCE_WINS:
+                continue
+        if source_value is None:
             result.pop(key, None)
-        elif winner == SOURCE_WINS and source_value is not None:
+        else:
             result[key] = source_value
-    return result
+    return MergedMap(values=result, findings=tuple(findings))
 
 
-def _verb(base_value: object, value: object) -> str:
-    if base_value is None:
+def _verb(before: object, after: object) -> str:
+    if before is None:
         return "set"
-    return "removed" if value is None else "changed"
+    return "removed" if after is None else "changed"

@@ -1,29 +1,69 @@
-"""Which rows a conflict is about, noted where it is found.
+"""Conflicts, the strategies that settle them, and the findings that rules return.
 
-A note is a function: what it takes to know the rows is looked up when somebody asks for them, and not by a merge.
+A rule returns a `Finding` for every place where both sides changed the same thing, and says which strategies it can
+carry out there. It asks the strategy who wins, and goes on with the result of that; without a winner it goes on as if
+the dest won. Whether a finding refuses the merge is decided by the plan, for all findings in one place.
 
-Who wins where both sides changed the same thing: nobody, unless a strategy says so.
+Invariant: a `ParsedStrategy` never changes, so the answer to "who wins" does not depend on which rule asks first.
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.merge.rules.merge_side import Conflict
 
+SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
+BOTH = (SOURCE_WINS, DEST_WINS)
+EVERYTHING, HISTORY = "*", "history"
+KINDS = ("rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", HISTORY)
+_UNIT = re.compile(
+    r"(column|partition|version|metadata of column|(config|table_metadata|schema_metadata) key|\d+ rows?) .+"
+    r"|the whole table|rows (where .+|of any key)",
+    re.DOTALL,
+)
+"""The units of conflicts that a strategy can settle."""
+
+Strategy = str | Mapping[str, str] | None
+"""One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}.
+
+"*" stands for all that is not named. A version that was cleaned up is waived by a strategy for "history" only.
+"""
 Rows = Mapping[int, BitMap]
-"""Offsets by fragment."""
+"""Offsets by fragment id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """One reason why two sides cannot be merged: what it is about, and what both sides did.
+
+    `kind` is one of "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata"
+    and "history". `unit` names it within the table, and is what a strategy for it alone is given under. `table` is the
+    URI of the table, and `hint` says which strategies settle the conflict.
+    """
+
+    kind: str
+    unit: str
+    source: str
+    dest: str
+    table: str = field(default="", compare=False)
+    hint: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """Say what it is about and what both sides did."""
+        return f"{self.unit}: {self.source}; {self.dest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConflictingRows:
     """Rows of a conflict: those of the merge base by its fragments, others by the fragments of the side that has them.
 
-    Rows of a side may be given by where they lie there too if the base has them. `fields` are the ids, on the dest, of
-    fields that both sides wrote beside these rows: where the values are still the same, there is nothing to tell.
+    Rows of a side may be given by their place there even if the base has them. `fields` are the ids, on the dest, of
+    fields that both sides wrote beside these rows: a row whose values are still equal is not shown.
     """
 
     base: Rows = field(default_factory=dict)
@@ -33,90 +73,98 @@ class ConflictingRows:
 
 
 RowsLookup = Callable[[], ConflictingRows]
+"""Finds the rows of a conflict when somebody asks to see them. A merge never calls it: it may read data files."""
 
 
-def of_base(rows: Rows, fields: frozenset[int] = frozenset()) -> RowsLookup:
-    """Note rows of the merge base."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A conflict that a rule found, the strategies it can carry out there, and the rows it is about."""
+
+    conflict: Conflict
+    options: tuple[str, ...] = BOTH
+    rows: RowsLookup | None = None
+
+
+def in_base(rows: Rows, fields: frozenset[int] = frozenset()) -> RowsLookup:
+    """Refer to rows of the merge base."""
     return lambda: ConflictingRows(base=rows, fields=fields)
 
 
-def of_side(rows: Rows, *, source: bool) -> RowsLookup:
-    """Note rows of one side, by where they lie there."""
+def on_side(rows: Rows, *, source: bool) -> RowsLookup:
+    """Refer to rows of one side, by their place there."""
     return lambda: ConflictingRows(source=rows) if source else ConflictingRows(dest=rows)
 
 
-def add(rows: dict[int, BitMap], number: int, offsets: BitMap) -> None:
+def add_rows(rows: dict[int, BitMap], number: int, offsets: BitMap) -> None:
     """Add rows of a fragment to those that are collected."""
     if offsets:
         rows[number] = rows.get(number, BitMap()) | offsets
 
 
-SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
-BOTH = (SOURCE_WINS, DEST_WINS)
-EVERYTHING, HISTORY = "*", "history"
-KINDS = ("rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", HISTORY)
-Strategy = str | Mapping[str, str] | None
-"""One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}.
+@dataclass(frozen=True, slots=True)
+class ParsedStrategy:
+    """A strategy that was checked, as winners by unit, by kind and for everything else."""
 
-Under "*" is that of all others. Of what was cleaned up, only one for "history" says that it was nothing.
-"""
+    winners: Mapping[str, str]
 
+    NONE: ClassVar["ParsedStrategy"]
 
-@dataclass(slots=True)
-class StrategyResolver:
-    """Settles conflicts by a strategy, and collects those it cannot settle."""
-
-    strategy: Strategy = None
-    conflicts: list[Conflict] = field(default_factory=list)
-    locations: dict[Conflict, list[RowsLookup]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse what is no strategy.
+    @classmethod
+    def parse(cls, strategy: Strategy) -> "ParsedStrategy":
+        """Check a strategy.
 
         Raises:
-            InvalidInputError: Says which there are.
+            InvalidInputError: It is unknown, or given for something that no conflict can be about.
         """
-        strategy = self.strategy
-        given = list(strategy.values()) if isinstance(strategy, Mapping) else [] if strategy is None else [strategy]
-        for name in given:
+        if strategy is None:
+            return cls({})
+        winners = dict(strategy) if isinstance(strategy, Mapping) else {EVERYTHING: strategy}
+        for key, name in winners.items():
             if name not in BOTH:
                 raise InvalidInputError(f"{name!r} is no strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")
-        for key in strategy if isinstance(strategy, Mapping) else ():
-            # A unit, such as "column price", has more than one word; who misspells one is told the conflict again.
-            if " " not in str(key) and key not in (*KINDS, EVERYTHING):
-                close = difflib.get_close_matches(str(key), KINDS, n=1)
-                hint = (
-                    f"did you mean {close[0]!r}?"
-                    if close
-                    else f"there are {', '.join(KINDS)}, and units such as 'column price'"
-                )
-                raise InvalidInputError(f"{key!r} is no kind of conflict; {hint}")
-
-    def settle(self, conflict: Conflict, options: Sequence[str] = BOTH, rows: RowsLookup | None = None) -> str | None:
-        """Return which strategy holds for a conflict, or None when it stays one.
-
-        Args:
-            conflict: What both sides did.
-            options: The strategies that can be carried out.
-            rows: The rows it is about, where these can be told.
-        """
-        winner = self.winner(conflict.kind, conflict.unit)
-        if winner in options:
-            return winner
-        self.refuse(conflict, rows)
-        return None
-
-    def refuse(self, conflict: Conflict, rows: RowsLookup | None = None) -> None:
-        """Take a conflict that no strategy settles, and the rows it is about."""
-        self.conflicts.append(conflict)
-        if rows is not None:
-            self.locations.setdefault(conflict, []).append(rows)
+            _check_key(str(key))
+        return cls(winners)
 
     def winner(self, kind: str, unit: str) -> str | None:
-        """Return the strategy given for a unit, else for its kind, else for everything that both sides did.
+        """Return the strategy given for a unit, else for its kind, else for everything.
 
-        Where nobody knows what a side did, a strategy for everything does not say who is to lose it.
+        A strategy for everything does not hold for the history: where nobody knows what a side did, it cannot be
+        meant to lose that.
         """
-        strategy = self.strategy if isinstance(self.strategy, Mapping) else {EVERYTHING: self.strategy}
-        others = strategy.get(EVERYTHING) if kind != HISTORY else None
-        return strategy.get(unit, strategy.get(kind, others))
+        fallback = self.winners.get(EVERYTHING) if kind != HISTORY else None
+        return self.winners.get(unit, self.winners.get(kind, fallback))
+
+    def winner_of(self, finding: Finding) -> str | None:
+        """Return the strategy that settles a finding, or None when the conflict stays open."""
+        winner = self.winner(finding.conflict.kind, finding.conflict.unit)
+        return winner if winner in finding.options else None
+
+    def winner_for_columns(self, paths: Iterable[str]) -> str | None:
+        """Return the strategy that holds for several columns alike; None when they differ or have none."""
+        winners = {self.winner("column", f"column {path}") for path in paths}
+        return winners.pop() if len(winners) == 1 else None
+
+    def open_among(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        """Return the findings that refuse the merge."""
+        return tuple(finding for finding in findings if self.winner_of(finding) is None)
+
+    def with_winners(self, winners: Mapping[str, str]) -> "ParsedStrategy":
+        """Return this strategy with winners for keys it says nothing about."""
+        return ParsedStrategy({**winners, **self.winners})
+
+
+ParsedStrategy.NONE = ParsedStrategy({})
+
+
+def _check_key(key: str) -> None:
+    """Refuse a key that names no kind of conflict and cannot be a unit.
+
+    Raises:
+        InvalidInputError: Says which keys there are.
+    """
+    if key in (*KINDS, EVERYTHING) or _UNIT.fullmatch(key):
+        return
+    close = difflib.get_close_matches(key, KINDS, n=1)
+    known = f"there are {', '.join(KINDS)}, and units such as 'column price'"
+    hint = f"did you mean {close[0]!r}?" if close else known
+    raise InvalidInputError(f"{key!r} is no kind of conflict; {hint}")

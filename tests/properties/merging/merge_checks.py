@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import LanceDagsterError, MergeConflictError, Reason
-from lance_dagster.merge.rules.merge_side import Conflict
+from lance_dagster.merge.rules.strategy import Conflict
 from tests.properties.merging import laws
 from tests.properties.merging.crashes import cut_short
 from tests.properties.merging.laws import hold

@@ -10,7 +10,7 @@ in turn.
 from collections.abc import Iterable
 
 from lance_dagster import LanceTable, MergePreview
-from lance_dagster.merge.rules.merge_side import Conflict
+from lance_dagster.merge.rules.strategy import Conflict
 from tests.properties.merging.laws import hold
 from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS
 from tests.properties.replica import KEY

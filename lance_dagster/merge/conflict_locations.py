@@ -10,12 +10,11 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.column_losses import Party
 from lance_dagster.merge.rules.column_matching import backing
-from lance_dagster.merge.rules.merge_side import Conflict, Deleted
+from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.row_changes import INSERTED, OFFSET_BITS, Addresses, Flags, live_rows, present
-from lance_dagster.merge.rules.strategy import ConflictingRows, Rows, RowsLookup, add
+from lance_dagster.merge.rules.strategy import Conflict, ConflictingRows, Rows, RowsLookup, add_rows
 
 BASE, SOURCE, DEST = range(3)
 Codes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -52,13 +51,11 @@ class RowLocations:
 class ConflictLocations:
     """The rows of conflicts as they were noted, and what it takes to find them.
 
-    `parties` are the source and the dest.
+    `sides` are the source and the dest.
     """
 
-    notes: Mapping[Conflict, Sequence[RowsLookup]]
-    base: Manifest
-    parties: tuple[Party, Party]
-    deleted: Deleted
+    lookups: Mapping[Conflict, Sequence[RowsLookup]]
+    sides: tuple[MergeSide, MergeSide]
     _side_locations: "tuple[_SideLocations, _SideLocations] | None" = field(default=None)
 
     def rows_of(self, conflict: Conflict) -> RowLocations:
@@ -66,7 +63,7 @@ class ConflictLocations:
 
         There are none where nobody can tell them.
         """
-        found = [note() for note in self.notes.get(conflict, ())]
+        found = [note() for note in self.lookups.get(conflict, ())]
         try:
             return self._locate(found)
         except UntraceableError:
@@ -74,7 +71,7 @@ class ConflictLocations:
 
     def put_in(self, side: int) -> Addresses:
         """Return where all rows lie that a side put in, as far as that can be told."""
-        rows = self.parties[side - SOURCE].rows().relocated
+        rows = self.sides[side - SOURCE].rows.relocated
         return _joined([_addresses(number, here.inserted) for number, here in sorted(rows.items())])
 
     def _locate(self, found: Sequence[ConflictingRows]) -> RowLocations:
@@ -82,7 +79,7 @@ class ConflictLocations:
         alone: tuple[dict[int, BitMap], dict[int, BitMap]] = {}, {}
         for conflicting_rows in found:
             for number, offsets in conflicting_rows.base.items():
-                add(base, number, offsets)
+                add_rows(base, number, offsets)
             for side, rows, own in zip(
                 self._sides(), (conflicting_rows.source, conflicting_rows.dest), alone, strict=True
             ):
@@ -98,16 +95,17 @@ class ConflictLocations:
 
     def _sides(self) -> "tuple[_SideLocations, _SideLocations]":
         if self._side_locations is None:
-            source, dest = self.parties
-            self._side_locations = _SideLocations(source, self.base), _SideLocations(dest, self.base)
+            source, dest = self.sides
+            self._side_locations = _SideLocations(source, source.base), _SideLocations(dest, dest.base)
         return self._side_locations
 
     def _in_base(self, number: int, offsets: Addresses) -> RowLocations:
         """Find rows of a fragment of the base, or of what stands for one of rows that it does not have."""
-        fragment = self.base.fragments.find(number)
+        base = self.sides[0].base
+        fragment = base.fragments.find(number)
         alive = np.zeros(len(offsets), np.bool_)
         if fragment is not None:
-            alive = _among(offsets, live_rows(self.base, fragment, self.deleted))
+            alive = _among(offsets, live_rows(base, fragment, self.sides[0].lookups.deleted))
         where = np.where(alive, offsets + (number << OFFSET_BITS), ABSENT)
         source, dest = (side.of(number, offsets, alive) for side in self._sides())
         return RowLocations(
@@ -115,19 +113,11 @@ class ConflictLocations:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeRefusal:
-    """Why there is no merge: every conflict, and what it takes to find the rows of those that are about rows."""
-
-    conflicts: tuple[Conflict, ...]
-    locations: ConflictLocations | None = None
-
-
 class _SideLocations:
     """Where rows of the merge base lie on one side."""
 
-    def __init__(self, party: Party, base: Manifest) -> None:
-        self._base, self._columns, self._row_changes = base, party.columns, party.rows()
+    def __init__(self, side: MergeSide, base: Manifest) -> None:
+        self._base, self._columns, self._row_changes = base, side.columns, side.rows
         origins, places, updated = [], [], [np.empty(0, np.bool_)]
         for number, rows in self._row_changes.relocated.items():
             live = np.array(rows.live, np.int64)
@@ -145,15 +135,15 @@ class _SideLocations:
             found = self._row_changes.relocated.get(number)
             away = BitMap() if found is None else offsets & found.live
             if found is not None and away:
-                add(alone, number, away & found.inserted)
+                add_rows(alone, number, away & found.inserted)
                 origins = found.addresses[np.array(away, np.int64)]
                 fragments = origins >> OFFSET_BITS
                 for origin in np.unique(fragments[origins != INSERTED]).tolist():
                     there = origins[(fragments == origin) & (origins != INSERTED)] & (2**OFFSET_BITS - 1)
-                    add(base, origin, BitMap(there.tolist()))
+                    add_rows(base, origin, BitMap(there.tolist()))
             own = self._row_changes.matched.base_of(number)
             if own is not None:
-                add(base, own, offsets - away)
+                add_rows(base, own, offsets - away)
 
     def of(self, number: int, offsets: Addresses, alive: Flags) -> tuple[Addresses, Codes]:
         """Return where rows of a fragment of the base lie, and what the side did to them.

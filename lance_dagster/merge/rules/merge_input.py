@@ -1,0 +1,93 @@
+"""What is given to a merge: the merge base, what each side did since, and how to look at what manifests do not hold.
+
+Everything in here is a value. Whatever is derived from it is computed by `MergeSide`, once and only when it is asked
+for, since a merge of a branch that only appended must not cost what the dest did.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.merge.rules.strategy import Strategy
+from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.row_id_spaces import RowSpace
+
+Deleted = Callable[[Manifest, Fragment], BitMap]
+"""Reads which rows of a fragment of a version are deleted, as offsets."""
+Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
+"""Finds the live rows that match a predicate in some fragments of a version: offsets by fragment id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideHistory:
+    """What one side did since the merge base.
+
+    `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
+    as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
+    it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
+    Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
+    nobody wrote it down. Up to the version number `common` its line and that of the merge base are one: beyond, the
+    same number is another version.
+    """
+
+    name: str
+    manifest: Manifest
+    changes: Sequence[Change]
+    anchor: Manifest | None
+    since: Sequence[Change]
+    same_ids: bool
+    space: RowSpace
+    common: int
+    fields: Mapping[int, int] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every version of its line since the anchor can be looked at."""
+        return self.anchor is not None and all(
+            change.transaction is not None and change.after is not None for change in self.since
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """How a merge looks at what manifests do not hold.
+
+    `ahead` is told what `deleted` will be asked, all at once, so that the files can be read in parallel.
+    """
+
+    deleted: Deleted
+    matching: Matching
+    ahead: Callable[[Sequence[tuple[Manifest, Fragment]]], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeInput:
+    """What is to be merged: the newest version both sides contain with its row ids, the sides, how to look.
+
+    `crosswise` says that both sides took in versions, by merges in both directions, that the merge base does not have.
+    Rows that both had and only the source still has are gone then, since the dest deleted them; where they are
+    `returning`, the dest took back the version that brought them, and they come again.
+    `incompatible` are the paths of columns that source and dest have in different types, changed before the base.
+    """
+
+    base: Manifest
+    space: RowSpace
+    source: SideHistory
+    dest: SideHistory
+    lookups: Lookups
+    strategy: Strategy = None
+    crosswise: bool = False
+    returning: bool = False
+    incompatible: tuple[str, ...] = ()
+
+
+def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
+    """Name who made the selected changes of a side; the side itself when none was selected."""
+    named = [
+        f"taking back {change.version}" if change.undone else f"{change.who} ({change.version})"
+        for change in side.changes
+        if change.undone or select(change)
+    ]
+    return ", ".join(dict.fromkeys(named)) or side.name
