@@ -67,14 +67,16 @@ def settle_claims(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) 
     if not any(claim.exclusive for change in changes for claim in change.claims):
         return SettledClaims()
     settled = SettledClaims()
-    findings = [_settle(each, settled, source, dest, strategy) for each in ClaimComparison(source, dest).conflicts()]
+    comparison = ClaimComparison(source, dest)
+    findings = [_settle(each, settled, comparison, strategy) for each in comparison.conflicts()]
     return replace(settled, findings=tuple(findings))
 
 
 def _settle(
-    found: ClaimConflict, settled: SettledClaims, source: MergeSide, dest: MergeSide, strategy: ParsedStrategy
+    found: ClaimConflict, settled: SettledClaims, comparison: "ClaimComparison", strategy: ParsedStrategy
 ) -> Finding:
     """Add what the loser of one scope loses, and return the finding with the strategies that can be carried out."""
+    source, dest = comparison.source, comparison.dest
     # Of a whole table all rows would be meant, so there is nothing to point out.
     rows = None if found.scope is None else partial(_conflicting_rows, source, dest, found.scope)
     finding = Finding(conflict=found.conflict, options=BOTH if found.known else (), rows=rows)
