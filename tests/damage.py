@@ -14,7 +14,7 @@ Damage = Callable[[LanceTable], object]
 
 def manifest_file(table: LanceTable, number: int, branch: str = "main") -> Path:
     """The file of a version."""
-    return Path(table.uri) / layout.line_root(branch) / layout.VERSIONS / layout.manifest_name(number)
+    return Path(table.uri) / layout.branch_root(branch) / layout.VERSIONS / layout.manifest_name(number)
 
 
 def newest_file(table: LanceTable, branch: str = "main") -> Path:

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from lance_dagster.cli.output import Output
 from lance_dagster.errors import LanceDagsterError
-from lance_dagster.format.transaction import MESSAGE
+from lance_dagster.format.transaction import COMMIT_MESSAGE
 from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def properties_from(given: Sequence[str], message: str | None = None) -> dict[st
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise click.UsageError("--property takes KEY=VALUE, such as ticket=77")
-        if key.startswith((_RESERVED, MESSAGE)):
+        if key.startswith((_RESERVED, COMMIT_MESSAGE)):
             raise click.UsageError(f"--property cannot be {key!r}, which is kept by what makes the version")
         found[key] = value
-    return found if message is None else {**found, MESSAGE: message}
+    return found if message is None else {**found, COMMIT_MESSAGE: message}

@@ -84,7 +84,7 @@ def _unsettled(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[st
     for conflict in conflicts:
         if given.winner(conflict.kind, conflict.unit) is None:
             units.setdefault(conflict.kind, set()).add(conflict.unit)
-    # Units of rows have no lasting names, so only the kind works in the next call.
+    # Units of rows have no durable names, so only the kind works in the next call.
     return [kind if kind == "rows" or len(found) > 1 else next(iter(found)) for kind, found in units.items()]
 
 

@@ -26,7 +26,7 @@ from lance_dagster.cli.output import (
 )
 from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.transaction import CLAIMS, COMMITTER, MESSAGE
+from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, COMMITTER
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_store import Branch, Tag
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _RUNS = "run/"
 # Properties that `show` has a line of its own for.
-_SHOWN_ABOVE = frozenset({MESSAGE, COMMITTER, CLAIMS})
+_SHOWN_ABOVE = frozenset({COMMIT_MESSAGE, COMMITTER, CLAIMS})
 
 
 @click.command()
@@ -154,10 +154,10 @@ def _facts(version: "Version") -> list[tuple[str, str]]:
 
 def _claim_lines(version: "Version") -> Iterator[str]:
     """Return each claim of a version in words: which rows it says are all that there are, or were added."""
-    from lance_dagster.transactions.claims import claims_of
+    from lance_dagster.transactions.claims import decode_claims
 
     text = version.properties.get(CLAIMS)
-    claims = claims_of(version.properties)
+    claims = decode_claims(version.properties)
     if text is not None and not claims:
         # Another program wrote it; shown as it is.
         yield printable(text)

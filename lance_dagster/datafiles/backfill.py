@@ -11,9 +11,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles.addressing import ADDRESS, OFFSETS, expression_types
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.pylance_errors import reading_errors
+from lance_dagster.datafiles.row_addresses import OFFSET_MASK, ROW_ADDRESS, expression_types
 from lance_dagster.datafiles.writing import StagedFile, WriteTarget, write_files
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.model import Fragment
@@ -30,12 +30,12 @@ def expression_schema(dataset: lance.LanceDataset, expressions: Mapping[str, str
     return pa.schema([pa.field(name, types[name]) for name in expressions])
 
 
-def first_rows(dataset: lance.LanceDataset, reads: Reads) -> pa.RecordBatch:
+def read_sample(dataset: lance.LanceDataset, reads: Reads) -> pa.RecordBatch:
     """Read one row, or none where there is none."""
     with reading_errors("read the columns a function needs"):
         # With addresses, since a function may need no column at all.
         table = dataset.scanner(columns=_columns(reads), limit=1, with_row_address=True).to_table()
-    found = table.drop_columns([ADDRESS]).combine_chunks().to_batches()
+    found = table.drop_columns([ROW_ADDRESS]).combine_chunks().to_batches()
     return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema.remove(len(table.schema) - 1))
 
 
@@ -61,8 +61,8 @@ def _computed(
 ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]]:
     """Yield new values of live rows with their offsets in the fragment, in order."""
     for batch in _live_rows(dataset, fragment_id, reads):
-        offsets = (batch.column(ADDRESS).to_numpy() & OFFSETS).astype(np.int64)
-        values = compute(batch.drop_columns([ADDRESS]))
+        offsets = (batch.column(ROW_ADDRESS).to_numpy() & OFFSET_MASK).astype(np.int64)
+        values = compute(batch.drop_columns([ROW_ADDRESS]))
         if values.num_rows != batch.num_rows:
             raise InvalidInputError(f"new columns need {batch.num_rows} values each, {values.num_rows} were given")
         yield offsets, conform(values, schema)

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_dagster.errors import SchemaMismatchError
-from lance_dagster.format.arrow_types import storage_of
+from lance_dagster.format.arrow_types import storage_type
 from lance_dagster.format.schema import BLOB
 
 _STRINGS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
@@ -48,7 +48,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
 def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
     # A table holds the storage of an extension type, and says in the column's metadata what it stands for.
     blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
-    given, wanted = storage_of(given), storage_of(wanted)
+    given, wanted = storage_type(given), storage_type(wanted)
     if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted):
         return True
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):

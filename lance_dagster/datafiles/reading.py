@@ -9,7 +9,7 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.names import texts
+from lance_dagster.format.validation import string_list
 
 LanceDataset = lance.LanceDataset
 
@@ -33,7 +33,7 @@ def scan(
     Raises:
         InvalidInputError: A column does not exist or the filter cannot be understood.
     """
-    wanted = None if columns is None else [*texts("columns", columns, "id")]
+    wanted = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri):
         _check_columns(dataset, wanted or [])
         return dataset.scanner(columns=wanted, filter=filter).to_reader()

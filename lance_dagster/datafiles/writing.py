@@ -21,12 +21,12 @@ from lance.fragment import write_fragments
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.pylance_errors import storage_errors
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
-from lance_dagster.format.arrow_types import storage_of
+from lance_dagster.format.arrow_types import storage_type
+from lance_dagster.format.file_versions import parse_file_version
 from lance_dagster.format.layout import DATA
 from lance_dagster.format.model import DataFile, Field, Fragment
 from lance_dagster.format.schema import BLOB, stored_field_ids
-from lance_dagster.format.storable import version_of
-from lance_dagster.store import make_durable
+from lance_dagster.store import sync_path
 
 FILE_VERSION = "2.2"
 """Version of the data files of the tables this package creates."""
@@ -155,13 +155,13 @@ class _OpenFile:
         with storage_errors(f"write {self._path}"):
             rows = self._writer.close()
         # pylance does not sync: without this a power cut could tear a file that a durable commit names.
-        make_durable(self._path, self._options)
+        sync_path(self._path, self._options)
         return StagedFile(self._name, rows or 0, self._writer.size_bytes or 0)
 
 
-def fragments_of(staged: StagedFiles, fields: Sequence[Field], file_version: str) -> tuple[Fragment, ...]:
+def staged_fragments(staged: StagedFiles, fields: Sequence[Field], file_version: str) -> tuple[Fragment, ...]:
     """Describe staged files as fragments, one per file, not yet numbered."""
-    major, minor = version_of(file_version)
+    major, minor = parse_file_version(file_version)
     ids = stored_field_ids(fields, (major, minor))
     return tuple(
         Fragment(
@@ -189,7 +189,7 @@ def has_blobs(schema: pa.Schema) -> bool:
 
 def _is_blob(column: "pa.Field[pa.DataType]") -> bool:
     name = (column.metadata or {}).get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
-    arrow = storage_of(column.type)
+    arrow = storage_type(column.type)
     if BLOB in (name, getattr(column.type, "extension_name", "")):
         return True
     return any(_is_blob(arrow.field(index)) for index in range(arrow.num_fields))
@@ -227,8 +227,8 @@ def write_blob_files(
 
 
 def _make_durable(data_uri: str, name: str, options: Mapping[str, str]) -> None:
-    make_durable(f"{data_uri}/{name}", options)
+    sync_path(f"{data_uri}/{name}", options)
     beside = Path(data_uri) / Path(name).stem
     if "://" not in data_uri and beside.is_dir():
         for path in (*beside.iterdir(), beside, Path(data_uri)):
-            make_durable(str(path), options)
+            sync_path(str(path), options)

@@ -29,14 +29,14 @@ from pyroaring import BitMap
 from lance_dagster.datafiles import (
     Addresses,
     LanceDataset,
-    by_fragment,
-    located_in,
+    batch_size,
+    count_physical_rows,
+    group_by_fragment,
     offsets_by_fragment,
-    offsets_of,
-    physical_rows,
-    rows_at,
-    rows_at_once,
-    schema_read,
+    projected_schema,
+    row_offsets,
+    scan_fragment,
+    take_rows,
 )
 from lance_dagster.diff.manifest_diff import Comparison, FragmentPair
 from lance_dagster.diff.row_matching import (
@@ -83,7 +83,7 @@ class VersionedRows:
 
     def schema(self, columns: Sequence[str]) -> pa.Schema:
         """Return the schema in which rows are read."""
-        return schema_read(self.dataset, columns)
+        return projected_schema(self.dataset, columns)
 
     def deleted(self, fragment: Fragment) -> BitMap:
         """Return the offsets of the rows of a fragment that are deleted."""
@@ -99,10 +99,10 @@ class VersionedRows:
     def ids(self, addresses: Addresses) -> U64Array:
         """Return the ids of rows."""
         found = np.empty_like(addresses)
-        for number, places in by_fragment(addresses):
+        for number, places in group_by_fragment(addresses):
             fragment = self._fragment(number)
             ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {self.state}")
-            found[places] = ids[offsets_of(addresses[places])]
+            found[places] = ids[row_offsets(addresses[places])]
         return found
 
     def digests(self, addresses: Addresses, columns: Sequence[ComparedColumn]) -> tuple[Digests, Flags]:
@@ -130,20 +130,20 @@ class VersionedRows:
 
     def take(self, addresses: Addresses, columns: Sequence[str]) -> pa.Table:
         """Read some columns of rows in the order given, all at once."""
-        return rows_at(self.dataset, addresses, columns)
+        return take_rows(self.dataset, addresses, columns)
 
     def _parts_of(self, addresses: Addresses, columns: Sequence[str]) -> Iterator[tuple[pa.Table, Addresses]]:
         for number, offsets in offsets_by_fragment(addresses).items():
             fragment = self._fragment(number)
-            whole = fragment.counted and len(offsets) == fragment.rows
-            for part in located_in(self.dataset, number, columns, None if whole else offsets):
+            whole = fragment.has_row_count and len(offsets) == fragment.rows
+            for part in scan_fragment(self.dataset, number, columns, None if whole else offsets):
                 yield part.rows, part.addresses
 
     def _counted(self, fragment: Fragment) -> Fragment:
         # Very old programs did not write down how many rows there are.
         if fragment.physical_rows:
             return fragment
-        return replace(fragment, physical_rows=physical_rows(self.dataset, fragment.id))
+        return replace(fragment, physical_rows=count_physical_rows(self.dataset, fragment.id))
 
     def _fragment(self, number: int) -> Fragment:
         found = self.state.manifest.fragments.find(number)
@@ -394,7 +394,7 @@ class ChangedRows:
     def _parts(self, changes: RowChanges, shown: Sequence[_Shown]) -> Iterator[tuple[pa.Table, list[str]]]:
         for rows in self._before.batches(changes.removed, self._names[0]):
             yield _laid_out(rows, shown, after=False), [DELETE]
-        step = rows_at_once(self._after.dataset.schema)
+        step = batch_size(self._after.dataset.schema)
         for part in parts_of(len(changes.changed_after), step):
             olds = self._before.take(changes.changed_before[part], self._names[0])
             news = self._after.take(changes.changed_after[part], self._names[1])

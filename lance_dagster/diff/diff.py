@@ -22,7 +22,7 @@ from lance_dagster.diff.schema_diff import FieldChange
 from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.names import texts
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Parts, open_parts
 from lance_dagster.history.lineage import Lineage, lineage_of, row_space
 from lance_dagster.history.versions import State
@@ -228,7 +228,7 @@ class DifferingRows:
 
     def _named(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
         """Return columns under one name each, whichever version's names were given."""
-        return None if columns is None else self.comparison.named(texts("columns", columns, "id"))
+        return None if columns is None else self.comparison.named(string_list("columns", columns, "id"))
 
 
 def diff(parts: Parts, before: State, after: State, *, on: Sequence[str] | None, base_of: str | None = None) -> Diff:

@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 from lance_dagster.diff.row_matching import ComparedColumn, compared_columns
 from lance_dagster.diff.schema_diff import FieldChange, Fields, field_changes, match_fields
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.deletions import same_vector
+from lance_dagster.format.deletions import same_deletion_vector
 from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, Fragments, IndexMetadata, Manifest
-from lance_dagster.format.transaction import without_records
-from lance_dagster.transactions.index_updates import indices_of, kind_of
+from lance_dagster.format.transaction import without_merge_records
+from lance_dagster.transactions.index_updates import index_type, indices_of
 
 CONFIG, TABLE_METADATA, SCHEMA_METADATA = "config", "table_metadata", "schema_metadata"
 FIELD_METADATA = "field_metadata"
@@ -69,7 +69,9 @@ def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -
     """
     return (
         *_compared(CONFIG, before.config, after.config),
-        *_compared(TABLE_METADATA, without_records(before.table_metadata), without_records(after.table_metadata)),
+        *_compared(
+            TABLE_METADATA, without_merge_records(before.table_metadata), without_merge_records(after.table_metadata)
+        ),
         *_compared(SCHEMA_METADATA, _text(before.schema_metadata), _text(after.schema_metadata)),
         *_of_fields(before, after, matched),
     )
@@ -172,13 +174,13 @@ def _built(index: IndexMetadata) -> tuple[object, ...]:
     """Return when a segment was built, and as what: that stays where it is stored anew for rows that moved."""
     if index.created_at is None:
         return (index.uuid,)
-    return index.dataset_version, index.created_at, kind_of([index])
+    return index.dataset_version, index.created_at, index_type([index])
 
 
 def _shape(segments: Sequence[IndexMetadata], fields: Fields) -> IndexShape:
     columns = (fields.by_id.get(number) for number in segments[0].fields)
     names = tuple("a column that is gone" if field is None else fields.path(field) for field in columns)
-    return IndexShape(kind_of(segments), names)
+    return IndexShape(index_type(segments), names)
 
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -231,7 +233,7 @@ class FragmentPair:
     @property
     def same_deletions(self) -> bool:
         """Whether both have the same deletion vector, as far as its name tells."""
-        return same_vector(self.before.deletion, self.after.deletion)
+        return same_deletion_vector(self.before.deletion, self.after.deletion)
 
     def rewritten(self, matched: Mapping[int, int]) -> set[int]:
         """Return the fields, by id before, whose values lie in another place, of those that both versions have."""
@@ -278,7 +280,7 @@ def match_fragments(before: Manifest, after: Manifest) -> FragmentMatch:
         pairs=tuple(pairs),
         removed=tuple(fragment for fragment in left if fragment.id not in taken),
         added=tuple(added),
-        same=Fragments([item for item in news.items if item in same], news.coding),
+        same=Fragments([item for item in news.items if item in same], news.decoder),
     )
 
 
@@ -364,7 +366,7 @@ def _rows_of(count: int) -> str:
 
 
 def _rows(fragment: Fragment) -> int:
-    return fragment.rows if fragment.counted else 0
+    return fragment.rows if fragment.has_row_count else 0
 
 
 def _deleted(fragment: Fragment) -> int:

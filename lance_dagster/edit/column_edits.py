@@ -22,9 +22,9 @@ from lance_dagster.datafiles import (
     backfill,
     count,
     expression_schema,
-    first_rows,
-    fragments_of,
-    quoted,
+    quote_column,
+    read_sample,
+    staged_fragments,
 )
 from lance_dagster.edit.write import Note, refuse_blobs, retried, submit, target
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
@@ -133,7 +133,7 @@ class _Filler:
 
     def _with_file(self, head: State, fragment: Fragment, made: Fields, file: StagedFile) -> Fragment:
         staged = StagedFiles(self.source.columns, (file,))
-        described = fragments_of(staged, made, head.manifest.file_version)
+        described = staged_fragments(staged, made, head.manifest.file_version)
         (new,) = placed(self.parts, described, head, staged.base)
         return replace(fragment, files=(*fragment.files, *new.files))
 
@@ -147,7 +147,7 @@ def add_columns(
 
     def attempt() -> State:
         head = parts.head(note.branch)
-        fields = evolution.with_added(head.manifest.fields, source.columns, evolution.next_field_id(head.manifest))
+        fields = evolution.add_columns(head.manifest.fields, source.columns, evolution.next_field_id(head.manifest))
         made = fields[len(head.manifest.fields) :]
         fragments = head.manifest.fragments if source.compute is None else filler.filled(head, made)
         nullable = all(column.nullable for column in source.columns)
@@ -168,7 +168,7 @@ def cast_column(parts: Parts, name: str, arrow: pa.DataType, note: Note) -> Stat
         nonlocal filler
         head = parts.head(note.branch)
         manifest = head.manifest
-        fields, made = evolution.recast(manifest.fields, name, arrow, evolution.next_field_id(manifest))
+        fields, made = evolution.cast_column(manifest.fields, name, arrow, evolution.next_field_id(manifest))
         if made[0].logical_type == evolution.find_field(manifest.fields, name).logical_type:
             return head
         _refuse_indexed(manifest, name)
@@ -206,7 +206,7 @@ def set_nullable(parts: Parts, path: str, note: Note, *, nullable: bool) -> Stat
 
     def attempt() -> State:
         head = parts.head(note.branch)
-        fields = evolution.with_nullable(head.manifest.fields, path, nullable=nullable)
+        fields = evolution.set_nullable(head.manifest.fields, path, nullable=nullable)
         if fields == head.manifest.fields:
             return head
         if not nullable:
@@ -257,7 +257,7 @@ def _source(
         wanted = tuple(reads or ())
         for name in wanted:
             evolution.find_field(head.manifest.fields, name)
-        return _Source(_returned(columns, first_rows(parts.dataset(head), wanted)), wanted, columns)
+        return _Source(_returned(columns, read_sample(parts.dataset(head), wanted)), wanted, columns)
     if isinstance(columns, Mapping):
         return _Source(expression_schema(parts.dataset(head), columns), dict(columns), lambda rows: rows)
     fields = [columns] if isinstance(columns, pa.Field) else list(columns)
@@ -297,6 +297,6 @@ def _refuse_indexed(manifest: Manifest, name: str) -> None:
 
 
 def _refuse_nulls(parts: Parts, head: State, path: str) -> None:
-    nulls = count(parts.dataset(head), f"{'.'.join(quoted(name) for name in path.split('.'))} IS NULL")
+    nulls = count(parts.dataset(head), f"{'.'.join(quote_column(name) for name in path.split('.'))} IS NULL")
     if nulls:
         raise InvalidInputError(f"column {path!r} of {head} is null in {nulls} rows; fill or delete these first")

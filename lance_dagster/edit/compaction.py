@@ -23,20 +23,27 @@ from itertools import groupby
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import StagedFiles, compact_with_pylance, fragments_of, scan_fragments, write_files
+from lance_dagster.datafiles import StagedFiles, compact_with_pylance, scan_fragments, staged_fragments, write_files
 from lance_dagster.edit.write import Note, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
-from lance_dagster.format.transaction import MESSAGE, Operation, ReserveFragments, Rewrite, RewriteGroup, Transaction
+from lance_dagster.format.transaction import (
+    COMMIT_MESSAGE,
+    Operation,
+    ReserveFragments,
+    Rewrite,
+    RewriteGroup,
+    Transaction,
+)
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import Parts, schema_of
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import placed
-from lance_dagster.transactions.index_updates import covered, indices_of
+from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 Group = tuple[Fragment, ...]
 
@@ -49,7 +56,7 @@ def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) 
         target_rows: Rows a fragment should have; those with fewer are put together.
         deleted_share: The share of deleted rows, from 0 to 1, above which a fragment is rewritten even alone.
     """
-    bitmaps = [covered(index) for index in indices_of(manifest)]
+    bitmaps = [covered_fragments(index) for index in indices_of(manifest)]
 
     def kind(fragment: Fragment) -> tuple[bool, tuple[bool, ...], frozenset[int | None]]:
         worn = _worn(fragment, deleted_share)
@@ -167,7 +174,7 @@ def _rewrite(
         first += len(new)
     pairs = zip(groups, numbered, strict=True)
     rewrite = Rewrite(groups=tuple(RewriteGroup(old=old, new=new) for old, new in pairs))
-    properties = {**note.properties, **({MESSAGE: note.message} if note.message is not None else {})}
+    properties = {**note.properties, **({COMMIT_MESSAGE: note.message} if note.message is not None else {})}
     return _commit(parts, head, rewrite, properties)
 
 
@@ -187,7 +194,7 @@ def _written(parts: Parts, head: State, group: Group, goal: Goal) -> tuple[Fragm
     place = replace(target(parts, schema, head, _base_of(parts, head, group)), max_rows=max(1, most))
     batches = scan_fragments(parts.dataset(head), [fragment.id for fragment in group])
     staged = StagedFiles(schema, write_files(place, batches), place.base)
-    made = placed(parts, fragments_of(staged, manifest.fields, manifest.file_version), head, staged.base)
+    made = placed(parts, staged_fragments(staged, manifest.fields, manifest.file_version), head, staged.base)
     return _with_lineage(parts, head, group, made) if manifest.stable_row_ids else made
 
 

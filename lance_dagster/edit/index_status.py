@@ -10,7 +10,7 @@ from lance_dagster.format.model import Field, IndexMetadata, Manifest
 from lance_dagster.format.transaction import CreateIndex
 from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State
-from lance_dagster.transactions.index_updates import covered, indices_of, kind_of
+from lance_dagster.transactions.index_updates import covered_fragments, index_type, indices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +68,13 @@ def _status(
 ) -> IndexStatus:
     known: set[int] = set()
     for index in segments:
-        bitmap = covered(index)
+        bitmap = covered_fragments(index)
         # Without a bitmap an index was built when there was nothing but what it covers; Lance reads it as nothing.
         known.update(bitmap or ())
     indexed = sum(rows[number] for number in known & rows.keys())
     return IndexStatus(
         name=name,
-        kind=kind_of(segments),
+        kind=index_type(segments),
         columns=tuple(_path(number, fields) for number in segments[0].fields),
         uuids=tuple(index.uuid for index in segments),
         indexed_rows=indexed,

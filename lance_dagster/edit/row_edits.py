@@ -7,15 +7,15 @@ import numpy as np
 import pyarrow as pa
 
 from lance_dagster.datafiles import (
+    AddressedRows,
     Addresses,
-    Located,
     StagedFiles,
     blob_columns,
-    computed,
     conform,
     expression_types,
     matching_offsets,
     offsets_by_fragment,
+    scan_computed,
     write_files,
 )
 from lance_dagster.edit.write import Note, field_ids, moved_in, refuse_nested_blobs, retried, submit, taken_out, target
@@ -86,11 +86,11 @@ class _Changed:
         return np.concatenate([np.empty(0, np.uint64), *self._addresses])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for part in computed(self._dataset, self._values, self._where):
+        for part in scan_computed(self._dataset, self._values, self._where):
             self._addresses.append(part.addresses)
             yield from self._with_types(part)
 
-    def _with_types(self, part: Located) -> Iterator[pa.RecordBatch]:
+    def _with_types(self, part: AddressedRows) -> Iterator[pa.RecordBatch]:
         for batch in part.rows.to_batches():
             columns = [
                 self._converted(batch.column(name), name) if name in self._values else batch.column(name)

@@ -25,14 +25,14 @@ from lance_dagster.datafiles import (
     LanceDataset,
     Positions,
     StagedFiles,
+    batch_size,
     blob_columns,
     check_schema,
     conform,
-    holds,
-    located,
+    evaluate_condition,
     offsets_by_fragment,
-    rows_at,
-    rows_at_once,
+    scan_addressed,
+    take_rows,
     write_files,
 )
 from lance_dagster.edit.write import (
@@ -48,8 +48,8 @@ from lance_dagster.edit.write import (
     target,
 )
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
-from lance_dagster.format.names import texts
 from lance_dagster.format.transaction import Update
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Parts, schema_of
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.claims import UPSERT
@@ -68,7 +68,7 @@ def key_columns(given: Sequence[str]) -> tuple[str, ...]:
     Raises:
         InvalidInputError: There are none, or it is no list.
     """
-    found = texts("key", given, "id")
+    found = string_list("key", given, "id")
     if not found:
         raise InvalidInputError("a key is a list of columns such as ['id'], not an empty one")
     return found
@@ -274,7 +274,7 @@ def upsert(parts: Parts, data: Rows, on: Sequence[str], *, rules: Rules, note: N
     check_rows(data)
     if isinstance(data, StagedFiles):
         raise InvalidInputError("rows are upserted by their values; give Arrow rows instead of staged files")
-    keys = texts("on", on, "id")
+    keys = string_list("on", on, "id")
     # Read once: a retry needs them again, and a stream is gone then.
     rows = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
 
@@ -357,7 +357,7 @@ class _Upsert:
         addresses, given, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
         there = [np.empty(0, np.int64)]
         read = 0
-        for part in located(self._dataset, self._on, few):
+        for part in scan_addressed(self._dataset, self._on, few):
             places = keys.places(part.rows)
             found = places != _NOWHERE
             addresses.append(part.addresses[found])
@@ -384,9 +384,9 @@ class _Upsert:
         for part in self._parts_of(len(every)) or [slice(0, 0)]:
             pairs = matches.only(part)
             names = [name for name in self._schema.names if name not in self._blobs]
-            before = rows_at(self._dataset, pairs.addresses, names, pairs.places)
+            before = take_rows(self._dataset, pairs.addresses, names, pairs.places)
             source = self._rows.take(pairs.given).drop_columns([*self._blobs.intersection(self._rows.schema.names)])
-            found.append(holds(condition, {"source": source, "target": before}))
+            found.append(evaluate_condition(condition, {"source": source, "target": before}))
         return matches.only(np.concatenate(found))
 
     def _written(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
@@ -395,7 +395,7 @@ class _Upsert:
             pairs = changed.only(part)
             rows = self._rows.take(pairs.given)
             if self._kept:
-                before = rows_at(self._dataset, pairs.addresses, self._kept, pairs.places)
+                before = take_rows(self._dataset, pairs.addresses, self._kept, pairs.places)
                 for column in before.schema:
                     rows = rows.append_column(column, before.column(column.name))
             yield from rows.select(self._schema.names).to_batches()
@@ -407,5 +407,5 @@ class _Upsert:
             yield from rows.select(self._schema.names).to_batches()
 
     def _parts_of(self, count: int) -> list[slice]:
-        step = rows_at_once(self._schema)
+        step = batch_size(self._schema)
         return [slice(start, start + step) for start in range(0, count, step)]

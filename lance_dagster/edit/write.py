@@ -21,21 +21,30 @@ from lance_dagster.datafiles import (
     Addresses,
     StagedFiles,
     WriteTarget,
-    by_fragment,
     check_schema,
-    fragments_of,
+    group_by_fragment,
     matching_offsets,
-    offsets_of,
+    row_offsets,
+    staged_fragments,
     write_files,
 )
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_row_ids, decode_versions, encode_row_ids, encode_versions
+from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.model import Field, Fragment
-from lance_dagster.format.names import check_said
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
-from lance_dagster.format.storable import check_storable
-from lance_dagster.format.transaction import CLAIMS, MESSAGE, Append, Delete, Operation, Overwrite, Transaction, Update
+from lance_dagster.format.transaction import (
+    CLAIMS,
+    COMMIT_MESSAGE,
+    Append,
+    Delete,
+    Operation,
+    Overwrite,
+    Transaction,
+    Update,
+)
+from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
 from lance_dagster.history.context import Parts, schema_of
@@ -118,7 +127,7 @@ def moved_in(parts: Parts, head: State, staged: StagedFiles, addresses: Addresse
         staged: The files.
         addresses: Where the leading rows were, in the order in which they were written.
     """
-    made = placed(parts, fragments_of(staged, head.manifest.fields, head.manifest.file_version), head, staged.base)
+    made = placed(parts, staged_fragments(staged, head.manifest.fields, head.manifest.file_version), head, staged.base)
     if not head.manifest.stable_row_ids or not len(addresses):
         return made
     ids, created = _lineage(head, addresses)
@@ -139,9 +148,9 @@ def moved_in(parts: Parts, head: State, staged: StagedFiles, addresses: Addresse
 def _lineage(head: State, addresses: Addresses) -> tuple[Addresses, Addresses]:
     """Return the ids of some rows and the versions they were created at."""
     ids, created = np.empty_like(addresses), np.empty_like(addresses)
-    for number, places in by_fragment(addresses):
+    for number, places in group_by_fragment(addresses):
         fragment, where = _known(head, number), f"fragment {number} of {head}"
-        offsets = offsets_of(addresses[places])
+        offsets = row_offsets(addresses[places])
         ids[places] = decode_row_ids(fragment.row_ids, fragment.physical_rows, where)[offsets]
         created[places] = decode_versions(fragment.created_at, fragment.physical_rows, where)[offsets]
     return ids, created
@@ -210,7 +219,7 @@ class Note:
         Raises:
             InvalidInputError: Names it.
         """
-        check_said(self.message, self.properties)
+        validate_commit_info(self.message, self.properties)
 
     def as_properties(self, mode: str | None = None, predicate: str | None = None) -> dict[str, str]:
         """Return the transaction properties that carry the note and what it claims; without a mode, nothing."""
@@ -219,7 +228,7 @@ class Note:
             claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions))
             found[CLAIMS] = encode_claims([claim])
         if self.message is not None:
-            found[MESSAGE] = self.message
+            found[COMMIT_MESSAGE] = self.message
         return found
 
 
@@ -347,7 +356,7 @@ def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable
 
 
 def _placed(parts: Parts, staged: StagedFiles, fields: Sequence[Field], head: State) -> tuple[Fragment, ...]:
-    fragments = fragments_of(staged, fields, head.manifest.file_version)
+    fragments = staged_fragments(staged, fields, head.manifest.file_version)
     return placed(parts, fragments, head, staged.base)
 
 
@@ -400,7 +409,7 @@ def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
         if change.claims or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
             continue
         raise CommitConflictError(
-            f"cannot replace the rows of {earlier}: {change.who} may have moved them in {change.version}",
+            f"cannot replace the rows of {earlier}: {change.author} may have moved them in {change.version}",
             change.version,
             retryable=False,
         )

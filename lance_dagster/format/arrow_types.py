@@ -28,12 +28,12 @@ _ARROW_JSON, _LANCE_JSON = "arrow.json", "lance.json"
 _WITHOUT_PARAMETERS = frozenset({"arrow.uuid", "arrow.bool8", _ARROW_JSON})
 
 
-def storage_of(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+def storage_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
     """Return the type that holds the values of an extension type; any other type as it is."""
     return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
 
 
-def described(arrow: Any, column: str) -> dict[str, bytes]:  # noqa: ANN401  # no stub has its methods
+def extension_metadata(arrow: Any, column: str) -> dict[str, bytes]:  # noqa: ANN401  # no stub has its methods
     """Return the metadata that says which extension type a column has; none for other types.
 
     Raises:
@@ -69,12 +69,12 @@ def is_json(storage: pa.DataType, metadata: dict[str, bytes]) -> bool:
     return (name == _ARROW_JSON and text) or (name == _LANCE_JSON and pa.types.is_large_binary(storage))
 
 
-def stored_as_json(metadata: dict[str, bytes]) -> dict[str, bytes]:
+def lance_json_metadata(metadata: dict[str, bytes]) -> dict[str, bytes]:
     """Return the metadata of a column of JSON as the format has it."""
     return {**metadata, EXTENSION_NAME: _LANCE_JSON.encode()}
 
 
-def shown_as_json(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
+def arrow_json_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return the metadata of a column of JSON as Arrow has it."""
     return {EXTENSION_METADATA.encode(): b"", **metadata, EXTENSION_NAME.encode(): _ARROW_JSON.encode()}
 
@@ -88,7 +88,7 @@ def with_extension_types(schema: pa.Schema) -> pa.Schema:
     return pa.ipc.read_schema(schema.serialize())
 
 
-STRUCT_VECTOR = "fixed_size_list:struct:"
+FIXED_SIZE_LIST_OF_STRUCTS = "fixed_size_list:struct:"
 _BFLOAT16 = "lance.bfloat16"
 _SIMPLE: dict[str, pa.DataType] = {
     "null": pa.null(),
@@ -117,7 +117,7 @@ _SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
 }
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
 # The codes are ignored by readers of current files; they are written because pylance writes them.
-_PLAIN, VAR_BINARY, _DICTIONARY = 1, 2, 3
+_PLAIN, VARIABLE_WIDTH, _DICTIONARY = 1, 2, 3
 
 
 def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  # any Arrow type
@@ -129,7 +129,7 @@ def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  #
     simple = _SIMPLE_NAMES.get(str(arrow))
     if simple is not None:
         variable = simple.removeprefix("large_") in ("string", "binary")
-        return simple, VAR_BINARY if variable else 0 if simple == "null" else _PLAIN
+        return simple, VARIABLE_WIDTH if variable else 0 if simple == "null" else _PLAIN
     name = _temporal_or_decimal(arrow) or _nested(arrow)
     if name is not None:
         return name, 0 if name == "struct" else _PLAIN
@@ -146,7 +146,7 @@ def _value_of_vector(arrow: Any, column: str) -> str:  # noqa: ANN401  # the stu
     name = getattr(item.type, "extension_name", None) or (item.metadata or {}).get(EXTENSION_NAME.encode(), b"")
     if name in (_BFLOAT16, _BFLOAT16.encode()):
         return _BFLOAT16
-    value = storage_of(item.type)
+    value = storage_type(item.type)
     if pa.types.is_struct(value):
         return "struct"
     if _nested(value) is not None:
@@ -175,7 +175,7 @@ def _nested(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no comm
         return None if arrow.keys_sorted else "map"
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
         name = "list" if pa.types.is_list(arrow) else "large_list"
-        return f"{name}.struct" if pa.types.is_struct(storage_of(arrow.value_type)) else name
+        return f"{name}.struct" if pa.types.is_struct(storage_type(arrow.value_type)) else name
     return None
 
 
@@ -210,7 +210,7 @@ def nested_type(name: str, children: "list[pa.Field[Any]]") -> pa.DataType | Non
         entries: Any = _exactly(1, children)[0].type
         make: Callable[..., pa.DataType] = pa.map_
         return make(*_exactly(2, [entries.field(index) for index in range(entries.num_fields)]))
-    if name.startswith(STRUCT_VECTOR):
+    if name.startswith(FIXED_SIZE_LIST_OF_STRUCTS):
         return pa.list_(_exactly(1, children)[0], _number(rest.rpartition(":")[2], least=1))
     if children:
         raise ValueError(f"{kind} has no fields below it")

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.model import DeletionFile
 
-ARROW, BITMAP = 0, 1
+ARROW_FILE, BITMAP_FILE = 0, 1
 _BITMAP_FROM = 5_000
 _SCHEMA = pa.schema([pa.field("row_id", pa.uint32(), nullable=False)])
 _MAGIC = b"ARROW1"
@@ -26,7 +26,7 @@ _MOST_PACKED = 256
 """Offsets that are packed closer than this, as bytes unpacked for each byte of the file, are no offsets."""
 
 
-def same_vector(one: DeletionFile | None, other: DeletionFile | None) -> bool:
+def same_deletion_vector(one: DeletionFile | None, other: DeletionFile | None) -> bool:
     """Tell without reading them whether two deletion files hold the same offsets; False means that they may not.
 
     The id is random where this package or pylance gave it. What else is in the name has to be the same too, since other
@@ -41,11 +41,11 @@ def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:
     """Write row offsets; returns the kind of file (0 Arrow, 1 bitmap) and its bytes."""
     bitmap = BitMap(offsets)
     if len(bitmap) >= _BITMAP_FROM:
-        return BITMAP, bitmap.serialize()
+        return BITMAP_FILE, bitmap.serialize()
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, _SCHEMA) as writer:
         writer.write_batch(pa.record_batch([pa.array(bitmap, pa.uint32())], schema=_SCHEMA))
-    return ARROW, sink.getvalue()
+    return ARROW_FILE, sink.getvalue()
 
 
 def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
@@ -54,10 +54,10 @@ def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
     Raises:
         CorruptFileError: The bytes are not a deletion file of that kind.
     """
-    if kind not in (ARROW, BITMAP):
+    if kind not in (ARROW_FILE, BITMAP_FILE):
         raise CorruptFileError(path, f"it does not hold row offsets: there is no deletion file of kind {kind}")
     try:
-        return BitMap.deserialize(data) if kind == BITMAP else _from_arrow(data)
+        return BitMap.deserialize(data) if kind == BITMAP_FILE else _from_arrow(data)
     except (ValueError, LookupError, struct.error, OSError, pa.ArrowException) as error:
         raise CorruptFileError(path, f"it does not hold row offsets: {error}") from error
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.schema import fields_from_arrow, renumbered
+from lance_dagster.format.schema import fields_from_arrow, renumber_fields
 
 Fields = tuple[Field, ...]
 
@@ -52,7 +52,7 @@ def subtree(fields: Sequence[Field], field: Field) -> Fields:
     return tuple(other for other in fields if other.id in ids)
 
 
-def with_added(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
+def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
     """Return the fields with more columns behind them, numbered from `first_id`.
 
     Raises:
@@ -65,10 +65,10 @@ def with_added(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
         if not name or name in taken or columns.names.count(name) > 1:
             said = "a column needs a name" if not name else f"there is a column {name!r} already"
             raise InvalidInputError(f"{said}; another one needs a name of its own")
-    return (*fields, *renumbered(fields_from_arrow(columns), first_id))
+    return (*fields, *renumber_fields(fields_from_arrow(columns), first_id))
 
 
-def without(fields: Fields, paths: Iterable[str]) -> Fields:
+def drop_fields(fields: Fields, paths: Iterable[str]) -> Fields:
     """Return the fields without some columns, or fields inside columns.
 
     Raises:
@@ -95,7 +95,7 @@ def without(fields: Fields, paths: Iterable[str]) -> Fields:
     return left
 
 
-def renamed(fields: Fields, path: str, name: str) -> Fields:
+def rename_field(fields: Fields, path: str, name: str) -> Fields:
     """Return the fields with one of another name.
 
     Raises:
@@ -109,7 +109,7 @@ def renamed(fields: Fields, path: str, name: str) -> Fields:
     return _with(fields, replace(field, name=name))
 
 
-def reordered(fields: Fields, names: Sequence[str]) -> Fields:
+def reorder_columns(fields: Fields, names: Sequence[str]) -> Fields:
     """Return the fields with the columns in another order.
 
     Raises:
@@ -124,7 +124,7 @@ def reordered(fields: Fields, names: Sequence[str]) -> Fields:
     return tuple(field for name in names for field in subtree(fields, columns[name]))
 
 
-def with_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
+def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
     """Return the fields with one that may be null, or may not.
 
     Raises:
@@ -133,7 +133,7 @@ def with_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
     return _with(fields, replace(find_field(fields, path), nullable=nullable))
 
 
-def recast(fields: Fields, path: str, arrow: pa.DataType, first_id: int) -> tuple[Fields, Fields]:
+def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) -> tuple[Fields, Fields]:
     """Return the fields with a column of another type, in the same place, and the fields of the new column alone.
 
     Raises:
@@ -144,7 +144,7 @@ def recast(fields: Fields, path: str, arrow: pa.DataType, first_id: int) -> tupl
         raise InvalidInputError(f"{path!r} is inside a column; only whole columns can be cast")
     metadata: Mapping[bytes, bytes] = {key.encode(): value for key, value in field.metadata.items()}
     column = pa.field(field.name, arrow, field.nullable, dict(metadata) or None)
-    made = renumbered(fields_from_arrow(pa.schema([column])), first_id)
+    made = renumber_fields(fields_from_arrow(pa.schema([column])), first_id)
     old = {other.id for other in subtree(fields, field)}
     place = next(place for place, other in enumerate(fields) if other.id == field.id)
     return (*fields[:place], *made, *(other for other in fields[place:] if other.id not in old)), made

@@ -11,8 +11,8 @@
     {root}/_refs/protection.json                        which names are protected
     {root}/tree/{branch name}/                          a branch: the same folders again
 
-All paths here are relative to the table's root, with "/" between segments. `format.names` says how branches and tags
-may be called.
+All paths here are relative to the table's root, with "/" between segments. `format.validation` says how branches and
+tags may be called.
 
 Names of files and folders that come out of a file: which of them stay where they belong.
 
@@ -33,9 +33,9 @@ DELETIONS = "_deletions"
 INDICES = "_indices"
 BRANCHES = "_refs/branches"
 TAGS = "_refs/tags"
-DELETED = "_refs/deleted"
+DELETED_BRANCHES = "_refs/deleted"
 PROTECTION = "_refs/protection.json"
-HINT = f"{VERSIONS}/latest_version_hint.json"
+VERSION_HINT = f"{VERSIONS}/latest_version_hint.json"
 _MAX_VERSION = 2**64 - 1
 _MANIFEST_NAME = re.compile(r"(\d{20})\.manifest")
 _OLD_MANIFEST_NAME = re.compile(r"(\d{1,19})\.manifest")
@@ -51,38 +51,38 @@ def manifest_name(version: int) -> str:
     return f"{_MAX_VERSION - version:020d}.manifest"
 
 
-def version_of(name: str) -> int | None:
+def parse_manifest_name(name: str) -> int | None:
     """Return the version a file name in `_versions/` stands for; None for temporary files, hints and the like."""
     match = _MANIFEST_NAME.fullmatch(name)
     return _MAX_VERSION - int(match[1]) if match and int(match[1]) <= _MAX_VERSION else None
 
 
-def old_manifest_name(version: int) -> str:
+def manifest_name_v1(version: int) -> str:
     """Return the file name of a version in the first naming scheme."""
     return f"{version}.manifest"
 
 
-def old_version_of(name: str) -> int | None:
+def parse_manifest_name_v1(name: str) -> int | None:
     """Return the version a file name of the first naming scheme stands for; None for any other name."""
     match = _OLD_MANIFEST_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
-def versions_in(names: Iterable[str]) -> tuple[list[int], list[int]]:
+def parse_manifest_names(names: Iterable[str]) -> tuple[list[int], list[int]]:
     """Return the versions in a listing, by names of the present scheme and of the first one, in the listing's order."""
     present, old = [], []
     for name in names:
         # Told by their length: a folder may hold very many versions, and hardly anything else.
         if len(name) == _MANIFEST_NAME_LENGTH:
-            number = version_of(name)
+            number = parse_manifest_name(name)
             if number is not None:
                 present.append(number)
-        elif (number := old_version_of(name)) is not None:
+        elif (number := parse_manifest_name_v1(name)) is not None:
             old.append(number)
     return present, old
 
 
-def newest_among(names: Sequence[str]) -> Sequence[str]:
+def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
     """Return the names of a listing among which the newest version's is: very few when all are of the present scheme.
 
     Where names are of both schemes, some of each are returned.
@@ -92,10 +92,10 @@ def newest_among(names: Sequence[str]) -> Sequence[str]:
     newest = min((name for name in names if len(name) == _MANIFEST_NAME_LENGTH), default=None)
     if newest is None:
         return others
-    return [newest, *others] if version_of(newest) is not None else names
+    return [newest, *others] if parse_manifest_name(newest) is not None else names
 
 
-def line_root(branch: str) -> str:
+def branch_root(branch: str) -> str:
     """Return the folder a branch's versions lie under: empty for `main`."""
     return "" if branch == MAIN else f"tree/{branch}"
 
@@ -121,12 +121,12 @@ def tag_file(name: str) -> str:
     return f"{TAGS}/{_encoded(name)}.json"
 
 
-def name_of_branch_file(file_name: str) -> str | None:
+def parse_branch_file_name(file_name: str) -> str | None:
     """Return the branch a file in `_refs/branches/` describes, or None when it is not a branch's file."""
     return _decoded(file_name[:-5]) if file_name.endswith(".json") else None
 
 
-def name_of_tag_file(file_name: str) -> str | None:
+def parse_tag_file_name(file_name: str) -> str | None:
     """Return the tag a file in `_refs/tags/` describes, or None when it is not a tag's file."""
     return _decoded(file_name[:-5]) if file_name.endswith(".json") else None
 
@@ -141,12 +141,12 @@ def _decoded(text: str) -> str:
     return _PERCENT.sub(lambda match: bytes([int(match[1], 16)]), encoded).decode(errors="replace")
 
 
-def fence_file(name: str, newest: int, seconds: int, branch_id: str) -> str:
+def branch_fence_file(name: str, newest: int, seconds: int, branch_id: str) -> str:
     """Return the path of the file that says up to which number a deleted branch had versions, and when it was."""
-    return f"{DELETED}/{_encoded(name)}@{newest}@{seconds}@{branch_id}"
+    return f"{DELETED_BRANCHES}/{_encoded(name)}@{newest}@{seconds}@{branch_id}"
 
 
-def fence_of(file_name: str) -> tuple[str, int, int, str] | None:
+def parse_branch_fence(file_name: str) -> tuple[str, int, int, str] | None:
     """Return the branch, number, time and branch id in the name of a file in `_refs/deleted/`; None for other names."""
     match = _FENCE_NAME.fullmatch(file_name)
     return (_decoded(match[1]), int(match[2]), int(match[3]), match[4]) if match else None
@@ -169,22 +169,22 @@ def is_path_inside(path: str) -> bool:
 
 def versions_folder(branch: str) -> str:
     """Return the folder that holds the manifests of a branch."""
-    return join(line_root(branch), VERSIONS)
+    return join(branch_root(branch), VERSIONS)
 
 
 def transaction_path(branch: str, file_name: str) -> str:
     """Return the path of a transaction file of a branch."""
-    return join(line_root(branch), TRANSACTIONS, file_name)
+    return join(branch_root(branch), TRANSACTIONS, file_name)
 
 
 def hint_path(branch: str) -> str:
     """Return the path of the file that says where to look for the newest version of a branch."""
-    return join(line_root(branch), HINT)
+    return join(branch_root(branch), VERSION_HINT)
 
 
 def newest_versions_in(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the versions of a listing as `versions_in` does, only the newest one where the listing tells which."""
-    return versions_in(newest_among(names))
+    """Return the versions of a listing as `parse_manifest_names` does, but only the newest one where it is known."""
+    return parse_manifest_names(newest_manifest_names(names))
 
 
 def ref_file(folder: str, name: str) -> str | None:

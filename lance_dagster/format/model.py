@@ -109,12 +109,12 @@ class Fragment:
         Raises:
             UnsupportedFeatureError: It does not say how many there are.
         """
-        if not self.counted:
+        if not self.has_row_count:
             raise UnsupportedFeatureError(f"fragment {self.id}", [_UNCOUNTED])
         return self.physical_rows - (self.deletion.deleted_rows if self.deletion else 0)
 
     @property
-    def counted(self) -> bool:
+    def has_row_count(self) -> bool:
         """Whether it says how many rows it has, and how many are deleted; old programs left both out."""
         return bool(self.physical_rows or not self.files) and (self.deletion is None or self.deletion.deleted_rows > 0)
 
@@ -125,19 +125,19 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class FragmentsSummary:
     """What is known of many fragments without reading each: ids in order, live rows, whether any has deletions.
 
-    Without `counted`, one of them does not say how many rows it has, and `rows` means nothing.
+    Without `has_row_counts`, one of them does not say how many rows it has, and `rows` means nothing.
     """
 
     ids: Sequence[int]
     rows: int
     deletions: bool
-    counted: bool = True
+    has_row_counts: bool = True
 
 
-class Coding(Protocol):
+class FragmentDecoder(Protocol):
     """Reads encoded fragments. Its errors name the file the bytes came from, which is `path`."""
 
     path: str
@@ -145,8 +145,8 @@ class Coding(Protocol):
     def decode(self, data: bytes) -> Fragment:
         """Read one fragment."""
 
-    def outline(self, items: Sequence[bytes]) -> Outline:
-        """Read of each fragment what an `Outline` says."""
+    def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
+        """Read of each fragment what an `FragmentsSummary` says."""
 
 
 class Fragments(Sequence[Fragment]):
@@ -158,13 +158,13 @@ class Fragments(Sequence[Fragment]):
     unknown in it.
     """
 
-    __slots__ = ("_checked", "_coding", "_found", "_items", "_outline", "_positions")
+    __slots__ = ("_checked", "_decoder", "_found", "_items", "_outline", "_positions")
 
-    def __init__(self, items: Iterable[Fragment | bytes] = (), coding: Coding | None = None) -> None:
-        """Hold fragments; those given as bytes are read by `coding`."""
+    def __init__(self, items: Iterable[Fragment | bytes] = (), decoder: FragmentDecoder | None = None) -> None:
+        """Hold fragments; those given as bytes are read by `decoder`."""
         self._items = list(items)
-        self._coding = coding
-        self._outline: Outline | None = None
+        self._decoder = decoder
+        self._outline: FragmentsSummary | None = None
         self._positions: dict[int, int] | None = None
         self._found: dict[int, Fragment] = {}
         self._checked = False
@@ -175,9 +175,9 @@ class Fragments(Sequence[Fragment]):
         return self._items
 
     @property
-    def coding(self) -> Coding | None:
+    def decoder(self) -> FragmentDecoder | None:
         """What reads the items that are encoded."""
-        return self._coding
+        return self._decoder
 
     @property
     def ids(self) -> Sequence[int]:
@@ -192,9 +192,9 @@ class Fragments(Sequence[Fragment]):
             UnsupportedFeatureError: A fragment does not say how many there are.
         """
         outline = self._outlined()
-        if not outline.counted:
+        if not outline.has_row_counts:
             # Counted as none, rows would be lost without a word.
-            raise UnsupportedFeatureError(self._coding.path if self._coding else "a change", [_UNCOUNTED])
+            raise UnsupportedFeatureError(self._decoder.path if self._decoder else "a change", [_UNCOUNTED])
         return outline.rows
 
     @property
@@ -213,7 +213,7 @@ class Fragments(Sequence[Fragment]):
     def __getitem__(self, index: int | slice) -> "Fragment | Fragments":
         """Return one fragment, or some, those still encoded."""
         if isinstance(index, slice):
-            return Fragments(self._items[index], self._coding)
+            return Fragments(self._items[index], self._decoder)
         return self._read(self._items[index])
 
     def __iter__(self) -> Iterator[Fragment]:
@@ -241,13 +241,16 @@ class Fragments(Sequence[Fragment]):
     def added(self, more: Iterable[Fragment]) -> "Fragments":
         """Return these fragments and more behind them."""
         new = list(more)
-        result = Fragments([*self._items, *new], self._coding)
+        result = Fragments([*self._items, *new], self._decoder)
         known = self._outline
         if known is not None:
             extra = _outline_of(new)
             ids = [*known.ids, *extra.ids]
-            result._outline = Outline(
-                ids, known.rows + extra.rows, known.deletions or extra.deletions, known.counted and extra.counted
+            result._outline = FragmentsSummary(
+                ids,
+                known.rows + extra.rows,
+                known.deletions or extra.deletions,
+                known.has_row_counts and extra.has_row_counts,
             )
         return result
 
@@ -266,7 +269,7 @@ class Fragments(Sequence[Fragment]):
             items[positions[number]] = fragment
         gone = {positions[number] for number in removed}
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
-        return Fragments(kept, self._coding)
+        return Fragments(kept, self._decoder)
 
     def check_once(self, check: Callable[["Fragments"], None]) -> None:
         """Call a function that raises when something is wrong, unless it returned before."""
@@ -277,40 +280,42 @@ class Fragments(Sequence[Fragment]):
     def _read(self, item: Fragment | bytes) -> Fragment:
         if isinstance(item, Fragment):
             return item
-        if self._coding is None:
-            raise InvalidInputError("encoded fragments need a coding")
-        return self._coding.decode(item)
+        if self._decoder is None:
+            raise InvalidInputError("encoded fragments need a decoder")
+        return self._decoder.decode(item)
 
     def _by_id(self) -> dict[int, int]:
         if self._positions is None:
             self._positions = {number: position for position, number in enumerate(self.ids)}
         return self._positions
 
-    def _outlined(self) -> Outline:
+    def _outlined(self) -> FragmentsSummary:
         if self._outline is None:
             encoded = [item for item in self._items if isinstance(item, bytes)]
-            if encoded and self._coding is not None and len(encoded) == len(self._items):
-                self._outline = self._coding.outline(encoded)
+            if encoded and self._decoder is not None and len(encoded) == len(self._items):
+                self._outline = self._decoder.outline(encoded)
             else:
                 self._outline = self._mixed_outline(encoded)
         return self._outline
 
-    def _mixed_outline(self, encoded: Sequence[bytes]) -> Outline:
+    def _mixed_outline(self, encoded: Sequence[bytes]) -> FragmentsSummary:
         read = _outline_of([item for item in self._items if isinstance(item, Fragment)])
-        if not encoded or self._coding is None:
+        if not encoded or self._decoder is None:
             return read
-        rest = self._coding.outline(encoded)
+        rest = self._decoder.outline(encoded)
         ids_read, ids_rest = iter(read.ids), iter(rest.ids)
         ids = [next(ids_rest) if isinstance(item, bytes) else next(ids_read) for item in self._items]
-        return Outline(ids, read.rows + rest.rows, read.deletions or rest.deletions, read.counted and rest.counted)
+        return FragmentsSummary(
+            ids, read.rows + rest.rows, read.deletions or rest.deletions, read.has_row_counts and rest.has_row_counts
+        )
 
 
-def _outline_of(fragments: Sequence[Fragment]) -> Outline:
-    return Outline(
+def _outline_of(fragments: Sequence[Fragment]) -> FragmentsSummary:
+    return FragmentsSummary(
         [fragment.id for fragment in fragments],
-        sum(fragment.rows for fragment in fragments if fragment.counted),
+        sum(fragment.rows for fragment in fragments if fragment.has_row_count),
         any(fragment.deletion is not None for fragment in fragments),
-        all(fragment.counted for fragment in fragments),
+        all(fragment.has_row_count for fragment in fragments),
     )
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format import arrow_types
-from lance_dagster.format.arrow_types import EXTENSION_NAME, JSON, VAR_BINARY, arrow_type, logical_type, nested_type
+from lance_dagster.format.arrow_types import EXTENSION_NAME, JSON, VARIABLE_WIDTH, arrow_type, logical_type, nested_type
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import MapUpdate
 
@@ -63,7 +63,7 @@ def arrow_from_fields(
         UnsupportedFeatureError: A logical type is not known.
         CorruptFileError: The fields do not make a schema.
     """
-    check_tree(fields, path)
+    check_field_tree(fields, path)
     children: dict[int, list[Field]] = {}
     for field in fields:
         children.setdefault(field.parent_id, []).append(field)
@@ -79,7 +79,7 @@ def arrow_from_fields(
         raise CorruptFileError(path, f"an extension type in its schema makes no sense: {error}") from error
 
 
-def check_tree(fields: Sequence[Field], path: str) -> None:
+def check_field_tree(fields: Sequence[Field], path: str) -> None:
     """Refuse fields that do not make trees; `path` is for messages.
 
     Raises:
@@ -154,11 +154,11 @@ def _is_whole(field: Field) -> bool:
 
 def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> None:
     metadata = _text(column.metadata, f"column {column.name!r}")
-    metadata = {**arrow_types.described(column.type, column.name), **metadata}
-    arrow = arrow_types.storage_of(column.type)
+    metadata = {**arrow_types.extension_metadata(column.type, column.name), **metadata}
+    arrow = arrow_types.storage_type(column.type)
     if arrow_types.is_json(arrow, metadata):
-        name, encoding = JSON, VAR_BINARY
-        metadata = arrow_types.stored_as_json(metadata)
+        name, encoding = JSON, VARIABLE_WIDTH
+        metadata = arrow_types.lance_json_metadata(metadata)
         arrow = pa.large_binary()
     else:
         name, encoding = logical_type(arrow, column.name)
@@ -229,7 +229,7 @@ def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: st
     metadata = {key.encode(): _shown(value) for key, value in field.metadata.items()}
     try:
         if field.logical_type == JSON and not nested:
-            return pa.field(field.name, pa.string(), field.nullable, arrow_types.shown_as_json(metadata))
+            return pa.field(field.name, pa.string(), field.nullable, arrow_types.arrow_json_metadata(metadata))
         arrow = nested_type(field.logical_type, nested)
         # A struct without fields is false.
         arrow = arrow_type(field.logical_type) if arrow is None else arrow
@@ -247,7 +247,7 @@ def _shown(metadata: bytes) -> bytes:
     return metadata.decode("utf-8", "replace").encode()
 
 
-def renumbered(fields: Sequence[Field], first: int) -> tuple[Field, ...]:
+def renumber_fields(fields: Sequence[Field], first: int) -> tuple[Field, ...]:
     """Return the fields with ids counted from `first`, parents following their children."""
     ids = {field.id: first + offset for offset, field in enumerate(fields)}
     return tuple(replace(field, id=ids[field.id], parent_id=ids.get(field.parent_id, -1)) for field in fields)
@@ -269,7 +269,7 @@ def with_field_metadata(fields: Sequence[Field], updates: Mapping[int, MapUpdate
 
 def _described(field: Field, update: MapUpdate) -> Field:
     current = {key: value.decode("utf-8", "surrogateescape") for key, value in field.metadata.items()}
-    metadata = {key: value.encode("utf-8", "surrogateescape") for key, value in update.applied(current).items()}
+    metadata = {key: value.encode("utf-8", "surrogateescape") for key, value in update.apply_to(current).items()}
     return _with_metadata(field, metadata)
 
 

@@ -12,7 +12,7 @@ from lance_dagster.format.model import BasePath, DataFile, Field, Fragment, Inde
 REWRITE_ROWS, REWRITE_COLUMNS = 0, 1
 """The two modes of an `Update`."""
 
-MESSAGE = "__lance_commit_message"
+COMMIT_MESSAGE = "__lance_commit_message"
 """The property under which Lance keeps a commit message."""
 COMMITTER = "lance_dagster.committer"
 CLAIMS = "lance_dagster.claims"
@@ -35,14 +35,14 @@ RESTORED = "lance_dagster.restore"
 PICKED_FROM = "lance_dagster.cherry_pick.from"
 PICKED_BY = "lance_dagster.cherry_pick.by"
 """The property that says who took a change over; as committer a pick has the one who made the change."""
-OF_PICKS = frozenset({PICKED, REVERTED, RESTORED})
+CHANGE_ORIGIN_PROPERTIES = frozenset({PICKED, REVERTED, RESTORED})
 """The properties that name the version whose change was taken over, or taken back."""
-OF_MERGES = (MERGED_PREFIX, SQUASHED_PREFIX)
+MERGE_RECORD_PREFIXES = (MERGED_PREFIX, SQUASHED_PREFIX)
 
 
-def without_records(metadata: Mapping[str, str]) -> dict[str, str]:
+def without_merge_records(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the table metadata that people and programs set: without what merges record for themselves."""
-    return {key: value for key, value in metadata.items() if not key.startswith(OF_MERGES)}
+    return {key: value for key, value in metadata.items() if not key.startswith(MERGE_RECORD_PREFIXES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +204,11 @@ class MapUpdate:
     entries: Mapping[str, str | None]
     replace: bool = False
 
-    def applied(self, current: Mapping[str, str]) -> dict[str, str]:
+    def apply_to(self, current: Mapping[str, str]) -> dict[str, str]:
         """Return the mapping with the changes made."""
-        start = {key: value for key, value in current.items() if not self.replace or key.startswith(OF_MERGES)}
+        start = {
+            key: value for key, value in current.items() if not self.replace or key.startswith(MERGE_RECORD_PREFIXES)
+        }
         merged: dict[str, str | None] = {**start, **self.entries}
         return {key: value for key, value in merged.items() if value is not None}
 

@@ -64,7 +64,7 @@ from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files
 from lance_dagster.history.inventory import EXPIRED, Inventory, Kind, expired_copies, take_inventory
 from lance_dagster.history.refs.ref_store import Branch, Refs, Tag
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import Entry, Store
+from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.verify.manifest_rules import ERROR, WARNING, Problem
 
 
@@ -137,7 +137,7 @@ class GarbageReport:
         return sum(count.bytes for count in self.garbage.values())
 
 
-def counted(files: Mapping[Kind, Sequence[Entry]]) -> dict[str, FileCount]:
+def counted(files: Mapping[Kind, Sequence[ObjectInfo]]) -> dict[str, FileCount]:
     """Count files by kind; leave out kinds without files."""
     return {
         str(kind): FileCount(files=len(entries), bytes=sum(entry.size for entry in entries))

@@ -23,7 +23,7 @@ from lance_dagster.gc.reachability import NamedFiles, RequiredVersions
 from lance_dagster.gc.retention import Dated, Retention, duration_text, reasons_to_keep
 from lance_dagster.history.inventory import BranchObjects, Inventory
 from lance_dagster.history.refs.ref_store import CREATING, DELETING, Branch
-from lance_dagster.store import Entry, Store
+from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 StepDone = Callable[[], None]
@@ -57,7 +57,7 @@ class StoredVersion:
 
     branch: str
     number: int
-    entry: Entry
+    entry: ObjectInfo
     detached: bool = False
 
     def __str__(self) -> str:
@@ -163,7 +163,7 @@ class Marker:
 
     def _has_one_naming_scheme(self, objects: BranchObjects) -> bool:
         if objects.mixed:
-            folder = layout.join(layout.line_root(objects.branch), layout.VERSIONS)
+            folder = layout.join(layout.branch_root(objects.branch), layout.VERSIONS)
             what = "it names versions by both schemes; migrate_manifest_names() finishes what was begun"
             self.marks.failed(folder, CorruptFileError(folder, what))
         return not objects.mixed

@@ -20,7 +20,7 @@ from lance_dagster.history.refs.ref_store import DELETING, Branch, Refs, Tag
 from lance_dagster.history.refs.tag_operations import recorded_versions
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import canonical_uri
-from lance_dagster.transactions.base_paths import Named, named_files
+from lance_dagster.transactions.base_paths import FileReferences, file_references
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 _SHOWN = 3
@@ -214,9 +214,9 @@ class NamedFiles:
         Raises:
             FormatError: The manifest cannot be read whole.
         """
-        root = layout.line_root(branch)
-        fresh = Fragments(self._not_seen(manifest, root), manifest.fragments.coding)
-        for place in named_files(replace(manifest, fragments=fresh), layout.join(self.root_uri, root)):
+        root = layout.branch_root(branch)
+        fresh = Fragments(self._not_seen(manifest, root), manifest.fragments.decoder)
+        for place in file_references(replace(manifest, fragments=fresh), layout.join(self.root_uri, root)):
             self._add_place(place)
         if manifest.transaction_file:
             self.keys.add(layout.join(root, layout.TRANSACTIONS, manifest.transaction_file))
@@ -234,7 +234,7 @@ class NamedFiles:
                 self._seen.add((context, item))
                 yield item
 
-    def _add_place(self, place: Named) -> None:
+    def _add_place(self, place: FileReferences) -> None:
         below = self._below(place.base.path)
         folders = place.base.is_dataset_root
         for kind, names in (

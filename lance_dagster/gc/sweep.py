@@ -25,7 +25,7 @@ from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS, Inventory, K
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.ref_store import Branch, Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import Entry, Store
+from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.transactions.identity import commit_id
 
 _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.INDEX})
@@ -36,12 +36,12 @@ _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.INDEX})
 class ClassifiedFiles:
     """The files that no remaining version names: garbage, settling (named by an expired version), or too young."""
 
-    garbage: dict[Kind, list[Entry]] = field(default_factory=dict)
-    waiting: dict[Kind, list[Entry]] = field(default_factory=dict)
-    young: dict[Kind, list[Entry]] = field(default_factory=dict)
+    garbage: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
+    waiting: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
+    young: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
 
     @property
-    def files(self) -> Iterator[Entry]:
+    def files(self) -> Iterator[ObjectInfo]:
         """All files that are garbage."""
         for entries in self.garbage.values():
             yield from entries
@@ -79,7 +79,7 @@ def classify_files(
     return judged
 
 
-def _named(has: Callable[[str], bool], entry: Entry, place: StoredObject) -> bool:
+def _named(has: Callable[[str], bool], entry: ObjectInfo, place: StoredObject) -> bool:
     return has(place.name) or (place.kind is Kind.BLOB and has(entry.key))
 
 
@@ -114,7 +114,7 @@ class Sweeper:
         self._delete([found.entry for found in going])
         for branch in {found.branch for found in going}:
             # Without the sync a power cut could bring a version back whose files are deleted by then.
-            self._store.sync_folder(layout.join(layout.line_root(branch), layout.VERSIONS))
+            self._store.sync_folder(layout.join(layout.branch_root(branch), layout.VERSIONS))
         self._copies = copies
         _, back = self._recheck_refs(going)
         self._restore_manifests(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
@@ -153,7 +153,7 @@ class Sweeper:
         """Delete dead branches of which no file is named; return their names."""
         gone: list[str] = []
         for name in sorted(names):
-            root = layout.line_root(name)
+            root = layout.branch_root(name)
             if any(key.startswith(f"{root}/") for key in kept) or any(self._versions.numbers(name)):
                 continue
             branch = self._refs.branch(name)
@@ -200,18 +200,18 @@ class Sweeper:
         key = expired_copy_key(found.branch, found.number, self._id(found.branch), commit_id(data or b""))
         if data is not None:
             # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
-            self._store.put(key, data, lasting=False)
+            self._store.put(key, data, durable=False)
         return key
 
     def _manifest_path(self, found: StoredVersion) -> str:
-        folder = layout.join(layout.line_root(found.branch), layout.VERSIONS)
+        folder = layout.join(layout.branch_root(found.branch), layout.VERSIONS)
         if found.number >= DETACHED_FROM:
             return f"{folder}/d{found.number}.manifest"
         # Listed first, since the naming scheme of a branch is known only then.
         self._versions.numbers(found.branch)
         return self._versions.manifest_path(found.branch, found.number)
 
-    def _delete(self, entries: Sequence[Entry]) -> None:
+    def _delete(self, entries: Sequence[ObjectInfo]) -> None:
         for start in range(0, len(entries), _AT_ONCE):
             some = entries[start : start + _AT_ONCE]
             self._store.delete_many([entry.key for entry in some])

@@ -52,7 +52,7 @@ from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.apply import apply
-from lance_dagster.transactions.conflicts import RowChange, Verdict, judge
+from lance_dagster.transactions.conflicts import Compatibility, RowChange, classify
 from lance_dagster.transactions.identity import commit_id
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
@@ -231,7 +231,7 @@ def _put(
     # The transaction file comes first: other writers look for it when they rebase over this version. It need not
     # survive a power cut, since the manifest holds the same transaction inline.
     body = encode_transaction(transaction)
-    store.put(layout.transaction_path(branch, transaction.file_name), body, lasting=False)
+    store.put(layout.transaction_path(branch, transaction.file_name), body, durable=False)
     # pylance writes data files without syncing their names; a durable manifest must not name files that a power cut
     # removes.
     store.sync_folder(layout.DATA)
@@ -258,7 +258,7 @@ def _with_committer(transaction: Transaction) -> Transaction:
 def _write_hint(versions: Versions, branch: str, number: int) -> None:
     """Write the version hint: pylance starts there to look for newer versions where listings are unordered."""
     try:
-        versions.store.put(layout.hint_path(branch), b'{"version":%d}' % number, lasting=False)
+        versions.store.put(layout.hint_path(branch), b'{"version":%d}' % number, durable=False)
     except StoreError as error:
         # The version is committed: an error here would make the caller commit the same change again.
         _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)
@@ -351,15 +351,15 @@ def _classify_landed(
             # A fork after the version that was read: the branch was deleted and its name given to another one.
             raise _branch_replaced(versions, str(state), transaction)
     # A version of unknown content may contradict the transaction; doing the work again from the head is safe.
-    verdict = Verdict.RETRYABLE if landed is None else judge(transaction, landed)
-    if verdict is Verdict.COMPATIBLE:
+    verdict = Compatibility.RETRYABLE if landed is None else classify(transaction, landed)
+    if verdict is Compatibility.COMPATIBLE:
         return None
-    if verdict is Verdict.REBASE and landed is not None and isinstance(landed.operation, RowChange):
+    if verdict is Compatibility.REBASE and landed is not None and isinstance(landed.operation, RowChange):
         return landed.operation
     did = landed.operation_name if landed else "a change of unknown kind"
     raise CommitConflictError(
         f"cannot commit {transaction.operation_name} to {branch} of {versions.store.uri}: "
         f"{who} committed {did} as {branch}@{number} meanwhile",
         f"{branch}@{number}",
-        verdict is Verdict.RETRYABLE,
+        verdict is Compatibility.RETRYABLE,
     )

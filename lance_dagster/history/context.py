@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from lance_dagster.datafiles import LanceDataset, open_dataset
-from lance_dagster.format.codec import check_sound
+from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
@@ -65,7 +65,7 @@ class Parts:
         Raises:
             FormatError: The version's manifest cannot be read whole.
         """
-        check_sound(state.manifest, state.path or str(state))
+        check_readable(state.manifest, state.path or str(state))
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lance_dagster.format import layout
-from lance_dagster.store import Entry, Store
+from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.transactions.identity import commit_id
 
 EXPIRED = "_expired"
@@ -79,10 +79,10 @@ class BranchObjects:
     """
 
     branch: str
-    manifests: dict[int, Entry] = field(default_factory=dict)
-    detached: dict[int, Entry] = field(default_factory=dict)
+    manifests: dict[int, ObjectInfo] = field(default_factory=dict)
+    detached: dict[int, ObjectInfo] = field(default_factory=dict)
     schemes: set[str] = field(default_factory=set)
-    hints: list[Entry] = field(default_factory=list)
+    hints: list[ObjectInfo] = field(default_factory=list)
     modified: float = float("-inf")
 
     @property
@@ -96,7 +96,7 @@ class Inventory:
     """All objects in a table's folder. `names` says when each file of a branch or a tag was written last."""
 
     branches: dict[str, BranchObjects] = field(default_factory=dict)
-    files: dict[Kind, list[tuple[Entry, StoredObject]]] = field(default_factory=dict)
+    files: dict[Kind, list[tuple[ObjectInfo, StoredObject]]] = field(default_factory=dict)
     names: dict[str, float] = field(default_factory=dict)
     unknown: int = 0
 
@@ -105,7 +105,7 @@ class Inventory:
         return self.branches.setdefault(branch, BranchObjects(branch))
 
 
-def take_inventory(entries: Iterable[Entry], branches: Collection[str]) -> Inventory:
+def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> Inventory:
     """Sort the objects of a table.
 
     Args:
@@ -164,7 +164,7 @@ def classify_key(key: str, branches: Collection[str]) -> StoredObject:
 def _below(branch: str, segments: list[str], key: str) -> StoredObject:
     """Tell what an object in one of the folders of a branch is."""
     folder, first, deeper = segments[0], segments[1], segments[2:]
-    name = layout.join(layout.line_root(branch), folder, first)
+    name = layout.join(layout.branch_root(branch), folder, first)
     if any(segment.startswith(".tmp") for segment in segments[1:]):
         return StoredObject(branch, Kind.TEMPORARY, key)
     if deeper:
@@ -172,9 +172,9 @@ def _below(branch: str, segments: list[str], key: str) -> StoredObject:
         named = f"{name}.lance" if folder == layout.DATA else name
         return StoredObject(branch, kinds[folder], named) if folder in kinds else _unknown(key)
     if folder == layout.VERSIONS:
-        if f"{layout.VERSIONS}/{first}" == layout.HINT:
+        if f"{layout.VERSIONS}/{first}" == layout.VERSION_HINT:
             return StoredObject(branch, Kind.HINT, key)
-        numbered = layout.version_of(first) is not None or layout.old_version_of(first) is not None
+        numbered = layout.parse_manifest_name(first) is not None or layout.parse_manifest_name_v1(first) is not None
         return StoredObject(branch, Kind.VERSION, key) if numbered or _DETACHED.fullmatch(first) else _unknown(key)
     if folder not in _SUFFIXES or not first.endswith(_SUFFIXES[folder]):
         return _unknown(key)
@@ -185,12 +185,12 @@ def _unknown(key: str) -> StoredObject:
     return StoredObject(layout.MAIN, Kind.UNKNOWN, key)
 
 
-def _add_version(objects: BranchObjects, entry: Entry) -> None:
+def _add_version(objects: BranchObjects, entry: ObjectInfo) -> None:
     name = entry.key.rpartition("/")[2]
     if detached := _DETACHED.fullmatch(name):
         objects.detached[int(detached[1])] = entry
         return
-    present, old = layout.version_of(name), layout.old_version_of(name)
+    present, old = layout.parse_manifest_name(name), layout.parse_manifest_name_v1(name)
     for scheme, number in (("present", present), ("first", old)):
         if number is not None:
             objects.schemes.add(scheme)
@@ -209,7 +209,9 @@ def expired_copy_key(branch: str, number: int, owner: str, digest: str) -> str:
     return f"{EXPIRED}/{branch}/{number}-{_owner_digest(owner)}-{digest[:16]}.manifest"
 
 
-def expired_copies(entries: Iterable[Entry], owners: Mapping[str, str]) -> Iterator[tuple[str, int, Entry, bool]]:
+def expired_copies(
+    entries: Iterable[ObjectInfo], owners: Mapping[str, str]
+) -> Iterator[tuple[str, int, ObjectInfo, bool]]:
     """Yield the branch, number and entry of each expired manifest, and whether the branch is still the same one.
 
     Args:
@@ -232,15 +234,15 @@ _WORKERS = 8
 
 def copy_to_expired(store: Store, branch: str, owner: str) -> None:
     """Copy all manifests of a branch that is about to be deleted to `_expired/`; `owner` is the branch's id."""
-    folder = layout.join(layout.line_root(branch), layout.VERSIONS)
+    folder = layout.join(layout.branch_root(branch), layout.VERSIONS)
 
     def copy(name: str) -> None:
         data = store.get(f"{folder}/{name}")
-        present, old = layout.versions_in([name])
+        present, old = layout.parse_manifest_names([name])
         if data is not None and (present or old):
             key = expired_copy_key(branch, (present or old)[0], owner, commit_id(data))
             # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
-            store.put(key, data, lasting=False)
+            store.put(key, data, durable=False)
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         # Consumed, so that a failure in a thread is raised here.

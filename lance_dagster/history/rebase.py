@@ -24,7 +24,7 @@ from lance_dagster.format.model import DeletionFile, Fragment
 from lance_dagster.format.transaction import Transaction, Update
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import Store
-from lance_dagster.transactions.base_paths import folder_of
+from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.transactions.conflicts import RowChange, removed_fragments, touched_fragments
 
 
@@ -72,7 +72,7 @@ def _place(versions: Versions, state: State, fragment: Fragment) -> tuple[Store,
     """Return where a fragment's deletion file is."""
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    base = folder_of(state.manifest, fragment.deletion.base_id, versions.branch_uri(state.branch))
+    base = base_path_of(state.manifest, fragment.deletion.base_id, versions.branch_uri(state.branch))
     path = layout.deletion_path(fragment.id, fragment.deletion)
     # A base path that is no dataset root has no folders of its own.
     key = path if base.is_dataset_root else path.removeprefix(f"{layout.DELETIONS}/")
@@ -87,7 +87,7 @@ def store_deletion(versions: Versions, branch: str, fragment: Fragment, data: by
     """Write a fragment's deletion file into a branch's own folder."""
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    path = layout.join(layout.line_root(branch), layout.deletion_path(fragment.id, fragment.deletion))
+    path = layout.join(layout.branch_root(branch), layout.deletion_path(fragment.id, fragment.deletion))
     versions.store.put(path, data)
 
 

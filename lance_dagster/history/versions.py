@@ -21,9 +21,9 @@ import pendulum
 
 from lance_dagster.errors import CorruptFileError, VersionNotFoundError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import Summary, decode_manifest_file, decode_transaction, summarize
+from lance_dagster.format.codec import VersionSummary, decode_manifest_file, decode_transaction, summarize_manifest
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import COMMITTER, MERGE, MESSAGE, Clone, Transaction
+from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, Clone, Transaction
 from lance_dagster.store import Store, base_options, open_store
 from lance_dagster.transactions.identity import commit_id
 
@@ -123,7 +123,7 @@ class Versions:
 
     def branch_uri(self, branch: str) -> str:
         """Return the URI of the folder that holds a branch's own files."""
-        return layout.join(self.store.uri, layout.line_root(branch))
+        return layout.join(self.store.uri, layout.branch_root(branch))
 
     def locate(self, uri: str, key: str, base_id: int = 0) -> tuple[Store, str]:
         """Return the store and the key under which an object below some URI is read.
@@ -144,7 +144,7 @@ class Versions:
 
     def numbers(self, branch: str) -> list[int]:
         """List the versions of a branch, oldest first, from file names alone; empty when there is no such branch."""
-        return sorted(self._checked(branch, *layout.versions_in(self.store.list(self._folder(branch)))))
+        return sorted(self._checked(branch, *layout.parse_manifest_names(self.store.list(self._folder(branch)))))
 
     def newest(self, branch: str) -> int | None:
         """Return the newest version of a branch, or None when it has none."""
@@ -152,14 +152,14 @@ class Versions:
         if self.store.ordered_listing:
             # Names count down from 2^64-1, so the first few of an ordered listing hold the newest version. Two cases
             # need the whole listing: leftovers of other writers fill the first names, or names count upwards (v1).
-            found = self._checked(branch, *layout.versions_in(self.store.list(folder, limit=_FIRST_NAMES)))
+            found = self._checked(branch, *layout.parse_manifest_names(self.store.list(folder, limit=_FIRST_NAMES)))
             if found and branch not in self._v1_named:
                 return max(found)
         return max(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), default=None)
 
     def has_versions(self, branch: str) -> bool:
         """Tell whether a branch has a version; lists only a few names in the usual case."""
-        first = layout.versions_in(self.store.some(self._folder(branch), _FIRST_NAMES))
+        first = layout.parse_manifest_names(self.store.list_some(self._folder(branch), _FIRST_NAMES))
         return any(first) or self.newest(branch) is not None
 
     def manifest_path(self, branch: str, number: int) -> str:
@@ -168,7 +168,7 @@ class Versions:
         A new version follows the scheme of the versions before it: readers expect one scheme for each branch.
         """
         v1 = branch in self._v1_named
-        return f"{self._folder(branch)}/{layout.old_manifest_name(number) if v1 else layout.manifest_name(number)}"
+        return f"{self._folder(branch)}/{layout.manifest_name_v1(number) if v1 else layout.manifest_name(number)}"
 
     def load(self, branch: str, number: int, branch_id: str = "") -> State:
         """Read one version.
@@ -259,7 +259,7 @@ class Versions:
         """
         writer, transaction = state.manifest.writer, state.transaction
         operation = transaction.operation if transaction else None
-        summary = Summary(
+        summary = VersionSummary(
             number=state.number,
             timestamp=state.manifest.timestamp,
             rows=state.manifest.rows,
@@ -279,7 +279,7 @@ class Versions:
         A log describes very many versions; decoding every fragment of each one would dominate its cost.
         """
         path, data = self._manifest(branch, number)
-        summary = None if data is None else summarize(data, f"{self.store.uri}/{path}")
+        summary = None if data is None else summarize_manifest(data, f"{self.store.uri}/{path}")
         # A manifest without an inline transaction has it in a separate file, or has none.
         if summary is None or summary.number != number:
             return self.describe(self.load(branch, number), numbers)
@@ -311,7 +311,7 @@ class Versions:
             self._ids[layout.MAIN, number] = found
         return found
 
-    def _version(self, branch: str, own_id: str, summary: Summary, numbers: Sequence[int]) -> Version:
+    def _version(self, branch: str, own_id: str, summary: VersionSummary, numbers: Sequence[int]) -> Version:
         writer = "an unknown program" if summary.writer is None else " ".join(summary.writer)
         properties = summary.properties
         parents, cut = self._first_parent(branch, summary, numbers)
@@ -323,7 +323,7 @@ class Versions:
             committed_at=pendulum.from_timestamp(summary.timestamp / 1e9),
             operation=summary.operation or "unknown",
             rows=summary.rows,
-            message=properties.get(MESSAGE),
+            message=properties.get(COMMIT_MESSAGE),
             committer=properties.get(COMMITTER, writer),
             writer=writer,
             properties=properties,
@@ -337,12 +337,14 @@ class Versions:
         if self.store.ordered_listing and state.branch not in self._v1_named:
             # Callers mostly describe a new version, which the short listing of the newest ones holds.
             names = self.store.list(self._folder(state.branch), limit=_FIRST_NAMES)
-            found = self._checked(state.branch, *layout.versions_in(names))
+            found = self._checked(state.branch, *layout.parse_manifest_names(names))
             if found and min(found) < state.number and state.branch not in self._v1_named:
                 return sorted(found)
         return self.numbers(state.branch)
 
-    def _first_parent(self, branch: str, summary: Summary, numbers: Sequence[int]) -> tuple[tuple[str, ...], bool]:
+    def _first_parent(
+        self, branch: str, summary: VersionSummary, numbers: Sequence[int]
+    ) -> tuple[tuple[str, ...], bool]:
         """Return the first parent, none for the first version of a table, and whether it was cleaned up."""
         if summary.forked_from is not None:
             if branch == layout.MAIN:
@@ -367,7 +369,7 @@ class Versions:
         if data is not None:
             return path, data
         # The scheme is known only once the branch was listed, and a migration may rename files meanwhile.
-        names = (layout.manifest_name(number), layout.old_manifest_name(number))
+        names = (layout.manifest_name(number), layout.manifest_name_v1(number))
         other = next(found for name in names if (found := f"{self._folder(branch)}/{name}") != path)
         return other, self.store.get(other)
 
@@ -380,7 +382,7 @@ class Versions:
         if numbers and v1_numbers:
             raise CorruptFileError(
                 layout.join(self.store.uri, self._folder(branch)),
-                f"it names versions by both schemes, such as {layout.old_manifest_name(v1_numbers[0])} and "
+                f"it names versions by both schemes, such as {layout.manifest_name_v1(v1_numbers[0])} and "
                 f"{layout.manifest_name(numbers[0])}; migrate_manifest_names() finishes what was begun",
             )
         (self._v1_named.add if v1_numbers else self._v1_named.discard)(branch)

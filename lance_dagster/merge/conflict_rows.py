@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import Addresses, Positions, rows_at_once
+from lance_dagster.datafiles import Addresses, Positions, batch_size
 from lance_dagster.diff.changed_rows import VersionedRows, keys_of, parts_of
 from lance_dagster.diff.row_matching import ComparedColumn, Flags, RowPositions, compared_columns, paired_by_values
 from lance_dagster.diff.schema_diff import Fields
 from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.names import texts
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_locations import (
@@ -81,7 +81,7 @@ class ConflictColumns:
         """
         if names is None:
             return self.all
-        return tuple(dict.fromkeys(self._named(name) for name in texts("columns", names, "id")))
+        return tuple(dict.fromkeys(self._named(name) for name in string_list("columns", names, "id")))
 
     def holding(self, fields: frozenset[int]) -> tuple[SharedColumn, ...]:
         """Return the columns that fields of the dest are in."""
@@ -330,7 +330,7 @@ class ConflictRows:
         if self._locations is None:
             return
         left = request.limit
-        step = min(rows_at_once(version.dataset.schema) for version in self._versions)
+        step = min(batch_size(version.dataset.schema) for version in self._versions)
         for conflict in request.conflicts:
             locations = self._found(self._locations, conflict, request)
             for part in parts_of(len(locations), step):

@@ -15,16 +15,15 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles import matching_offsets
 from lance_dagster.errors import CorruptFileError, InvalidInputError, MergeConflictError
+from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.layout import DATA, MAIN
 from lance_dagster.format.model import DataFile, DeletionFile, Flag, Fragment, Manifest
-from lance_dagster.format.names import check_said
-from lance_dagster.format.storable import version_of_file
 from lance_dagster.format.transaction import (
     CLAIMS,
     COLUMNS_MOVED,
+    COMMIT_MESSAGE,
     MERGE,
     MERGED_BRANCH,
-    MESSAGE,
     SQUASHED_PREFIX,
     Append,
     Delete,
@@ -34,6 +33,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
+from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.context import Parts
 from lance_dagster.history.lineage import (
@@ -65,9 +65,9 @@ from lance_dagster.merge.rules import (
 )
 from lance_dagster.merge.rules.merge_input import Lookups, SideHistory
 from lance_dagster.store import copy_file, copy_folder
-from lance_dagster.transactions.apply import as_next, without_dropped
-from lance_dagster.transactions.base_paths import data_folder, folder_of, placed_under_root, shared_places
-from lance_dagster.transactions.claims import Change, Claim, claims_of, encode_claims
+from lance_dagster.transactions.apply import drop_unused_files, next_version
+from lance_dagster.transactions.base_paths import base_path_of, data_folder, shared_base_ids, with_root_base
+from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
 _FEW, _WRITERS = 4, 16
 
@@ -97,7 +97,7 @@ def materialize(
     fragments = fragments.added(added)
     last = max((fragment.id for fragment in added), default=head.manifest.max_fragment_id)
     manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
-    manifest = without_dropped(manifest, head.manifest.fields)
+    manifest = drop_unused_files(manifest, head.manifest.fields)
     if added and len(plan.removed) == len(head.manifest.fragments):
         manifest = replace(manifest, file_version=source.manifest.file_version)
     manifest = _open_to_file_versions(manifest, [*changed.values(), *added])
@@ -109,7 +109,7 @@ def materialize(
 
 def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragment]) -> Manifest:
     """Say so where files come that are of another version than those of the table: nobody could read it otherwise."""
-    versions = {version_of_file(file) for fragment in merged_fragment for file in fragment.files}
+    versions = {data_file_version(file) for fragment in merged_fragment for file in fragment.files}
     if manifest.file_version == "" or versions <= {manifest.file_version}:
         return manifest
     mixed = int(Flag.MIXED_FILE_VERSIONS)
@@ -141,7 +141,7 @@ def _recorded(
 class _Materializer:
     def __init__(self, parts: Parts, source: State, head: State) -> None:
         self._parts, self._source, self._head = parts, source, head
-        self._shared = shared_places(source.manifest, head.manifest, parts.uri)
+        self._shared = shared_base_ids(source.manifest, head.manifest, parts.uri)
 
     def all_finished(self, merged_fragment: Sequence[MergedFragment]) -> list[Fragment]:
         """Return fragments as the result names them, in the same order."""
@@ -158,7 +158,7 @@ class _Materializer:
         materializer = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
         files: tuple[DataFile, ...] = ()
         if merged_fragment.files:
-            files = placed_under_root([materializer], self._head.manifest, self._parts.uri, self._shared)[0].files
+            files = with_root_base([materializer], self._head.manifest, self._parts.uri, self._shared)[0].files
         fragment = replace(merged_fragment.fragment, files=(*merged_fragment.fragment.files, *files))
         if merged_fragment.deleted is None:
             return fragment
@@ -172,7 +172,7 @@ class _Materializer:
         if file.base_id in self._shared:
             return
         parts = self._parts
-        base = folder_of(self._source.manifest, file.base_id, parts.versions.branch_uri(self._source.branch))
+        base = base_path_of(self._source.manifest, file.base_id, parts.versions.branch_uri(self._source.branch))
         if data_folder(base) == f"{parts.uri}/{DATA}":
             return
         store, key = parts.versions.locate(data_folder(base), file.path, base.id)
@@ -203,7 +203,7 @@ class MergeOptions:
         Raises:
             InvalidInputError: Names it.
         """
-        check_said(self.message, self.properties)
+        validate_commit_info(self.message, self.properties)
         # Checked here, because a merge that finds nothing to do never asks the strategy.
         ParsedStrategy.parse(self.strategy)
 
@@ -241,7 +241,9 @@ def merge(parts: Parts, source: State, into: str, options: MergeOptions) -> Stat
         kept = kept_records(dest_lineage, changed.table_metadata, parts.refs, parts.versions)
         metadata = kept | _records(options, source_lineage, dest_lineage, base=base, plan=plan)
         changed = replace(changed, table_metadata=metadata)
-        return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
+        return Proposal(
+            transaction, next_version(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER)
+        )
 
     return commit(parts.versions, into, propose, parts.head(into))
 
@@ -392,7 +394,7 @@ def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str |
 
 def _properties(options: MergeOptions, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
     properties = {
-        MESSAGE: options.message
+        COMMIT_MESSAGE: options.message
         or f"{'squash' if options.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
         **options.properties,
         CLAIMS: encode_claims(all_claims(changes)),
@@ -425,7 +427,7 @@ def all_claims(changes: Iterable[Change]) -> list[Claim]:
             claim
             for change in changes
             if change.transaction is not None
-            for claim in claims_of(change.transaction.properties) or change.claims
+            for claim in decode_claims(change.transaction.properties) or change.claims
         )
     )
 

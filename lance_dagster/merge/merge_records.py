@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.transaction import MERGED_PREFIX, OF_MERGES, PICKED_FROM, SQUASHED_PREFIX, Delete
+from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MERGED_PREFIX, PICKED_FROM, SQUASHED_PREFIX, Delete
 from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_base, merge_records_of
 from lance_dagster.history.refs.ref_files import READY
 from lance_dagster.history.refs.ref_store import Refs
@@ -50,7 +50,7 @@ def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Cha
     names = {line.id: line.branch for line in of.segments}
     taken = {f"{names[own]}@{number}" for change in other_changes for own, number in _origins(change) if own in names}
     return [
-        replace(change, known=True) if change.version in taken or _is_of(change, other) else change
+        replace(change, in_both=True) if change.version in taken or _is_of(change, other) else change
         for change in changes
     ]
 
@@ -89,7 +89,7 @@ def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, version
     for name in (MAIN, *(branch.name for branch in branches if branch.state == READY)):
         if name != dest.state.branch:
             gone -= _told_apart(gone, dest, name, (refs, versions))
-    dropped = {f"{prefix}{branch_id}" for branch_id in gone for prefix in OF_MERGES}
+    dropped = {f"{prefix}{branch_id}" for branch_id in gone for prefix in MERGE_RECORD_PREFIXES}
     return {key: value for key, value in metadata.items() if key not in dropped}
 
 

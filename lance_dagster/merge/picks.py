@@ -17,11 +17,10 @@ from lance_dagster.edit.write import submit
 from lance_dagster.errors import Call, InvalidInputError, MergeConflictError, Remedy
 from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.names import check_said
 from lance_dagster.format.transaction import (
     CLAIMS,
+    COMMIT_MESSAGE,
     COMMITTER,
-    MESSAGE,
     PICKED,
     PICKED_BY,
     PICKED_FROM,
@@ -40,6 +39,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     UpdateConfig,
 )
+from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.commit import WRITER, Proposal, commit, committer, now_ns, writer_name
 from lance_dagster.history.context import Parts
@@ -75,7 +75,7 @@ from lance_dagster.merge.rules import (
 )
 from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.taken_back import last_revert
-from lance_dagster.transactions.apply import as_next
+from lance_dagster.transactions.apply import next_version
 from lance_dagster.transactions.claims import Change, encode_claims
 from lance_dagster.transactions.row_id_spaces import Alias
 
@@ -95,7 +95,7 @@ class PickOptions:
         Raises:
             InvalidInputError: Names it.
         """
-        check_said(self.message, self.properties)
+        validate_commit_info(self.message, self.properties)
         ParsedStrategy.parse(self.strategy)
         if self.parent is not None and type(self.parent) is not int:
             raise InvalidInputError(f"a parent is a number, counted from 1, not {self.parent!r}")
@@ -172,10 +172,10 @@ class ChangeRange:
             return self.picks.info(parts)
         version = parts.versions.describe(self.of)
         if self.kind == PICKED:
-            message = {} if version.message is None else {MESSAGE: version.message}
+            message = {} if version.message is None else {COMMIT_MESSAGE: version.message}
             return {COMMITTER: version.committer, **message}
         did = f"{'revert' if self.kind == REVERTED else 'restore'} {self.of}"
-        return {MESSAGE: did if version.message is None else f"{did}: {version.message}"}
+        return {COMMIT_MESSAGE: did if version.message is None else f"{did}: {version.message}"}
 
 
 def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions) -> State:
@@ -204,7 +204,7 @@ def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branc
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             return head
-        own = {} if options.message is None else {MESSAGE: options.message}
+        own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
         info = change_range.info(parts)
         properties = {**info, **options.properties, **own, **change_range.marks(parts)}
         transaction = Transaction(
@@ -214,7 +214,9 @@ def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branc
             properties=properties | columns_moved(plan),
         )
         refuse_direct_commit(parts.store, branch, transaction)
-        return Proposal(transaction, as_next(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER))
+        return Proposal(
+            transaction, next_version(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER)
+        )
 
     return commit(parts.versions, branch, propose, parts.head(branch))
 

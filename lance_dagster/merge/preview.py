@@ -26,7 +26,7 @@ from lance_dagster.merge.merge_commit import (
     naming_damaged_manifests,
 )
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
-from lance_dagster.transactions.index_updates import indices_of, not_covering
+from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 
 PREVIEW_OF = "preview_of"
 """Branch metadata that names the version whose merge a branch shows."""
@@ -195,7 +195,7 @@ def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
     changed = plan.manifest.fragments.changed(plan.removed, {}).added(
         [merged_fragment.fragment for merged_fragment in plan.added]
     )
-    return tuple(sorted({*missing, *not_covering(replace(plan.manifest, fragments=changed))}))
+    return tuple(sorted({*missing, *incomplete_indices(replace(plan.manifest, fragments=changed))}))
 
 
 def _written(lineage: Lineage) -> RecordedVersion:

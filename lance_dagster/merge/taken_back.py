@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lance_dagster.format.transaction import (
+    CHANGE_ORIGIN_PROPERTIES,
     MERGE,
     MERGED_BRANCH,
-    OF_PICKS,
     PICKED,
     PICKED_FROM,
     RESTORED,
@@ -28,7 +28,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import origins
 from lance_dagster.transactions.claims import Change
 
-_TELLS = OF_PICKS | {MERGE}
+_TELLS = CHANGE_ORIGIN_PROPERTIES | {MERGE}
 """Versions without any of these properties neither bring a change of another version nor take one back."""
 
 

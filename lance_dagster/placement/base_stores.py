@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
-from lance_dagster.format.names import check_said
-from lance_dagster.format.transaction import MESSAGE, Transaction, UpdateBases
+from lance_dagster.format.transaction import COMMIT_MESSAGE, Transaction, UpdateBases
+from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import Parts
 from lance_dagster.history.refs.protection import refuse_protected_branch
@@ -21,11 +21,11 @@ from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options, canonical_uri, open_store
 from lance_dagster.transactions.base_paths import (
     ROOT_BASE,
-    Named,
-    base_named,
-    named_files,
-    placed_under,
-    placed_under_root,
+    FileReferences,
+    file_references,
+    find_base_path,
+    with_base,
+    with_root_base,
 )
 
 _SHOWN = 3
@@ -47,7 +47,7 @@ class NewBase:
         Raises:
             InvalidInputError: Names it.
         """
-        check_said(self.message, self.properties)
+        validate_commit_info(self.message, self.properties)
 
 
 def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
@@ -61,7 +61,7 @@ def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
     refuse_protected_branch("add a base path to", branch, parts.store)
     number = _free_id(parts, branch, base)
     transaction_id = str(uuid.uuid4())
-    properties = dict(wanted.properties) | ({} if wanted.message is None else {MESSAGE: wanted.message})
+    properties = dict(wanted.properties) | ({} if wanted.message is None else {COMMIT_MESSAGE: wanted.message})
 
     def propose(head: State) -> Proposal | State:
         if _is_there(head, base):
@@ -78,7 +78,7 @@ def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
 
     parts.head(branch)
     state = commit(parts.versions, branch, propose)
-    return base_named(state.manifest, base.name or "", parts.uri)
+    return find_base_path(state.manifest, base.name or "", parts.uri)
 
 
 def _checked(parts: Parts, wanted: NewBase) -> BasePath:
@@ -142,7 +142,7 @@ def destination(head: State, name: str | None) -> BasePath | None:
     """
     if name is None or name == ROOT_BASE:
         return None
-    base = base_named(head.manifest, name, str(head))
+    base = find_base_path(head.manifest, name, str(head))
     return replace(base, path=spelled(base.path))
 
 
@@ -167,13 +167,13 @@ def placed(parts: Parts, fragments: tuple[Fragment, ...], head: State, path: str
         InvalidInputError: The branch has no such base path, or calls the table something else.
     """
     if path is None:
-        return placed_under_root(fragments, head.manifest, parts.uri)
+        return with_root_base(fragments, head.manifest, parts.uri)
     base = next((base for base in head.manifest.base_paths if spelled(base.path) == path), None)
     if base is None:
         raise InvalidInputError(f"{head} has no base path at {path}, where files were staged; add_base adds it")
     # A commit makes the names in the table's own folder last, and knows nothing of this one.
     base_store(parts, base).sync_folder(layout.DATA if base.is_dataset_root else "")
-    return placed_under(fragments, base)
+    return with_base(fragments, base)
 
 
 def check_files(parts: Parts, state: State, base_ids: Iterable[int]) -> int:
@@ -185,7 +185,7 @@ def check_files(parts: Parts, state: State, base_ids: Iterable[int]) -> int:
     wanted = frozenset(base_ids)
     branch_uri = parts.versions.branch_uri(state.branch)
     count = 0
-    for place in named_files(state.manifest, branch_uri):
+    for place in file_references(state.manifest, branch_uri):
         if place.base.id in wanted and place.base in state.manifest.base_paths:
             store = base_store(parts, place.base)
             missing = _missing(store, place)
@@ -198,7 +198,7 @@ def check_files(parts: Parts, state: State, base_ids: Iterable[int]) -> int:
     return count
 
 
-def _missing(store: Store, place: Named) -> list[str]:
+def _missing(store: Store, place: FileReferences) -> list[str]:
     def folder(name: str) -> str:
         return name if place.base.is_dataset_root else ""
 

@@ -28,9 +28,9 @@ from lance_dagster.history.context import Parts, open_parts
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import base_store
-from lance_dagster.store import Store, canonical_uri, copy_file, copy_folder, own_options
-from lance_dagster.transactions.apply import with_flags
-from lance_dagster.transactions.base_paths import Named, deep_clone, named_files, shallow_clone
+from lance_dagster.store import Store, canonical_uri, copy_file, copy_folder, table_options
+from lance_dagster.transactions.apply import with_feature_flags
+from lance_dagster.transactions.base_paths import FileReferences, deep_clone, file_references, shallow_clone
 
 CLONE = "lance_dagster.clone"
 """The metadata key of a tag that keeps a version for a shallow clone: where the clone lies."""
@@ -151,7 +151,7 @@ def _commit_first(parts: Parts, source: State, made: Parts, manifest: Manifest) 
         ),
     )
     manifest = replace(manifest, transaction_file=transaction.file_name, writer=WRITER, timestamp=now_ns())
-    if create_first(made.versions, Proposal(transaction, with_flags(manifest))) is None:
+    if create_first(made.versions, Proposal(transaction, with_feature_flags(manifest))) is None:
         raise AlreadyExistsError(f"somebody else made a Lance table at {made.uri} meanwhile")
 
 
@@ -160,15 +160,15 @@ def _options(parts: Parts, manifest: Manifest, uri: str, given: Mapping[str, str
     source = parts.storage_options
     result = dict(given or {})
     if given is None and "://" in canonical_uri(uri):
-        result = own_options(source)
+        result = table_options(source)
     kept = {base.id for base in manifest.base_paths}
     for key, value in source.items():
-        if key not in own_options(source) and any(key.startswith(f"base_{number}.") for number in kept):
+        if key not in table_options(source) and any(key.startswith(f"base_{number}.") for number in kept):
             result.setdefault(key, value)
     for base in manifest.base_paths:
         # A base that was reached with the source's options is reached with the clone's only if they are the same.
-        if "://" in base.path and own_options(source) != own_options(result):
-            for key, value in own_options(source).items():
+        if "://" in base.path and table_options(source) != table_options(result):
+            for key, value in table_options(source).items():
                 result.setdefault(f"base_{base.id}.{key}", value)
     return result
 
@@ -178,7 +178,7 @@ def _copy_files(parts: Parts, source: State, dest: Store, progress: Progress | N
     there = dest.sizes(layout.DATA)
     blobs = _has_blobs(source.manifest)
     jobs: list[Callable[[], None]] = []
-    for place in named_files(source.manifest, parts.versions.branch_uri(source.branch)):
+    for place in file_references(source.manifest, parts.versions.branch_uri(source.branch)):
         store = base_store(parts, place.base)
         jobs += _data_jobs(place, store, dest, there, blobs=blobs)
         jobs += _other_jobs(place, store, dest)
@@ -192,7 +192,7 @@ def _copy_files(parts: Parts, source: State, dest: Store, progress: Progress | N
 
 
 def _data_jobs(
-    place: Named, store: Store, dest: Store, there: Mapping[str, int], *, blobs: bool
+    place: FileReferences, store: Store, dest: Store, there: Mapping[str, int], *, blobs: bool
 ) -> list[Callable[[], None]]:
     def job(name: str) -> Callable[[], None]:
         def copy() -> None:
@@ -213,7 +213,7 @@ def _data_jobs(
     return [job(name) for name, size in place.data.items() if name not in there or size not in (0, there[name])]
 
 
-def _other_jobs(place: Named, store: Store, dest: Store) -> list[Callable[[], None]]:
+def _other_jobs(place: FileReferences, store: Store, dest: Store) -> list[Callable[[], None]]:
     def deletion(name: str) -> Callable[[], None]:
         def copy() -> None:
             key = _key(place.base, layout.DELETIONS, name)

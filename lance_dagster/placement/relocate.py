@@ -24,9 +24,17 @@ from dataclasses import dataclass, replace
 
 from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, Remedy, VersionNotFoundError
 from lance_dagster.format import layout
-from lance_dagster.format.layout import MAIN, VERSIONS, join, line_root, manifest_name, old_manifest_name, versions_in
+from lance_dagster.format.layout import (
+    MAIN,
+    VERSIONS,
+    branch_root,
+    join,
+    manifest_name,
+    manifest_name_v1,
+    parse_manifest_names,
+)
 from lance_dagster.format.model import BasePath
-from lance_dagster.format.transaction import MESSAGE, Clone, Transaction, UpdateBases
+from lance_dagster.format.transaction import COMMIT_MESSAGE, Clone, Transaction, UpdateBases
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import Parts
@@ -35,7 +43,7 @@ from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.placement.base_stores import check_files, heads, spelled
 from lance_dagster.store import canonical_uri
-from lance_dagster.transactions.base_paths import ROOT_BASE, repointed, with_repointed
+from lance_dagster.transactions.base_paths import ROOT_BASE, moved_base_paths, replace_base_paths
 
 REPOINTED = "lance_dagster.repointed"
 """The property of a commit that changes base paths and nothing else."""
@@ -146,7 +154,7 @@ def _repoint_all(parts: Parts, moves: Moves, how: How) -> Relocation:
 
 def _changed(state: State, moves: Moves) -> tuple[BasePath, ...]:
     bases = state.manifest.base_paths
-    return repointed(bases, moves(state), {base.path: spelled(base.path) for base in bases}) if bases else ()
+    return moved_base_paths(bases, moves(state), {base.path: spelled(base.path) for base in bases}) if bases else ()
 
 
 def _repoint(parts: Parts, branch: str, moves: Moves, how: How) -> Repointed | None:
@@ -159,7 +167,7 @@ def _repoint(parts: Parts, branch: str, moves: Moves, how: How) -> Repointed | N
         changed = _changed(head, moves)
         if not changed:
             return head
-        new = replace(head, manifest=with_repointed(head.manifest, changed))
+        new = replace(head, manifest=replace_base_paths(head.manifest, changed))
         files = check_files(parts, new, [base.id for base in changed]) if how.check else 0
         old = {base.id: base.path for base in head.manifest.base_paths}
         paths = tuple((old[base.id], base.path) for base in changed)
@@ -170,11 +178,14 @@ def _repoint(parts: Parts, branch: str, moves: Moves, how: How) -> Repointed | N
             read_version=head.number,
             uuid=transaction_id,
             operation=UpdateBases(new_bases=changed),
-            properties={REPOINTED: "true", MESSAGE: f"base paths are elsewhere: {', '.join(old for old, _ in paths)}"},
+            properties={
+                REPOINTED: "true",
+                COMMIT_MESSAGE: f"base paths are elsewhere: {', '.join(old for old, _ in paths)}",
+            },
         )
         # The rule for added bases refuses ids that are taken; here they are meant.
         following = next_manifest(parts.versions, head, replace(transaction, operation=UpdateBases(new_bases=())))
-        return Proposal(transaction, with_repointed(following, changed))
+        return Proposal(transaction, replace_base_paths(following, changed))
 
     state = commit(parts.versions, branch, propose)
     return done if done is None or how.dry_run else replace(done, after=str(state))
@@ -278,7 +289,7 @@ def _ids_by_clone(first: State) -> dict[int, str]:
     if not isinstance(operation, Clone):
         return {}
     parent = spelled(operation.ref_path)
-    below = f"/{layout.line_root(operation.ref_name)}" if operation.ref_name else ""
+    below = f"/{layout.branch_root(operation.ref_name)}" if operation.ref_name else ""
     root = parent.removesuffix(below)
     found: dict[int, str] = {}
     for base in first.manifest.base_paths:
@@ -290,7 +301,7 @@ def _ids_by_clone(first: State) -> dict[int, str]:
 
 def _ids_by_elimination(parts: Parts, newest: State, foreign: set[str]) -> dict[int, str]:
     """Take the one base path that main does not have, where nothing else tells: the first version is cleaned up."""
-    branches = [f"/{layout.line_root(name)}" for name in parts.refs.branches()]
+    branches = [f"/{layout.branch_root(name)}" for name in parts.refs.branches()]
     found: dict[int, str] = {}
     for base in newest.manifest.base_paths:
         path = spelled(base.path)
@@ -317,11 +328,11 @@ def migrate_manifest_names(versions: Versions, branches: Iterable[str]) -> int:
 
 
 def _migrate(versions: Versions, branch: str) -> int:
-    store, folder = versions.store, join(line_root(branch), VERSIONS)
+    store, folder = versions.store, join(branch_root(branch), VERSIONS)
     renamed = 0
     # Again, until nothing is left: a writer that was not stopped may have put one more.
     while True:
-        _, old = versions_in(store.list(folder))
+        _, old = parse_manifest_names(store.list(folder))
         if not old:
             # So that commits of this object go on under the present scheme.
             versions.numbers(branch)
@@ -330,19 +341,19 @@ def _migrate(versions: Versions, branch: str) -> int:
         for number in sorted(old, reverse=True):
             _copy(versions, folder, number)
         for number in sorted(old):
-            store.delete(f"{folder}/{old_manifest_name(number)}")
+            store.delete(f"{folder}/{manifest_name_v1(number)}")
         renamed += len(old)
 
 
 def _copy(versions: Versions, folder: str, number: int) -> None:
     store = versions.store
-    source, target = f"{folder}/{old_manifest_name(number)}", f"{folder}/{manifest_name(number)}"
+    source, target = f"{folder}/{manifest_name_v1(number)}", f"{folder}/{manifest_name(number)}"
     data = store.get(source)
     if data is None or store.put_if_absent(target, data):
         return
     if store.get(target) != data:
         raise CorruptFileError(
             f"{store.uri}/{target}",
-            f"it is another version {number} than {old_manifest_name(number)}; a writer was at work meanwhile: "
+            f"it is another version {number} than {manifest_name_v1(number)}; a writer was at work meanwhile: "
             "find out which of the two readers saw, and remove the other",
         )

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.datafiles import LanceDataset
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.names import texts
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.frames import Destination, handler_for, handlers
@@ -107,7 +107,7 @@ class LanceIOManager(dg.ConfigurableIOManager):
             PinnedTable(table=table, version=table.at(ref)) if ref else self.lance.pin(self._read_chain(context), table)
         )
         columns = md.plain(wanted.get(md.COLUMNS))
-        chosen = None if columns is None else texts("columns in the metadata of an input", columns, "id")
+        chosen = None if columns is None else string_list("columns in the metadata of an input", columns, "id")
         narrowed = all_of(md.text(wanted, md.FILTER), _partition_filter(context, upstream, pinned))
         context.log.debug("%s is read at %s", context.asset_key.to_user_string(), pinned.ref)
         return PinnedTable(table=table, version=pinned.version, columns=chosen, filter=narrowed)

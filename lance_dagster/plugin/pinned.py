@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lance_dagster.datafiles import LanceDataset
-from lance_dagster.format.names import texts
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.table import LanceTable
 
@@ -81,4 +81,4 @@ class PinnedTable:
 
     def _columns(self, columns: Sequence[str] | None) -> list[str] | None:
         chosen = columns if columns is not None else self.columns
-        return None if chosen is None else list(texts("columns", chosen, "id"))
+        return None if chosen is None else list(string_list("columns", chosen, "id"))

@@ -24,7 +24,7 @@ from lance_dagster.errors import (
     TableNotFoundError,
     VersionNotFoundError,
 )
-from lance_dagster.format.names import refuse_lone_text
+from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
 from lance_dagster.plugin.gate import Subject, blocking_checks, reasons_against, was_materialized
@@ -106,7 +106,7 @@ def build_publisher(
     Raises:
         InvalidInputError: No table is given, or one twice.
     """
-    refuse_lone_text("tables", tables, "shop/orders")
+    require_sequence("tables", tables, "shop/orders")
     nodes = [_Node.of(table, tag, partitioned=partitions_def is not None) for table in tables]
     keys = [node.candidate for node in nodes]
     if not keys or len(set(keys)) < len(keys):

@@ -19,8 +19,8 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.names import refuse_lone_text, texts
 from lance_dagster.format.transaction import MERGE
+from lance_dagster.format.validation import require_sequence, string_list
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -71,8 +71,8 @@ def build_ref_sensor(
     Raises:
         InvalidInputError: No table or no ref is given.
     """
-    refuse_lone_text("tables", tables, "shop/orders")
-    names = texts("refs", refs, MAIN)
+    require_sequence("tables", tables, "shop/orders")
+    names = string_list("refs", refs, MAIN)
     watched = tuple(_Watched(asset_key_of(table), metadata_of(table)) for table in tables)
     if not watched or not names:
         raise InvalidInputError("build_ref_sensor needs at least one table and one ref")
@@ -102,7 +102,7 @@ def ref_asset_specs(tables: Sequence[CheckedAsset], *, lance: LanceResource | No
         tables: The candidates: definitions, or keys.
         lance: The resource, to put the tables' URIs on the definitions.
     """
-    refuse_lone_text("tables", tables, "shop/orders")
+    require_sequence("tables", tables, "shop/orders")
     return [_spec(asset_key_of(table), metadata_of(table), lance) for table in tables]
 
 

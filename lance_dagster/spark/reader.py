@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.names import texts
+from lance_dagster.format.validation import string_list
 from lance_dagster.spark.spark_schema import arrow_for_spark, row_bytes, to_spark_batch
 from lance_dagster.table import LanceTable
 
@@ -56,7 +56,7 @@ class Scan:
         """
         version = str(table.at(ref))
         whole = table.schema(version)
-        chosen = whole.names if columns is None else list(texts("columns", columns, "id"))
+        chosen = whole.names if columns is None else list(string_list("columns", columns, "id"))
         missing = [name for name in chosen if name not in whole.names]
         if missing:
             raise InvalidInputError(

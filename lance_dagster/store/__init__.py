@@ -10,30 +10,30 @@ from collections.abc import Mapping
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.copying import copy_file, copy_folder
-from lance_dagster.store.local import LocalStore, make_durable
+from lance_dagster.store.interface import ObjectInfo, Store
+from lance_dagster.store.local import LocalStore, sync_path
 from lance_dagster.store.options import (
     access_options,
     base_options,
     canonical_uri,
-    own_options,
+    is_durable,
     scheme_of,
-    survives_power_cuts,
+    table_options,
 )
 from lance_dagster.store.s3 import S3Store
-from lance_dagster.store.verbs import Entry, Store
 
 __all__ = [
-    "Entry",
     "LocalStore",
+    "ObjectInfo",
     "S3Store",
     "Store",
     "base_options",
     "canonical_uri",
     "copy_file",
     "copy_folder",
-    "make_durable",
     "open_store",
-    "own_options",
+    "sync_path",
+    "table_options",
 ]
 
 
@@ -50,8 +50,8 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
         InvalidInputError: The scheme is not supported, or an option is not known.
     """
     canonical = canonical_uri(uri)
-    given = own_options(storage_options or {})
-    durable = survives_power_cuts(given)
+    given = table_options(storage_options or {})
+    durable = is_durable(given)
     options = access_options(given)
     match scheme_of(canonical):
         case "":

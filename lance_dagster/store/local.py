@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 
 from lance_dagster.errors import StoreError
-from lance_dagster.store.options import survives_power_cuts
-from lance_dagster.store.verbs import Entry
+from lance_dagster.store.interface import ObjectInfo
+from lance_dagster.store.options import is_durable
 
 
 class LocalStore:
@@ -50,14 +50,14 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot read {self._root / key}: {error}") from error
 
-    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+    def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return an object's bytes and a digest of them, or None when there is none."""
         data = self.get(key)
         return None if data is None else (data, _tag(data))
 
-    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:
-        """Write an object whole, whatever is there; synced when it is `lasting`."""
-        with self._written(key, data, synced=lasting and self._durable) as (temporary, target):
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        """Write an object whole, whatever is there; synced when it is `durable`."""
+        with self._written(key, data, synced=durable and self._durable) as (temporary, target):
             os.replace(temporary, target)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -91,7 +91,7 @@ class LocalStore:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
         return names[:limit]
 
-    def some(self, folder: str, limit: int) -> Collection[str]:
+    def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` files in a folder, in no order; a long folder is not read to its end."""
         try:
             with os.scandir(self._root / folder) as entries:
@@ -119,7 +119,7 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every file below a folder; what is deleted meanwhile may be missing, links are not followed."""
         waiting = [folder]
         while waiting:
@@ -142,7 +142,7 @@ class LocalStore:
                     continue
                 except OSError as error:
                     raise StoreError(f"cannot look at {self._root / key}: {error}") from error
-                yield Entry(key, status.st_size, status.st_mtime)
+                yield ObjectInfo(key, status.st_size, status.st_mtime)
 
     def now(self) -> float:
         """Return the time by the clock of the file system, which may be another host's."""
@@ -170,10 +170,10 @@ class LocalStore:
     def upload(self, path: Path, key: str) -> None:
         """Copy a file from another place, whatever is there."""
         self.delete(key)
-        if not self.copy_in(str(path), key):
+        if not self.copy_from(str(path), key):
             raise StoreError(f"cannot copy {path} to {self._root / key}: it is missing")
 
-    def copy_in(self, source_uri: str, key: str) -> bool:
+    def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy a file, or a folder with everything in it, to `key`. An existing copy is left as it is."""
         source, target = Path(source_uri), self._root / key
         if target.exists() or not source.exists():
@@ -186,7 +186,7 @@ class LocalStore:
             else:
                 shutil.copyfile(source, temporary)
             for path in (temporary, *temporary.rglob("*")) if self._durable else ():
-                make_durable(str(path))
+                sync_path(str(path))
             os.replace(temporary, target)
         except OSError as error:
             raise StoreError(f"cannot copy {source} to {target}: {error}") from error
@@ -232,7 +232,7 @@ class LocalStore:
     def sync_folder(self, folder: str) -> None:
         """Make the names in a folder survive a power cut."""
         if self._durable and (self._root / folder).is_dir():
-            make_durable(str(self._root / folder))
+            sync_path(str(self._root / folder))
 
     @contextmanager
     def _written(self, key: str, data: bytes, *, synced: bool) -> Iterator[tuple[Path, Path]]:
@@ -251,7 +251,7 @@ class LocalStore:
                     os.fsync(file.fileno())
             yield temporary, target
             if synced:
-                make_durable(str(target.parent))
+                sync_path(str(target.parent))
         except FileExistsError:
             raise
         except OSError as error:
@@ -280,14 +280,14 @@ def _remove(folder: Path) -> None:
             continue
 
 
-def make_durable(path: str, storage_options: Mapping[str, str] | None = None) -> None:
+def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> None:
     """Sync a local file, or the names in a local folder, to disk. A remote URI is durable already.
 
     Args:
         path: A local path or a URI.
         storage_options: Of the table it belongs to: with the durability "process", nothing is done.
     """
-    if "://" in path or not survives_power_cuts(storage_options or {}):
+    if "://" in path or not is_durable(storage_options or {}):
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -62,12 +62,12 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
 
 
-def own_options(storage_options: Mapping[str, str]) -> dict[str, str]:
+def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:
     """Return the options of a table itself, without those of its base paths, which are called `base_<id>.<option>`."""
     return {key: value for key, value in storage_options.items() if not _OF_A_BASE.fullmatch(key)}
 
 
-def survives_power_cuts(storage_options: Mapping[str, str]) -> bool:
+def is_durable(storage_options: Mapping[str, str]) -> bool:
     """Return whether local files are synced: "power" is the default of the option `durability`, "process" says no.
 
     Raises:
@@ -95,7 +95,7 @@ def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> 
         base_id: The id of the base path.
         uri: Where it is; a local folder takes only `durability`.
     """
-    found = own_options(storage_options)
+    found = table_options(storage_options)
     for key, value in storage_options.items():
         match = _OF_A_BASE.fullmatch(key)
         if match is not None and int(match[1]) == base_id:

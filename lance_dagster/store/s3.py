@@ -16,8 +16,8 @@ from typing import Any
 import fsspec
 
 from lance_dagster.errors import ConditionalPutUnsupportedError, StoreError
+from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3fs_options
-from lance_dagster.store.verbs import Entry
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _CONFLICT_RETRIES = 5
@@ -58,7 +58,7 @@ class S3Store:
                 return None
         return data
 
-    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+    def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return an object's bytes and its ETag, or None when there is none."""
         with _translated(f"read {self._uri}/{key}"):
             try:
@@ -69,7 +69,7 @@ class S3Store:
         data = self.get(key)
         return None if data is None else (data, tag)
 
-    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:  # noqa: ARG002  # everything lasts here
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002  # everything lasts here
         """Write an object, whatever is there."""
         with _translated(f"write {self._uri}/{key}"):
             self._call("put_object", Key=self._key(key), Body=data)
@@ -91,7 +91,7 @@ class S3Store:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         return [entry.key for entry in islice(self._listed(folder, "/", limit), limit)]
 
-    def some(self, folder: str, limit: int) -> Collection[str]:
+    def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of the first `limit` objects directly in a folder."""
         return self.list(folder, limit)
 
@@ -106,10 +106,10 @@ class S3Store:
         """Return the names of the objects directly in a folder with their sizes in bytes."""
         return {entry.key: entry.size for entry in self._listed(folder, "/")}
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every object below a prefix: one request for each thousand."""
         for entry in self._listed(folder, ""):
-            yield Entry(f"{folder}/{entry.key}" if folder else entry.key, entry.size, entry.modified)
+            yield ObjectInfo(f"{folder}/{entry.key}" if folder else entry.key, entry.size, entry.modified)
 
     def now(self) -> float:
         """Return the time the server puts on an object that is written at this moment."""
@@ -135,7 +135,7 @@ class S3Store:
         with _translated(f"write {self._uri}/{key}"):
             self._fs.put_file(str(path), f"{self._bucket}/{self._key(key)}")
 
-    def copy_in(self, source_uri: str, key: str) -> bool:
+    def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy an object, or everything below a prefix, on the server's side; False when there is nothing."""
         source = source_uri.removeprefix("s3://")
         target = f"{self._bucket}/{self._key(key)}"
@@ -183,7 +183,7 @@ class S3Store:
             self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
         return self._filesystem[1]
 
-    def _listed(self, folder: str, delimiter: str, limit: int | None = None) -> Iterator[Entry]:
+    def _listed(self, folder: str, delimiter: str, limit: int | None = None) -> Iterator[ObjectInfo]:
         """List what is directly in a folder, or, without a delimiter, below it; keys are below the folder."""
         prefix = self._key(f"{folder}/" if folder else "")
         extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
@@ -193,7 +193,7 @@ class S3Store:
             for entry in page.get("Contents", ()):
                 name = entry["Key"].removeprefix(prefix)
                 if name:
-                    yield Entry(name, int(entry["Size"]), entry["LastModified"].timestamp())
+                    yield ObjectInfo(name, int(entry["Size"]), entry["LastModified"].timestamp())
 
     def _pages(self, folder: str, extra: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Return the answers of the server to a listing, a thousand names in each."""

@@ -7,8 +7,8 @@ from lance_dagster.edit import row_edits, write
 from lance_dagster.edit.upsert import Rules, When, upsert
 from lance_dagster.edit.write import Note, Rows
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.names import texts
 from lance_dagster.format.transaction import Transaction
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.versions import Version
 from lance_dagster.table.facade import Facade
@@ -204,5 +204,5 @@ class Editing(Facade):
 
 
 def _note(branch: str, message: str | None, properties: Mapping[str, str] | None, partitions: Sequence[str]) -> Note:
-    keys = texts("partitions", partitions, "2026-01-31")
+    keys = string_list("partitions", partitions, "2026-01-31")
     return Note(branch=branch, message=message, properties=properties or {}, partitions=keys)

@@ -11,8 +11,8 @@ from lance_dagster.edit.write import Note
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import evolution
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.names import check_texts, texts
-from lance_dagster.format.transaction import OF_MERGES, MapUpdate, UpdateConfig
+from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MapUpdate, UpdateConfig
+from lance_dagster.format.validation import check_string_mapping, string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.table.facade import Facade
 
@@ -54,8 +54,8 @@ class Evolving(Facade):
             CommitConflictError: Others changed the table again and again.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        read = None if reads is None else texts("reads", reads, "id")
-        keys = None if on is None else texts("on", on, "id")
+        read = None if reads is None else string_list("reads", reads, "id")
+        keys = None if on is None else string_list("on", on, "id")
         return self._described(changing.add_columns(self._parts, columns, note, reads=read, on=keys))
 
     def drop_columns(
@@ -73,8 +73,8 @@ class Evolving(Facade):
                 some rows.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        given = texts("paths", paths, "note")
-        return self._described(changing.project(self._parts, note, partial(evolution.without, paths=given)))
+        given = string_list("paths", paths, "note")
+        return self._described(changing.project(self._parts, note, partial(evolution.drop_fields, paths=given)))
 
     def rename_column(
         self,
@@ -92,7 +92,7 @@ class Evolving(Facade):
         """
         note = Note(branch=branch, message=message, properties=properties or {})
         return self._described(
-            changing.project(self._parts, note, lambda fields: evolution.renamed(fields, path, name))
+            changing.project(self._parts, note, lambda fields: evolution.rename_field(fields, path, name))
         )
 
     def reorder_columns(
@@ -109,8 +109,8 @@ class Evolving(Facade):
             InvalidInputError: The names are not those of all columns, each once.
         """
         note = Note(branch=branch, message=message, properties=properties or {})
-        given = texts("names", names, "id")
-        return self._described(changing.project(self._parts, note, partial(evolution.reordered, names=given)))
+        given = string_list("names", names, "id")
+        return self._described(changing.project(self._parts, note, partial(evolution.reorder_columns, names=given)))
 
     def cast_column(
         self,
@@ -204,7 +204,7 @@ class Evolving(Facade):
             InvalidInputError: A key is one that merges record something under.
         """
         update = _update("metadata", metadata, replace=replace)
-        taken = sorted(key for key in metadata if key.startswith(OF_MERGES))
+        taken = sorted(key for key in metadata if key.startswith(MERGE_RECORD_PREFIXES))
         if taken:
             raise InvalidInputError(f"what merges have recorded is not yours to change: {', '.join(taken)}")
         return self._stated(UpdateConfig(table_metadata=update), branch, message)
@@ -233,5 +233,5 @@ class Evolving(Facade):
 
 
 def _update(what: str, given: Mapping[str, str | None], *, replace: bool) -> MapUpdate:
-    check_texts(what, given, removing=True)
+    check_string_mapping(what, given, removing=True)
     return MapUpdate(entries=dict(given), replace=replace)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.names import texts
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.refs import branch_operations as branching, protection as protecting, rename
 from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_store import READY, Branch
@@ -140,7 +140,7 @@ class Naming(Facade):
         Raises:
             InvalidInputError: A pattern is empty, or what is given is no list.
         """
-        add = Protection(branches=texts("branches", branches, "release/*"), tags=texts("tags", tags, "v*"))
+        add = Protection(branches=string_list("branches", branches, "release/*"), tags=string_list("tags", tags, "v*"))
         return protecting.change_protection(self._parts.store, add, Protection())
 
     def unprotect(self, *, branches: Sequence[str] = (), tags: Sequence[str] = ()) -> Protection:
@@ -149,5 +149,7 @@ class Naming(Facade):
         Raises:
             InvalidInputError: Nothing is protected by such a pattern.
         """
-        remove = Protection(branches=texts("branches", branches, "release/*"), tags=texts("tags", tags, "v*"))
+        remove = Protection(
+            branches=string_list("branches", branches, "release/*"), tags=string_list("tags", tags, "v*")
+        )
         return protecting.change_protection(self._parts.store, Protection(), remove)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.transaction import MESSAGE
+from lance_dagster.format.transaction import COMMIT_MESSAGE
 from lance_dagster.history.versions import Version
 from lance_dagster.merge import picks
 from lance_dagster.merge.picks import PickOptions
@@ -101,5 +101,5 @@ class Undoing(Facade):
             CommitConflictError: Somebody changed the settings of the schema meanwhile.
         """
         to = self._parts.at(ref)
-        how = PickOptions(properties={**(properties or {}), MESSAGE: message or f"restore {to}"})
+        how = PickOptions(properties={**(properties or {}), COMMIT_MESSAGE: message or f"restore {to}"})
         return self._described(picks.restore(self._parts, to, branch, how))

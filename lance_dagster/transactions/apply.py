@@ -25,11 +25,17 @@ from lance_dagster.format.model import (
 )
 from lance_dagster.format.schema import with_field_metadata
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.transactions.base_paths import found_at, with_bases
-from lance_dagster.transactions.index_updates import created, indices_of, rewritten, with_relevant, without_values
+from lance_dagster.transactions.base_paths import add_base_paths, restored_base_paths
+from lance_dagster.transactions.index_updates import (
+    apply_create_index,
+    apply_rewrite,
+    drop_indices_without_fields,
+    indices_of,
+    uncover_fields,
+)
 from lance_dagster.transactions.row_lineage import restamped, stamped, with_creation, with_new_values
 
-LAST_FRAGMENT_ID, LAST_ROW_ID = 2**32 - 1, 2**64 - 1
+MAX_FRAGMENT_ID, MAX_ROW_ID = 2**32 - 1, 2**64 - 1
 _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
 
 
@@ -68,10 +74,10 @@ def apply(
         if rule is None:
             raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}")
         changed = rule(head, operation)
-    return as_next(head, changed, transaction, timestamp=timestamp, writer=writer)
+    return next_version(head, changed, transaction, timestamp=timestamp, writer=writer)
 
 
-def as_next(
+def next_version(
     head: Manifest, changed: Manifest, transaction: Transaction, *, timestamp: int, writer: WriterVersion
 ) -> Manifest:
     """Return a changed state as the version that follows `head`, made by a transaction.
@@ -80,7 +86,7 @@ def as_next(
         UnsupportedFeatureError: Very old programs left something out that only pylance finds out.
     """
     _refuse_unknown_numbers(changed)
-    return with_flags(
+    return with_feature_flags(
         replace(
             changed,
             version=head.version + 1,
@@ -103,7 +109,7 @@ def _refuse_unknown_numbers(changed: Manifest) -> None:
     """
     _ = changed.rows
     if changed.index_section is not None and _before_bitmaps_were_right(changed.writer):
-        coding = changed.fragments.coding
+        coding = changed.fragments.decoder
         where = coding.path if coding is not None else f"{changed.branch or MAIN}@{changed.version}"
         what = (
             "indices of pylance before 0.8.15, which may be wrong about what they cover (one commit by pylance helps)"
@@ -118,7 +124,7 @@ def _before_bitmaps_were_right(writer: WriterVersion | None) -> bool:
     return writer.library == "lance" and found is not None and (int(found[1]), int(found[2])) < (8, 15)
 
 
-def with_flags(manifest: Manifest) -> Manifest:
+def with_feature_flags(manifest: Manifest) -> Manifest:
     """Recompute the feature flags that follow from what a manifest contains; keep the others."""
     shared = Flag(0)
     if manifest.fragments.deletions:
@@ -169,7 +175,7 @@ def _update(head: Manifest, operation: ops.Update) -> Manifest:
     changed = _with_added(head, kept, added)
     if operation.writes_columns:
         touched = [fragment.id for fragment in operation.updated_fragments]
-        changed = without_values(changed, operation.fields_modified, touched)
+        changed = uncover_fields(changed, operation.fields_modified, touched)
         changed = _without_dead_files(changed, touched)
     return changed
 
@@ -196,7 +202,7 @@ def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
         fields=operation.fields,
         schema_metadata=operation.schema_metadata,
         config={**head.config, **operation.config_upserts},
-        base_paths=with_bases(head.base_paths, operation.initial_bases),
+        base_paths=add_base_paths(head.base_paths, operation.initial_bases),
         # The indexed rows are gone, and with them what the indices know.
         index_section=None,
     )
@@ -211,7 +217,7 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
         restored,
         branch=head.branch,
         # Rows go back to what they were, not to where files were before the table was moved.
-        base_paths=found_at(restored.base_paths, head.base_paths),
+        base_paths=restored_base_paths(restored.base_paths, head.base_paths),
         max_fragment_id=max(ids, default=None),
         next_row_id=max(head.next_row_id, restored.next_row_id),
         max_allocated_field_id=max(
@@ -229,7 +235,7 @@ def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
         fragments = _exchanged(fragments, [fragment.id for fragment in group.old], group.new)
         last = max(last, *new) if new else last
     moved = replace(head, fragments=fragments, max_fragment_id=last if last >= 0 else None)
-    return rewritten(moved, operation)
+    return apply_rewrite(moved, operation)
 
 
 def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]) -> Fragments:
@@ -239,7 +245,7 @@ def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]
     if taken:
         raise InvalidInputError(f"there is a fragment {min(taken)} already; a rewrite needs ids that were reserved")
     together = [*zip(kept.ids, kept.items, strict=True), *((fragment.id, fragment) for fragment in new)]
-    return Fragments([item for _, item in sorted(together, key=lambda pair: pair[0])], kept.coding)
+    return Fragments([item for _, item in sorted(together, key=lambda pair: pair[0])], kept.decoder)
 
 
 def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
@@ -263,14 +269,14 @@ def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
         schema_metadata=operation.schema_metadata,
         fragments=given.changed((), changed),
     )
-    return with_relevant(without_dropped(merged, head.fields))
+    return drop_indices_without_fields(drop_unused_files(merged, head.fields))
 
 
 def _project(head: Manifest, operation: ops.Project) -> Manifest:
-    return with_relevant(without_dropped(replace(head, fields=operation.fields), head.fields))
+    return drop_indices_without_fields(drop_unused_files(replace(head, fields=operation.fields), head.fields))
 
 
-def without_dropped(manifest: Manifest, before: Sequence[Field]) -> Manifest:
+def drop_unused_files(manifest: Manifest, before: Sequence[Field]) -> Manifest:
     """Leave out the data files that a schema with fewer fields than before has no use for."""
     live = {field.id for field in manifest.fields}
     gone = not live.issuperset(field.id for field in before)
@@ -306,12 +312,12 @@ def _config(head: Manifest, operation: ops.UpdateConfig) -> Manifest:
     described = head.schema_metadata
     if schema is not None:
         current = {key: value.decode("utf-8", "surrogateescape") for key, value in described.items()}
-        changed = schema.applied(current)
+        changed = schema.apply_to(current)
         described = {key: value.encode("utf-8", "surrogateescape") for key, value in changed.items()}
     return replace(
         head,
-        config=head.config if config is None else config.applied(head.config),
-        table_metadata=head.table_metadata if table is None else table.applied(head.table_metadata),
+        config=head.config if config is None else config.apply_to(head.config),
+        table_metadata=head.table_metadata if table is None else table.apply_to(head.table_metadata),
         schema_metadata=described,
         fields=with_field_metadata(head.fields, operation.field_metadata),
     )
@@ -327,7 +333,7 @@ def _replace_data(head: Manifest, operation: ops.DataReplacement) -> Manifest:
         updated[number] = with_new_values(fragment, head.version + 1) if head.stable_row_ids else fragment
     changed = replace(head, fragments=head.fragments.changed((), updated))
     for number, file in operation.replacements:
-        changed = without_values(changed, file.fields, [number])
+        changed = uncover_fields(changed, file.fields, [number])
     return changed
 
 
@@ -345,7 +351,7 @@ def _with_file(fragment: Fragment, file: DataFile) -> tuple[DataFile, ...]:
 
 
 def _update_bases(head: Manifest, operation: ops.UpdateBases) -> Manifest:
-    return replace(head, base_paths=with_bases(head.base_paths, operation.new_bases))
+    return replace(head, base_paths=add_base_paths(head.base_paths, operation.new_bases))
 
 
 def _without_rows_ids(fragment: Fragment) -> Fragment:
@@ -364,10 +370,10 @@ def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> M
     # What the manifest says, or what it has where that is more: an id given twice would cost rows.
     last = -1 if head.max_fragment_id is None else head.max_fragment_id
     fragment_id = max(last, max(head.fragments.ids, default=-1))
-    if fragment_id + len(added) > LAST_FRAGMENT_ID:
+    if fragment_id + len(added) > MAX_FRAGMENT_ID:
         raise InvalidInputError(f"version {head.version} has a fragment {fragment_id}; there are no more ids after it")
     row_id = head.next_row_id
-    if row_id + sum(fragment.physical_rows for fragment in added) > LAST_ROW_ID:
+    if row_id + sum(fragment.physical_rows for fragment in added) > MAX_ROW_ID:
         raise InvalidInputError(f"version {head.version} gave row ids up to {row_id}; there are no more ids after it")
     numbered: list[Fragment] = []
     for fragment in added:
@@ -389,7 +395,7 @@ _RULES: Mapping[type[ops.Operation], Callable[[Manifest, Any], Manifest]] = {
     ops.Delete: _delete,
     ops.Update: _update,
     ops.Overwrite: _overwrite,
-    ops.CreateIndex: created,
+    ops.CreateIndex: apply_create_index,
     ops.Rewrite: _rewrite,
     ops.Merge: _merge,
     ops.Project: _project,

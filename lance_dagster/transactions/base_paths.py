@@ -14,7 +14,7 @@ from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, Reme
 from lance_dagster.format.codec import encode_indices, rebase_index_section
 from lance_dagster.format.layout import DATA, DELETIONS, VERSIONS, deletion_path, join, manifest_name
 from lance_dagster.format.model import BasePath, Fragment, Fragments, Manifest
-from lance_dagster.format.transaction import without_records
+from lance_dagster.format.transaction import without_merge_records
 from lance_dagster.transactions.index_updates import indices_of
 
 ROOT_BASE = "root"
@@ -64,7 +64,7 @@ def deep_clone(source: Manifest) -> Manifest:
 
 def _as_new_table(source: Manifest) -> Manifest:
     # What was merged into the source says nothing about the branches of another table, main included.
-    return replace(source, branch=None, table_metadata=without_records(source.table_metadata))
+    return replace(source, branch=None, table_metadata=without_merge_records(source.table_metadata))
 
 
 def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:
@@ -79,7 +79,7 @@ def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:
     )
 
 
-def with_bases(known: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[BasePath, ...]:
+def add_base_paths(known: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[BasePath, ...]:
     """Return base paths and more of them; those with the id 0 get the next one.
 
     Raises:
@@ -120,7 +120,7 @@ def _in_own_folder(fragment: Fragment) -> Fragment:
     return replace(fragment, files=tuple(replace(file, base_id=None) for file in fragment.files), deletion=deletion)
 
 
-def base_named(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
+def find_base_path(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
     """Return the base path of a name.
 
     Raises:
@@ -133,7 +133,7 @@ def base_named(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
     raise InvalidInputError(f"{branch_uri} has no base path named {name!r}; it has {known}; add_base adds one")
 
 
-def placed_under(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, ...]:
+def with_base(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, ...]:
     """Return fragments whose data files lie under a base path, named through it."""
     return tuple(
         replace(fragment, files=tuple(replace(file, base_id=base.id) for file in fragment.files))
@@ -141,7 +141,7 @@ def placed_under(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragmen
     )
 
 
-def shared_places(source: Manifest, dest: Manifest, root_uri: str) -> dict[int | None, int]:
+def shared_base_ids(source: Manifest, dest: Manifest, root_uri: str) -> dict[int | None, int]:
     """Return which base ids of a version mean a place outside of the table that another version names as well.
 
     Files there can be taken over as they are; the other version knows the place under the id given here.
@@ -155,7 +155,7 @@ def shared_places(source: Manifest, dest: Manifest, root_uri: str) -> dict[int |
     }
 
 
-def placed_under_root(
+def with_root_base(
     fragments: Sequence[Fragment], manifest: Manifest, root_uri: str, kept: Mapping[int | None, int] | None = None
 ) -> tuple[Fragment, ...]:
     """Return fragments whose data files lie in the root's `data/`, named as `manifest` has to name them.
@@ -191,7 +191,7 @@ def placed_under_root(
     )
 
 
-def folder_of(manifest: Manifest, base_id: int | None, branch_uri: str) -> BasePath:
+def base_path_of(manifest: Manifest, base_id: int | None, branch_uri: str) -> BasePath:
     """Return the base a file lies under; a file without base id lies under the branch's own folder.
 
     Raises:
@@ -212,7 +212,7 @@ def data_folder(base: BasePath) -> str:
 
 
 @dataclass(slots=True)
-class Named:
+class FileReferences:
     """The files a version names in one place: data files with their sizes, 0 where unknown; the rest by name.
 
     Indices are given by uuid, each with the paths of its files below its folder, where they are recorded.
@@ -224,17 +224,17 @@ class Named:
     indices: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def named_files(manifest: Manifest, branch_uri: str) -> list[Named]:
+def file_references(manifest: Manifest, branch_uri: str) -> list[FileReferences]:
     """Return every file a version names, by place.
 
     Raises:
         CorruptFileError: A base id is not in the manifest.
     """
-    places: dict[int | None, Named] = {}
+    places: dict[int | None, FileReferences] = {}
 
-    def place(base_id: int | None) -> Named:
+    def place(base_id: int | None) -> FileReferences:
         if base_id not in places:
-            places[base_id] = Named(folder_of(manifest, base_id, branch_uri))
+            places[base_id] = FileReferences(base_path_of(manifest, base_id, branch_uri))
         return places[base_id]
 
     for fragment in manifest.fragments:
@@ -248,7 +248,9 @@ def named_files(manifest: Manifest, branch_uri: str) -> list[Named]:
     return list(places.values())
 
 
-def repointed(bases: Iterable[BasePath], moves: Mapping[str, str], paths: Mapping[str, str]) -> tuple[BasePath, ...]:
+def moved_base_paths(
+    bases: Iterable[BasePath], moves: Mapping[str, str], paths: Mapping[str, str]
+) -> tuple[BasePath, ...]:
     """Return the base paths that have to be written differently, as they have to be.
 
     Args:
@@ -269,13 +271,13 @@ def repointed(bases: Iterable[BasePath], moves: Mapping[str, str], paths: Mappin
     return tuple(changed)
 
 
-def with_repointed(manifest: Manifest, changed: Iterable[BasePath]) -> Manifest:
+def replace_base_paths(manifest: Manifest, changed: Iterable[BasePath]) -> Manifest:
     """Return a manifest with base paths in the place of those with the same ids."""
     new = {base.id: base for base in changed}
     return replace(manifest, base_paths=tuple(new.get(base.id, base) for base in manifest.base_paths))
 
 
-def found_at(bases: Iterable[BasePath], newer: Iterable[BasePath]) -> tuple[BasePath, ...]:
+def restored_base_paths(bases: Iterable[BasePath], newer: Iterable[BasePath]) -> tuple[BasePath, ...]:
     """Return the base paths of an older version, those that a newer one still has at the places it knows."""
     known = {(base.id, base.name, base.is_dataset_root): base for base in newer}
     return tuple(known.get((base.id, base.name, base.is_dataset_root), base) for base in bases)

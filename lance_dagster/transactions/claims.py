@@ -56,7 +56,7 @@ def encode_claims(claims: Iterable[Claim]) -> str:
     )
 
 
-def claims_of(properties: Mapping[str, str]) -> tuple[Claim, ...]:
+def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
     """Read the claims of a commit; none when it carries none, or carries something else under their name."""
     try:
         found = json.loads(properties.get(CLAIMS, "[]"))
@@ -81,7 +81,7 @@ class Change:
     """One version a side made since the merge base. `transaction` is None when its file is gone.
 
     `before` and `after` are the states around it; None when it was cleaned up. When it is `undone`, the side goes back
-    from the second to the first, and claims nothing. Nor does it when it is `known`: the other side did the same.
+    from the second to the first, and claims nothing. Nor does it when it is `in_both`: the other side did the same.
     """
 
     version: str
@@ -90,10 +90,10 @@ class Change:
     before: Manifest | None = None
     after: Manifest | None = None
     undone: bool = False
-    known: bool = False
+    in_both: bool = False
 
     @property
-    def who(self) -> str:
+    def author(self) -> str:
         """The Dagster run that made the version, else what was merged, else who committed it, or with which program."""
         properties = self.transaction.properties if self.transaction else {}
         if run := properties.get(RUN_ID):
@@ -120,9 +120,9 @@ class Change:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """What the version claims. A replaced table claims everything, whoever wrote it."""
-        if self.transaction is None or self.undone or self.known:
+        if self.transaction is None or self.undone or self.in_both:
             return ()
-        claims = claims_of(self.transaction.properties)
+        claims = decode_claims(self.transaction.properties)
         if not claims and isinstance(self.transaction.operation, Overwrite) and not self.is_merge:
             return (Claim(mode=OVERWRITE),)
         return claims

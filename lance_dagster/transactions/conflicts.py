@@ -19,11 +19,11 @@ from typing import Any
 from lance_dagster.format import transaction as ops
 from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, IndexMetadata
 from lance_dagster.format.transaction import Operation, Transaction
-from lance_dagster.transactions.claims import UPSERT, claims_of
-from lance_dagster.transactions.index_updates import covered
+from lance_dagster.transactions.claims import UPSERT, decode_claims
+from lance_dagster.transactions.index_updates import covered_fragments
 
 
-class Verdict(Enum):
+class Compatibility(Enum):
     """What a committed transaction means for one that is about to be."""
 
     COMPATIBLE = "compatible"
@@ -32,14 +32,14 @@ class Verdict(Enum):
     INCOMPATIBLE = "incompatible"
 
 
-COMPATIBLE, REBASE, RETRYABLE, INCOMPATIBLE = Verdict
+COMPATIBLE, REBASE, RETRYABLE, INCOMPATIBLE = Compatibility
 
 RowChange = ops.Update | ops.Delete
 _REPLACES_TABLE = (ops.Overwrite, ops.Restore)
 _HAS_NO_ROWS = (ops.ReserveFragments, ops.Clone, ops.UpdateBases)
 
 
-def judge(mine: Transaction, theirs: Transaction) -> Verdict:
+def classify(mine: Transaction, theirs: Transaction) -> Compatibility:
     """Say what `theirs`, committed after `mine` read the table, means for `mine`."""
     one, other = mine.operation, theirs.operation
     if isinstance(one, ops.UpdateBases):
@@ -62,7 +62,7 @@ def _adds_keys(mine: Transaction) -> bool:
     """Tell whether a change added rows because no row had their keys."""
     operation = mine.operation
     inserts = isinstance(operation, ops.Update) and operation.inserted_rows is not None
-    return inserts or any(claim.mode == UPSERT for claim in claims_of(mine.properties))
+    return inserts or any(claim.mode == UPSERT for claim in decode_claims(mine.properties))
 
 
 def touched_fragments(operation: RowChange) -> frozenset[int]:
@@ -77,7 +77,7 @@ def removed_fragments(operation: RowChange) -> frozenset[int]:
     return frozenset(operation.deleted_fragment_ids)
 
 
-def _judge_append(mine: ops.Append, other: Operation) -> Verdict:
+def _judge_append(mine: ops.Append, other: Operation) -> Compatibility:
     if isinstance(other, _REPLACES_TABLE):
         return INCOMPATIBLE
     if isinstance(other, ops.Merge | ops.Project):
@@ -96,7 +96,7 @@ def _still_read(added: Iterable[Fragment], other: ops.Merge | ops.Project) -> bo
     return all(known.issuperset(file.fields) for fragment in added for file in fragment.files)
 
 
-def _judge_row_change(mine: RowChange, other: Operation) -> Verdict:
+def _judge_row_change(mine: RowChange, other: Operation) -> Compatibility:
     match other:
         case ops.Append():
             return COMPATIBLE
@@ -115,23 +115,23 @@ def _judge_row_change(mine: RowChange, other: Operation) -> Verdict:
             return COMPATIBLE
 
 
-def _judge_two_row_changes(mine: RowChange, other: RowChange) -> Verdict:
+def _judge_two_row_changes(mine: RowChange, other: RowChange) -> Compatibility:
     if not touched_fragments(mine) & touched_fragments(other):
         return COMPATIBLE
     columns = any(isinstance(side, ops.Update) and side.writes_columns for side in (mine, other))
     return RETRYABLE if columns else REBASE
 
 
-def _judge_overwrite(_: ops.Overwrite, other: Operation) -> Verdict:
+def _judge_overwrite(_: ops.Overwrite, other: Operation) -> Compatibility:
     return RETRYABLE if isinstance(other, ops.Overwrite) else COMPATIBLE
 
 
-def _judge_restore(_: ops.Restore, other: Operation) -> Verdict:
+def _judge_restore(_: ops.Restore, other: Operation) -> Compatibility:
     own = isinstance(other, ops.UpdateConfig) and (other.schema_metadata is not None or other.field_metadata)
     return INCOMPATIBLE if own else COMPATIBLE
 
 
-def _judge_create_index(mine: ops.CreateIndex, other: Operation) -> Verdict:
+def _judge_create_index(mine: ops.CreateIndex, other: Operation) -> Compatibility:
     if isinstance(other, _REPLACES_TABLE):
         return INCOMPATIBLE
     fields = {number for index in mine.new_indices for number in (*index.fields, *index.covering_fields)}
@@ -155,7 +155,7 @@ def _judge_create_index(mine: ops.CreateIndex, other: Operation) -> Verdict:
             return COMPATIBLE
 
 
-def _judge_rewrite(mine: ops.Rewrite, other: Operation) -> Verdict:
+def _judge_rewrite(mine: ops.Rewrite, other: Operation) -> Compatibility:
     match other:
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
@@ -171,7 +171,7 @@ def _judge_rewrite(mine: ops.Rewrite, other: Operation) -> Verdict:
             return COMPATIBLE
 
 
-def _judge_merge(_: ops.Merge, other: Operation) -> Verdict:
+def _judge_merge(_: ops.Merge, other: Operation) -> Compatibility:
     match other:
         case ops.Overwrite() | ops.Restore() | ops.Project():
             return INCOMPATIBLE
@@ -184,7 +184,7 @@ def _judge_merge(_: ops.Merge, other: Operation) -> Verdict:
             return RETRYABLE
 
 
-def _judge_project(mine: ops.Project, other: Operation) -> Verdict:
+def _judge_project(mine: ops.Project, other: Operation) -> Compatibility:
     match other:
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
@@ -200,7 +200,7 @@ def _judge_project(mine: ops.Project, other: Operation) -> Verdict:
             return COMPATIBLE
 
 
-def _judge_config(mine: ops.UpdateConfig, other: Operation) -> Verdict:
+def _judge_config(mine: ops.UpdateConfig, other: Operation) -> Compatibility:
     about_schema = mine.schema_metadata is not None or mine.field_metadata
     match other:
         case ops.UpdateConfig():
@@ -236,7 +236,7 @@ def _overlap(one: ops.MapUpdate, two: ops.MapUpdate) -> bool:
     )
 
 
-def _judge_replacement(mine: ops.DataReplacement, other: Operation) -> Verdict:
+def _judge_replacement(mine: ops.DataReplacement, other: Operation) -> Compatibility:
     own = _fragments_of(mine)
     fields = {number for _, file in mine.replacements for number in file.fields}
     match other:
@@ -275,7 +275,7 @@ def _rewrites(
     return bool(fragments & touched and fields & written)
 
 
-def _judge_bases(mine: ops.UpdateBases, other: Operation) -> Verdict:
+def _judge_bases(mine: ops.UpdateBases, other: Operation) -> Compatibility:
     if not isinstance(other, ops.UpdateBases):
         return COMPATIBLE
     theirs = [part for base in other.new_bases for part in _identity(base.id, base.name, base.path)]
@@ -289,7 +289,7 @@ def _identity(number: int, name: str | None, path: str) -> Collection[tuple[str,
 
 
 def _speak_for(indices: Iterable[IndexMetadata], fragments: frozenset[int]) -> bool:
-    bitmaps = map(covered, indices)
+    bitmaps = map(covered_fragments, indices)
     return any(bitmap is None or not fragments.isdisjoint(bitmap) for bitmap in bitmaps)
 
 
@@ -299,7 +299,7 @@ def _fragments_of(operation: ops.Rewrite | ops.DataReplacement) -> frozenset[int
     return frozenset(fragment.id for group in operation.groups for fragment in group.old)
 
 
-_RULES: Mapping[type[Operation], Callable[[Any, Operation], Verdict]] = {
+_RULES: Mapping[type[Operation], Callable[[Any, Operation], Compatibility]] = {
     ops.Append: _judge_append,
     ops.Delete: _judge_row_change,
     ops.Update: _judge_row_change,

@@ -13,15 +13,15 @@ from pyroaring import BitMap
 
 from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.model import Field, Fragment, Manifest
-from lance_dagster.format.transaction import without_records
+from lance_dagster.format.transaction import without_merge_records
 from lance_dagster.transactions.index_updates import indices_of
 
 _LABEL = b"lance_dagster content 1\n"
-Deleted = Callable[[Sequence[Fragment]], Iterable[BitMap]]
+DeletedOffsets = Callable[[Sequence[Fragment]], Iterable[BitMap]]
 """Looks up the deleted offsets of fragments that have a deletion file, in their order."""
 
 
-def content_id(manifest: Manifest, deleted: Deleted, path: str) -> str:
+def content_id(manifest: Manifest, deleted: DeletedOffsets, path: str) -> str:
     """Return a digest of fields, rows, settings and indices, as 64 hex digits.
 
     Equal digests mean the same rows under the same ids in the same order. Different ones may still mean the same
@@ -53,7 +53,7 @@ def _sections(manifest: Manifest) -> Iterator[object]:
     yield [_field(each) for each in manifest.fields]
     yield {key: value.hex() for key, value in manifest.schema_metadata.items()}
     yield dict(manifest.config)
-    yield without_records(manifest.table_metadata)
+    yield without_merge_records(manifest.table_metadata)
     # Those that Lance keeps for itself are on no field.
     yield sorted([index.name, index.uuid, list(index.fields)] for index in indices_of(manifest) if index.fields)
 

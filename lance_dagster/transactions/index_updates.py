@@ -25,13 +25,13 @@ def indices_of(manifest: Manifest) -> tuple[IndexMetadata, ...]:
     return decode_indices(manifest.index_section, _place(manifest))
 
 
-def kind_of(segments: Iterable[IndexMetadata]) -> str:
+def index_type(segments: Iterable[IndexMetadata]) -> str:
     """Return what kind of index it is, as the format names it, such as "BTree"; "unknown" where no segment says so."""
     types = (index.details[0] for index in segments if index.details is not None)
     return next(types, "unknown").rpartition(".")[2].removesuffix("IndexDetails").removesuffix("Details")
 
 
-def covered(index: IndexMetadata) -> BitMap | None:
+def covered_fragments(index: IndexMetadata) -> BitMap | None:
     """Return the ids of the fragments an index speaks for; None when that is not recorded.
 
     Raises:
@@ -45,7 +45,7 @@ def covered(index: IndexMetadata) -> BitMap | None:
         raise CorruptFileError(f"index {index.name!r}", f"its fragment bitmap cannot be read: {error}") from error
 
 
-def with_relevant(manifest: Manifest) -> Manifest:
+def drop_indices_without_fields(manifest: Manifest) -> Manifest:
     """Drop the indices on fields that the schema does not have."""
     known = {field.id for field in manifest.fields}
     return _changed(
@@ -54,7 +54,7 @@ def with_relevant(manifest: Manifest) -> Manifest:
     )
 
 
-def without_values(manifest: Manifest, fields: Collection[int], fragments: Collection[int]) -> Manifest:
+def uncover_fields(manifest: Manifest, fields: Collection[int], fragments: Collection[int]) -> Manifest:
     """Take fragments whose values of some fields changed out of the indices on those fields."""
     changed = frozenset(fields)
     if not fragments or not changed:
@@ -62,43 +62,43 @@ def without_values(manifest: Manifest, fields: Collection[int], fragments: Colle
     return _changed(
         manifest,
         [
-            restricted(index, fragments) if changed.intersection((*index.fields, *index.covering_fields)) else index
+            uncover(index, fragments) if changed.intersection((*index.fields, *index.covering_fields)) else index
             for index in indices_of(manifest)
         ],
     )
 
 
-def without_fragments(manifest: Manifest, fragments: Collection[int]) -> Manifest:
+def uncover_fragments(manifest: Manifest, fragments: Collection[int]) -> Manifest:
     """Take fragments out of all indices: rows came to life there that an index may not know."""
     if not fragments:
         return manifest
-    return _changed(manifest, [restricted(index, fragments) for index in indices_of(manifest)])
+    return _changed(manifest, [uncover(index, fragments) for index in indices_of(manifest)])
 
 
-def without_indices(manifest: Manifest, names: Collection[str]) -> Manifest:
+def drop_indices(manifest: Manifest, names: Collection[str]) -> Manifest:
     """Drop indices by name."""
     if not names:
         return manifest
     return _changed(manifest, [index for index in indices_of(manifest) if index.name not in names])
 
 
-def not_covering(manifest: Manifest) -> list[str]:
+def incomplete_indices(manifest: Manifest) -> list[str]:
     """Return the names of the indices that do not speak for every fragment of a version."""
     coverage: dict[str, BitMap] = {}
     for index in indices_of(manifest):
         if index.name not in _SYSTEM_INDICES:
-            coverage[index.name] = coverage.get(index.name, BitMap()) | (covered(index) or BitMap())
+            coverage[index.name] = coverage.get(index.name, BitMap()) | (covered_fragments(index) or BitMap())
     wanted = BitMap(manifest.fragments.ids)
     return sorted(name for name, known in coverage.items() if wanted - known)
 
 
-def restricted(index: IndexMetadata, fragments: Iterable[int]) -> IndexMetadata:
+def uncover(index: IndexMetadata, fragments: Iterable[int]) -> IndexMetadata:
     """Take fragments out of what an index speaks for."""
-    bitmap = covered(index)
+    bitmap = covered_fragments(index)
     return index if bitmap is None else replace(index, bitmap=(bitmap - BitMap(fragments)).serialize())
 
 
-def created(manifest: Manifest, operation: CreateIndex) -> Manifest:
+def apply_create_index(manifest: Manifest, operation: CreateIndex) -> Manifest:
     """Add indices and take indices out.
 
     Raises:
@@ -114,7 +114,7 @@ def created(manifest: Manifest, operation: CreateIndex) -> Manifest:
     return _changed(manifest, [*kept, *operation.new_indices])
 
 
-def rewritten(manifest: Manifest, operation: Rewrite) -> Manifest:
+def apply_rewrite(manifest: Manifest, operation: Rewrite) -> Manifest:
     """Let the indices follow rows that were moved to other fragments.
 
     An index that was stored anew with the new addresses speaks for the new fragments. Any other does not: pylance's
@@ -144,7 +144,7 @@ def _stored_anew(index: IndexMetadata, follower: RewrittenIndex) -> IndexMetadat
 
 
 def _moved(index: IndexMetadata, groups: Sequence[RewriteGroup], *, follow: bool) -> bytes | None:
-    bitmap = covered(index)
+    bitmap = covered_fragments(index)
     if bitmap is None:
         return None
     for group in groups:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import FileSummary, Inspector
+from lance_dagster.datafiles import DataFileInspector, DataFileSummary
 from lance_dagster.errors import CorruptFileError, FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_transaction
 from lance_dagster.format.deletions import decode_offsets
+from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
 from lance_dagster.format.model import BasePath, DataFile, Fragment, IndexMetadata
 from lance_dagster.format.schema import BLOB
-from lance_dagster.format.storable import FIRST, version_of_file
 from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options
-from lance_dagster.transactions.base_paths import folder_of
+from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 _NEEDED = "a file that a version names stays until the version is gone"
@@ -66,7 +66,7 @@ class FileChecks:
             listing = self._listed(base, layout.DATA)
             self.data_files.add(self._shown(listing, file.path))
             # Sizes of files of the first format were written down wrong, and nobody goes by them.
-            size = file.size if version_of_file(file) != FIRST else 0
+            size = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
             yield from self._compared(listing, file.path, size, fragment.id)
         yield from self._check_deletion(state, fragment)
 
@@ -77,7 +77,7 @@ class FileChecks:
             base = self._base(state, file.base_id)
             listing = None if base is None else self._listed(base, layout.DATA)
             there = listing is not None and file.path in (listing.sizes or ())
-            if base is not None and listing is not None and there and version_of_file(file) != FIRST:
+            if base is not None and listing is not None and there and data_file_version(file) != LEGACY_FILE_VERSION:
                 yield NamedFile(
                     uri=f"{listing.uri}/{file.path}",
                     path=self._shown(listing, file.path),
@@ -88,7 +88,7 @@ class FileChecks:
                     has_blobs=not blobs.isdisjoint(file.fields),
                 )
 
-    def opened(self, named: NamedFile, inspector: Inspector) -> FileSummary:
+    def opened(self, named: NamedFile, inspector: DataFileInspector) -> DataFileSummary:
         """Open a data file and read all of it.
 
         Raises:
@@ -108,7 +108,7 @@ class FileChecks:
     def check_transaction_file(self, state: State) -> Iterator[Problem]:
         """Check that the file of a version's transaction, where it still is, says the same as the version."""
         name = state.manifest.transaction_file
-        path = layout.join(layout.line_root(state.branch), layout.TRANSACTIONS, name)
+        path = layout.join(layout.branch_root(state.branch), layout.TRANSACTIONS, name)
         data = self._parts.store.get(path) if name else None
         if data is None or state.transaction is None:
             return
@@ -173,7 +173,7 @@ class FileChecks:
         if isinstance(found, Problem):
             yield found
             return
-        if not fragment.counted:
+        if not fragment.has_row_count:
             return
         if len(found) != deletion.deleted_rows:
             yield Problem(
@@ -191,7 +191,7 @@ class FileChecks:
     def _base(self, state: State, base_id: int | None) -> BasePath | None:
         """Return where a file lies; None for a base path that is not there, which other rules report."""
         try:
-            return folder_of(state.manifest, base_id, self._parts.versions.branch_uri(state.branch))
+            return base_path_of(state.manifest, base_id, self._parts.versions.branch_uri(state.branch))
         except CorruptFileError:
             return None
 

@@ -17,6 +17,7 @@ from typing import Literal
 from lance_dagster.errors import CorruptFileError, FormatError
 from lance_dagster.format.codec import U64Array, count_row_ids, decode_row_ids, decode_versions
 from lance_dagster.format.codec.row_sequences import count_versions
+from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.model import (
     TOMBSTONE_FIELD,
     BasePath,
@@ -29,9 +30,8 @@ from lance_dagster.format.model import (
     Manifest,
 )
 from lance_dagster.format.schema import arrow_from_fields, stored_field_ids
-from lance_dagster.format.storable import version_of_file
 from lance_dagster.format.transaction import Clone, Transaction
-from lance_dagster.transactions.index_updates import covered, indices_of
+from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 ERROR: Literal["error"] = "error"
 WARNING: Literal["warning"] = "warning"
@@ -175,7 +175,7 @@ def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iter
             path=file.path,
             fragment=fragment,
         )
-    version = version_of_file(file)
+    version = data_file_version(file)
     # Old tables do not say what their files are.
     if version != context.file_version != "" and not context.flags & Flag.MIXED_FILE_VERSIONS:
         yield Problem(
@@ -235,7 +235,7 @@ def _check_deletion(fragment: Fragment, context: FragmentContext) -> Iterator[Pr
         return
     if deletion.base_id is not None and deletion.base_id not in context.base_ids:
         yield _no_base(deletion.base_id, "its deletion file", fragment.id)
-    if fragment.counted and deletion.deleted_rows > fragment.physical_rows:
+    if fragment.has_row_count and deletion.deleted_rows > fragment.physical_rows:
         yield Problem(
             what=f"{deletion.deleted_rows} rows of {fragment.physical_rows} are said to be deleted",
             right="at most as many as there are",
@@ -464,7 +464,7 @@ def _check_each_index(indices: Sequence[IndexMetadata], manifest: Manifest, path
 
 def _check_bitmap(index: IndexMetadata, manifest: Manifest, path: str) -> Iterator[Problem]:
     try:
-        bitmap: Iterable[int] = covered(index) or ()
+        bitmap: Iterable[int] = covered_fragments(index) or ()
     except CorruptFileError as error:
         yield Problem(
             what=f"the bitmap of index {index.name!r} cannot be read: {error.problem}",

@@ -33,14 +33,14 @@ def list_refs(parts: Parts) -> RefListing:
     """Read every name and list every branch's versions; what cannot be read is a problem and left out."""
     names = RefListing()
     for file in parts.store.list(layout.BRANCHES):
-        name = layout.name_of_branch_file(file)
+        name = layout.parse_branch_file_name(file)
         if name is not None:
             names.lines.append(name)
             branch = _read(parts.refs.branch, name, f"{layout.BRANCHES}/{file}", names)
             if branch is not None:
                 names.branches[name] = branch
     for file in parts.store.list(layout.TAGS):
-        name = layout.name_of_tag_file(file)
+        name = layout.parse_tag_file_name(file)
         tag = None if name is None else _read(parts.refs.tag, name, f"{layout.TAGS}/{file}", names)
         if tag is not None:
             names.tags[tag.name] = tag
@@ -68,7 +68,7 @@ def _list_versions(parts: Parts, line: str, names: RefListing) -> None:
     try:
         names.numbers[line] = parts.versions.numbers(line)
     except FormatError as error:
-        path = layout.join(layout.line_root(line), layout.VERSIONS)
+        path = layout.join(layout.branch_root(line), layout.VERSIONS)
         what = error.problem if isinstance(error, CorruptFileError) else str(error)
         names.problems.append(Problem(what=what, right="a folder whose versions can be told by their names", path=path))
         return
@@ -78,7 +78,7 @@ def _list_versions(parts: Parts, line: str, names: RefListing) -> None:
 
 def _hint(parts: Parts, line: str) -> int | str | None:
     """Return the version a hint names, what it holds if it is none, or None."""
-    data = parts.store.get(layout.join(layout.line_root(line), layout.HINT))
+    data = parts.store.get(layout.join(layout.branch_root(line), layout.VERSION_HINT))
     if data is None:
         return None
     try:
@@ -91,7 +91,7 @@ def _hint(parts: Parts, line: str) -> int | str | None:
 
 def _check_hint(parts: Parts, line: str, before: int | str | None, newest: int) -> Iterator[Problem]:
     """Check the hint that was read before the versions were listed: a commit in between is no mistake."""
-    path = layout.join(layout.line_root(line), layout.HINT)
+    path = layout.join(layout.branch_root(line), layout.VERSION_HINT)
     right = f"it names version {newest}; pylance looks for newer versions from there on before it commits"
     if isinstance(before, str):
         yield Problem(what=f"the version hint holds {before}", right=right, severity=WARNING, path=path)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lance_dagster.datafiles import FileSummary, Inspector
+from lance_dagster.datafiles import DataFileInspector, DataFileSummary
 from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
+from lance_dagster.format.file_versions import data_file_version, file_version_name
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.storable import version_named, version_of_file
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.context import Parts
 from lance_dagster.history.versions import State
@@ -97,7 +97,7 @@ class Verification:
     def read_files(self) -> None:
         """Read every data file that was named, each once."""
         self._total = self._done + len(self._files)
-        with Inspector() as inspector:
+        with DataFileInspector() as inspector:
             for described in self._files.values():
                 self._read_file(described, inspector)
                 self.files_read += 1
@@ -209,7 +209,7 @@ class Verification:
                 right="a row id belongs to one row",
             )
 
-    def _read_file(self, described: dict[NamedFile, str], inspector: Inspector) -> None:
+    def _read_file(self, described: dict[NamedFile, str], inspector: DataFileInspector) -> None:
         try:
             found = self.places.opened(next(iter(described)), inspector)
         except CorruptFileError as error:
@@ -220,11 +220,11 @@ class Verification:
                 self.problems(_check_summary(named, found), version)
 
 
-def _check_summary(named: NamedFile, found: FileSummary) -> Iterable[Problem]:
+def _check_summary(named: NamedFile, found: DataFileSummary) -> Iterable[Problem]:
     """Hold what a data file says about itself against what a fragment says."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
-    own, said = version_named(found.major, found.minor), version_of_file(file)
+    own, said = file_version_name(found.major, found.minor), data_file_version(file)
     if found.rows != named.rows:
         yield _about(named, f"the file has {found.rows} rows", f"the fragment says {named.rows}")
     if found.columns < columns:

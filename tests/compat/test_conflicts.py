@@ -21,7 +21,7 @@ from lance_dagster.format.codec import decode_manifest_file, decode_transaction
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import ReserveFragments, Rewrite, Transaction
-from lance_dagster.transactions.index_updates import covered, indices_of
+from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 Change = Callable[[lance.LanceDataset], object]
 FOLDERS = ("data", "_deletions", "_indices")
@@ -237,7 +237,7 @@ def shape(table: Path) -> dict[str, object]:
             )
             for own in manifest.fragments
         ],
-        "indices": sorted((index.name, index.fields, covered(index)) for index in indices_of(manifest)),
+        "indices": sorted((index.name, index.fields, covered_fragments(index)) for index in indices_of(manifest)),
         "flags": (manifest.reader_flags, manifest.writer_flags),
         "says": (manifest.schema_metadata, manifest.table_metadata, manifest.config),
         "bases": sorted((base.name, base.path) for base in manifest.base_paths),

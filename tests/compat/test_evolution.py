@@ -14,7 +14,7 @@ from lance_dagster import LanceTable
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.format.model import Manifest
-from lance_dagster.transactions.index_updates import covered, indices_of
+from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 LINEAGE = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
 Change = tuple[Callable[[LanceTable], object], Callable[[lance.LanceDataset], object]]
@@ -118,7 +118,7 @@ def shape(manifest: Manifest) -> object:
         for own in manifest.fragments
     ]
     files = [[(file.fields, file.column_indices, file.base_id) for file in own.files] for own in manifest.fragments]
-    indices = [(index.name, index.fields, covered(index)) for index in indices_of(manifest)]
+    indices = [(index.name, index.fields, covered_fragments(index)) for index in indices_of(manifest)]
     return {
         "fields": [(field, field.id) for field in manifest.fields],
         "fragments": fragments,

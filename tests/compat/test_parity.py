@@ -18,7 +18,7 @@ import pytest
 from lance_dagster import LanceTable, Transaction
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGED_PREFIX, CreateIndex, Operation, Restore
-from lance_dagster.transactions.index_updates import covered, indices_of
+from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 from tests.table_factory import SCHEMA, entries
 
 Ours = Callable[[LanceTable], object]
@@ -129,7 +129,7 @@ def portrait(uri: str) -> dict[str, Any]:
         "config": (manifest.config, manifest.schema_metadata),
         "metadata": {key: own for key, own in manifest.table_metadata.items() if not key.startswith(MERGED_PREFIX)},
         "indices": sorted(
-            (own.name, own.fields, sorted(ids & set(covered(own) or ()))) for own in indices_of(manifest)
+            (own.name, own.fields, sorted(ids & set(covered_fragments(own) or ()))) for own in indices_of(manifest)
         ),
         "answers": answers(dataset),
     }

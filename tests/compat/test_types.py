@@ -14,8 +14,8 @@ from lance.arrow import BFloat16Type
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.codec import decode_manifest_file
+from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.schema import fields_from_arrow, stored_field_ids
-from lance_dagster.format.storable import check_storable
 from tests.format.histories import files
 
 PACKED = {"lance-encoding:packed": "true"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lance_dagster import CorruptFileError, InvalidInputError, StagedFiles, write_files
-from lance_dagster.datafiles import by_fragment, located, offsets_by_fragment, rows_at
+from lance_dagster.datafiles import group_by_fragment, offsets_by_fragment, scan_addressed, take_rows
 from lance_dagster.edit.write import field_ids, moved_in, retried, taken_out
 from lance_dagster.format.codec import decode_row_ids, decode_versions
 from lance_dagster.format.schema import fields_from_arrow
@@ -26,7 +26,9 @@ def test_rows_are_grouped_by_their_fragment(pairs: list[tuple[int, int]]) -> Non
     wanted: dict[int, list[int]] = {}
     for place, (fragment, _) in enumerate(pairs):
         wanted.setdefault(fragment, []).append(place)
-    assert dict(sorted(wanted.items())) == {fragment: places.tolist() for fragment, places in by_fragment(addresses)}
+    assert dict(sorted(wanted.items())) == {
+        fragment: places.tolist() for fragment, places in group_by_fragment(addresses)
+    }
     offsets = {fragment: sorted(pairs[place][1] for place in places) for fragment, places in wanted.items()}
     assert offsets == {fragment: list(found) for fragment, found in offsets_by_fragment(addresses).items()}
 
@@ -36,7 +38,7 @@ def test_moved_rows_fill_as_many_files_as_it_takes(tmp_path: Path) -> None:
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", *range(5, 10)))
     parts = table._parts  # noqa: SLF001 - the parts are what is tested
     head = parts.head("main")
-    (rows,) = located(parts.dataset(head), ["value"])
+    (rows,) = scan_addressed(parts.dataset(head), ["value"])
     moved = rows.addresses[[9, 3, 0, 6, 7, 2]]
     target = replace(table.target(), max_rows=4)
     staged = StagedFiles(target.schema, write_files(target, entries("c", *range(9)).to_batches()))
@@ -54,15 +56,15 @@ def test_rows_are_read_where_they_were_found(tmp_path: Path, known: bool) -> Non
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", *range(5, 10)))
     table.delete("value IN (1, 6)")
     dataset = table.to_lance()
-    (rows,) = located(dataset, ["value"])
+    (rows,) = scan_addressed(dataset, ["value"])
     wanted = np.array([7, 0, 3, 5])
     places = wanted if known else None
-    found = rows_at(dataset, rows.addresses[wanted], ["value", "key"], places)
+    found = take_rows(dataset, rows.addresses[wanted], ["value", "key"], places)
     assert [(9, "b"), (0, "a"), (4, "a"), (7, "b")] == [tuple(row.values()) for row in found.to_pylist()]
-    nothing = rows_at(dataset, rows.addresses[:0], ["key"], None if places is None else places[:0])
+    nothing = take_rows(dataset, rows.addresses[:0], ["key"], None if places is None else places[:0])
     assert (["key"], 0) == (nothing.column_names, nothing.num_rows)
     with pytest.raises(CorruptFileError, match="other rows are read than the 4 that were found before"):
-        rows_at(dataset, rows.addresses[wanted] + np.uint64(1), ["key"], places)
+        take_rows(dataset, rows.addresses[wanted] + np.uint64(1), ["key"], places)
 
 
 def test_rows_of_a_fragment_that_is_not_there_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import CorruptFileError, FormatError, UnsupportedFeatureError
 from lance_dagster.format.codec import decode_indices, decode_transaction, encode_transaction
-from lance_dagster.format.deletions import ARROW, BITMAP, decode_offsets
+from lance_dagster.format.deletions import ARROW_FILE, BITMAP_FILE, decode_offsets
 from lance_dagster.format.model import Field
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.versions import Versions
@@ -148,7 +148,7 @@ def test_a_damaged_index_section_is_named_or_harmless(transaction: bytes) -> Non
     assert [] == _named_or_harmless("x.manifest", damage, lambda data: decode_indices(data, "x.manifest"))
 
 
-@pytest.mark.parametrize("kind", [ARROW, BITMAP])
+@pytest.mark.parametrize("kind", [ARROW_FILE, BITMAP_FILE])
 def test_a_damaged_deletion_file_is_named_or_harmless(tmp_path: Path, kind: int) -> None:
     """Both kinds, read as either kind."""
     for path in sorted((_table(tmp_path) / "_deletions").iterdir()):

@@ -8,12 +8,12 @@ from hypothesis import given, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import CorruptFileError
-from lance_dagster.format.deletions import ARROW, BITMAP, decode_offsets, encode_offsets
+from lance_dagster.format.deletions import ARROW_FILE, BITMAP_FILE, decode_offsets, encode_offsets
 from tests.format.histories import files
 from tests.table_factory import entries, new_table
 
 BOTH_SIDES = pytest.mark.parametrize("deleted,suffix", [(1, "arrow"), (4999, "arrow"), (5000, "bin"), (7000, "bin")])
-KINDS = {"arrow": ARROW, "bin": BITMAP}
+KINDS = {"arrow": ARROW_FILE, "bin": BITMAP_FILE}
 
 
 @BOTH_SIDES
@@ -56,9 +56,9 @@ def test_a_file_cut_off_is_damaged(count: int) -> None:
             decode_offsets(kind, data[:length], "_deletions/x")
 
 
-@pytest.mark.parametrize("kind", [ARROW, BITMAP, 7])
+@pytest.mark.parametrize("kind", [ARROW_FILE, BITMAP_FILE, 7])
 def test_other_bytes_are_damaged(kind: int) -> None:
     """A file of another kind, or of a kind nobody knows, is not read as an empty set."""
-    other = encode_offsets([1])[1] if kind != ARROW else encode_offsets(range(5000))[1]
+    other = encode_offsets([1])[1] if kind != ARROW_FILE else encode_offsets(range(5000))[1]
     with pytest.raises(CorruptFileError):
         decode_offsets(kind, other, "_deletions/x")

@@ -13,7 +13,7 @@ NAMES = ["run/4f2a", "dev", "a/b/c", "v1.2", "_private", "prüfung/名前"]
 def test_newer_versions_come_first_in_a_listing(one: int, other: int) -> None:
     """Names sort against numbers, and a name tells its number."""
     assert (one < other) == (layout.manifest_name(one) > layout.manifest_name(other))
-    assert one == layout.version_of(layout.manifest_name(one))
+    assert one == layout.parse_manifest_name(layout.manifest_name(one))
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ def test_newer_versions_come_first_in_a_listing(one: int, other: int) -> None:
 )
 def test_other_files_are_no_versions(name: str) -> None:
     """Temporary files, hints, detached versions and names of the first scheme have no number."""
-    assert layout.version_of(name) is None
+    assert layout.parse_manifest_name(name) is None
 
 
 def test_names_of_the_first_scheme_are_told_apart() -> None:
     """`1.manifest` is of the first scheme, twenty digits are of the second."""
     names = ["10.manifest", layout.manifest_name(7), "9.manifest", "latest_version_hint.json", ".tmp1", "d1.manifest"]
-    assert ([7], [10, 9]) == layout.versions_in(names)
-    assert "12.manifest" == layout.old_manifest_name(12)
+    assert ([7], [10, 9]) == layout.parse_manifest_names(names)
+    assert "12.manifest" == layout.manifest_name_v1(12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,15 +37,15 @@ def test_a_branch_file_tells_its_branch(name: str) -> None:
     path = layout.branch_file(name)
     assert path.startswith("_refs/branches/")
     assert 2 == path.count("/")
-    assert name == layout.name_of_branch_file(path.rpartition("/")[2])
+    assert name == layout.parse_branch_file_name(path.rpartition("/")[2])
 
 
 def test_other_files_are_no_refs() -> None:
     """Temporary files beside the refs are not taken for one."""
-    assert layout.name_of_branch_file("run.json.tmp") is None
-    assert layout.name_of_tag_file(".tmp123") is None
-    assert "v1" == layout.name_of_tag_file("v1.json")
-    assert layout.fence_of("run@1") is None
+    assert layout.parse_branch_file_name("run.json.tmp") is None
+    assert layout.parse_tag_file_name(".tmp123") is None
+    assert "v1" == layout.parse_tag_file_name("v1.json")
+    assert layout.parse_branch_fence("run@1") is None
 
 
 @pytest.mark.parametrize("kind,suffix", [(0, "arrow"), (1, "bin")])

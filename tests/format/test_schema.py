@@ -19,7 +19,7 @@ from lance_dagster.format.model import Field
 from lance_dagster.format.schema import (
     arrow_from_fields,
     fields_from_arrow,
-    renumbered,
+    renumber_fields,
     schema_metadata_from_arrow,
     stored_field_ids,
     with_field_metadata,
@@ -189,7 +189,7 @@ def test_any_nesting_comes_back(schema: pa.Schema) -> None:
 def test_other_ids_are_the_same_schema(schema: pa.Schema, first: int) -> None:
     """Fields renumbered from anywhere mean the same, and their leaves move along."""
     fields = fields_from_arrow(schema)
-    moved = renumbered(fields, first)
+    moved = renumber_fields(fields, first)
     assert schema == arrow_from_fields(moved)
     assert tuple(number + first for number in stored_field_ids(fields)) == stored_field_ids(moved)
 

@@ -7,7 +7,7 @@ import pendulum
 
 from lance_dagster import LanceTable
 from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file
-from lance_dagster.format.layout import join, line_root, manifest_name
+from lance_dagster.format.layout import branch_root, join, manifest_name
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, Transaction
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, ScriptedStore
@@ -16,7 +16,7 @@ from tests.table_factory import parts_on
 
 def manifest_file(table: LanceTable, branch: str, number: int) -> Path:
     """The file of a version."""
-    return Path(table.uri, join(line_root(branch), "_versions"), manifest_name(number))
+    return Path(table.uri, join(branch_root(branch), "_versions"), manifest_name(number))
 
 
 def date(table: LanceTable, times: dict[str, str]) -> LanceTable:

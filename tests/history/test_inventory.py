@@ -10,7 +10,7 @@ from lance_dagster.history.inventory import (
     expired_copy_key,
     take_inventory,
 )
-from lance_dagster.store import Entry
+from lance_dagster.store import ObjectInfo
 
 BRANCHES = ("run/1", "dev", "dev/data/x", "data")
 NEW, OLD = "18446744073709551608.manifest", "7.manifest"
@@ -80,13 +80,15 @@ def test_an_object_is_what_its_name_says(key: str, branch: str, kind: Kind, name
 def test_what_has_no_name_of_a_tables_is_somebody_elses(key: str) -> None:
     """It is counted, and left alone."""
     assert Kind.UNKNOWN is classify_key(key, BRANCHES).kind
-    assert 1 == take_inventory([Entry(key, 1, 0)], BRANCHES).unknown
+    assert 1 == take_inventory([ObjectInfo(key, 1, 0)], BRANCHES).unknown
 
 
 def test_versions_are_sorted_by_branch_and_number() -> None:
     """Names of both schemes in one folder are told."""
-    entries = [Entry(key, 1, 5) for key in (f"_versions/{NEW}", f"tree/dev/_versions/{OLD}", "tree/dev/data/x.lance")]
-    found = take_inventory([*entries, Entry(f"tree/dev/_versions/{NEW}", 1, 9)], BRANCHES)
+    entries = [
+        ObjectInfo(key, 1, 5) for key in (f"_versions/{NEW}", f"tree/dev/_versions/{OLD}", "tree/dev/data/x.lance")
+    ]
+    found = take_inventory([*entries, ObjectInfo(f"tree/dev/_versions/{NEW}", 1, 9)], BRANCHES)
     assert {7: entries[0]} == found.of_branch("main").manifests
     assert (False, True, 9) == (
         found.of_branch("main").mixed,
@@ -102,7 +104,7 @@ def test_versions_that_wait_are_told_from_those_of_another_branch_of_the_name() 
         expired_copy_key("main", 2**64 - 1, "main", "f" * 64),
         "_expired/x",
     ]
-    entries = [Entry(key, 1, 0) for key in keys]
+    entries = [ObjectInfo(key, 1, 0) for key in keys]
     expected = [("run/1", 7, entries[0], True), ("main", 2**64 - 1, entries[1], True)]
     assert expected == list(expired_copies(entries, {"run/1": "id", "main": "main"}))
     assert [False, True] == [same for *_, same in expired_copies(entries, {"run/1": "other", "main": "main"})]

@@ -13,7 +13,7 @@ class StoreConformance:
     def test_nothing_is_there_at_first(self, store: Store) -> None:
         """Reading what does not exist is an answer, not an error."""
         assert store.get("a/b") is None
-        assert store.get_with_tag("a/b") is None
+        assert store.get_with_etag("a/b") is None
         assert [] == store.list("a")
         store.delete("a/b")
         store.delete_folder("a")
@@ -46,17 +46,17 @@ class StoreConformance:
     def test_a_swap_needs_the_tag_of_what_is_there(self, store: Store) -> None:
         """A tag is good once: after the swap the object has another."""
         store.put("refs/tags/a", b"1")
-        _, tag = store.get_with_tag("refs/tags/a") or (b"", "")
+        _, tag = store.get_with_etag("refs/tags/a") or (b"", "")
         assert store.compare_and_swap("refs/tags/a", b"2", tag)
         assert not store.compare_and_swap("refs/tags/a", b"3", tag)
-        found, newer = store.get_with_tag("refs/tags/a") or (b"", "")
+        found, newer = store.get_with_etag("refs/tags/a") or (b"", "")
         assert b"2" == found
         assert store.compare_and_swap("refs/tags/a", b"4", newer)
 
     def test_a_swap_does_not_bring_back_what_was_deleted(self, store: Store) -> None:
         """An object that is gone does not match any tag."""
         store.put("refs/tags/a", b"1")
-        _, tag = store.get_with_tag("refs/tags/a") or (b"", "")
+        _, tag = store.get_with_etag("refs/tags/a") or (b"", "")
         store.delete("refs/tags/a")
         assert not store.compare_and_swap("refs/tags/a", b"2", tag)
         assert store.get("refs/tags/a") is None
@@ -118,7 +118,7 @@ class StoreConformance:
     def test_a_file_is_copied(self, store: Store) -> None:
         """A copy has the bytes of the original, which stays."""
         store.put("tree/b/data/x.lance", b"rows")
-        assert store.copy_in(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
+        assert store.copy_from(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
         assert (b"rows", b"rows") == (store.get("data/x.lance"), store.get("tree/b/data/x.lance"))
 
     def test_a_folder_is_copied(self, store: Store) -> None:
@@ -126,14 +126,14 @@ class StoreConformance:
         store.put("tree/b/data/x/1.blob", b"1")
         store.put("tree/b/data/x/deep/2.blob", b"2")
         store.put("tree/b/data/xy/3.blob", b"3")
-        assert store.copy_in(f"{store.uri}/tree/b/data/x", "data/x")
+        assert store.copy_from(f"{store.uri}/tree/b/data/x", "data/x")
         assert ["1.blob"] == store.list("data/x")
         assert b"2" == store.get("data/x/deep/2.blob")
         assert [] == store.list("data")
 
     def test_copying_nothing_is_told(self, store: Store) -> None:
         """Whoever needs the file has to know that it was not there."""
-        assert not store.copy_in(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
+        assert not store.copy_from(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
         assert store.get("data/x.lance") is None
 
     def test_a_folder_is_deleted_and_its_neighbours_stay(self, store: Store) -> None:
@@ -177,7 +177,7 @@ class StoreConformance:
     def test_many_are_deleted_and_their_neighbours_stay(self, store: Store) -> None:
         """More than one request can take; what is not there does not matter."""
         for number in range(1003):
-            store.put(f"a/{number}", b"", lasting=False)
+            store.put(f"a/{number}", b"", durable=False)
         store.delete_many([f"a/{number}" for number in range(1, 1003)] + ["a/x", "b/c"])
         assert ["0"] == store.list("a")
         store.delete_many([])

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lance_dagster.errors import StoreError
-from lance_dagster.store import Entry, Store
+from lance_dagster.store import ObjectInfo, Store
 
 WRITES = frozenset(
-    {"put", "put_if_absent", "compare_and_swap", "copy_in", "upload", "delete", "delete_folder", "delete_many"}
+    {"put", "put_if_absent", "compare_and_swap", "copy_from", "upload", "delete", "delete_folder", "delete_many"}
 )
 
 
@@ -66,13 +66,13 @@ class ScriptedStore:
         """Ask the script, then read."""
         return self._ask("get", key, lambda: self._below.get(key))  # type: ignore[no-any-return]
 
-    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+    def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Ask the script, then read."""
-        return self._ask("get_with_tag", key, lambda: self._below.get_with_tag(key))  # type: ignore[no-any-return]
+        return self._ask("get_with_etag", key, lambda: self._below.get_with_etag(key))  # type: ignore[no-any-return]
 
-    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Ask the script, then write."""
-        self._ask("put", key, lambda: self._below.put(key, data, lasting=lasting))
+        self._ask("put", key, lambda: self._below.put(key, data, durable=durable))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Ask the script, then write."""
@@ -94,7 +94,7 @@ class ScriptedStore:
         """Ask the script, then list."""
         return self._ask("sizes", folder, lambda: self._below.sizes(folder))  # type: ignore[no-any-return]
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """Ask the script, then list everything."""
         yield from self._ask("walk", folder, lambda: list(self._below.walk(folder)))
 
@@ -110,13 +110,13 @@ class ScriptedStore:
         """Ask the script, then write."""
         self._ask("upload", key, lambda: self._below.upload(path, key))
 
-    def some(self, folder: str, limit: int) -> Collection[str]:
+    def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Ask the script, then list."""
-        return self._ask("some", folder, lambda: self._below.some(folder, limit))  # type: ignore[no-any-return]
+        return self._ask("list_some", folder, lambda: self._below.list_some(folder, limit))  # type: ignore[no-any-return]
 
-    def copy_in(self, source_uri: str, key: str) -> bool:
+    def copy_from(self, source_uri: str, key: str) -> bool:
         """Ask the script, then copy."""
-        return bool(self._ask("copy_in", key, lambda: self._below.copy_in(source_uri, key)))
+        return bool(self._ask("copy_from", key, lambda: self._below.copy_from(source_uri, key)))
 
     def delete(self, key: str) -> None:
         """Ask the script, then delete."""

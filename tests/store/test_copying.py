@@ -45,7 +45,7 @@ def test_a_folder_is_copied_file_by_file(stores: tuple[Store, Store]) -> None:
     assert not copy_folder(source, "none", dest, "z")
 
 
-VERBS = ["copy_in", "upload", "upload", "copy_in", "upload"]
+VERBS = ["copy_from", "upload", "upload", "copy_from", "upload"]
 
 
 @pytest.mark.parametrize("stores,verb", list(zip(PAIRS, VERBS, strict=True)), indirect=["stores"])

@@ -34,7 +34,7 @@ def count_up(root: str, times: int) -> None:
     """Add one to a shared number as often as asked, by compare-and-swap, in a process of its own."""
     store = LocalStore(root)
     while times:
-        data, tag = store.get_with_tag("refs/tags/n") or (b"", "")
+        data, tag = store.get_with_etag("refs/tags/n") or (b"", "")
         times -= store.compare_and_swap("refs/tags/n", b"%d" % (int(data) + 1), tag)
 
 
@@ -89,12 +89,12 @@ def test_a_folder_that_cannot_be_deleted_is_an_error(tmp_path: Path) -> None:
         store.delete_folder("tree")
 
 
-@pytest.mark.parametrize("verb", ["put", "put_if_absent", "copy_in"])
+@pytest.mark.parametrize("verb", ["put", "put_if_absent", "copy_from"])
 def test_a_write_that_fails_names_the_file(tmp_path: Path, verb: str) -> None:
     """A file where a folder is needed fails every write with the path in the message."""
     (tmp_path / "a").write_bytes(b"1")
     store = LocalStore(str(tmp_path))
-    arguments = (str(tmp_path / "a"), "a/b") if verb == "copy_in" else ("a/b", b"2")
+    arguments = (str(tmp_path / "a"), "a/b") if verb == "copy_from" else ("a/b", b"2")
     with pytest.raises(StoreError, match=f"{tmp_path}/a/b"):
         getattr(store, verb)(*arguments)
 

@@ -6,7 +6,7 @@ import pytest
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store import canonical_uri, open_store
-from lance_dagster.store.options import base_options, own_options, s3fs_options
+from lance_dagster.store.options import base_options, s3fs_options, table_options
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_listings_are_never_remembered() -> None:
 def test_a_base_path_has_the_tables_options_and_its_own() -> None:
     """Its own come first; those of other bases are no concern of it, and a local folder takes none."""
     given = {"region": "a", "key_id": "k", "base_1.region": "b", "base_12.region": "c"}
-    assert {"region": "a", "key_id": "k"} == own_options(given)
+    assert {"region": "a", "key_id": "k"} == table_options(given)
     assert {"region": "b", "key_id": "k"} == base_options(given, 1, "s3://bucket/x")
     assert {"region": "a", "key_id": "k"} == base_options(given, 2, "s3://bucket/x")
     assert {} == base_options(given, 1, "file:///x")

@@ -5,14 +5,14 @@ import pytest
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.model import BasePath, DataFile, DeletionFile, Fragment, Fragments, Manifest
 from lance_dagster.transactions.base_paths import (
-    found_at,
-    named_files,
-    placed_under,
-    placed_under_root,
-    repointed,
+    file_references,
+    moved_base_paths,
+    replace_base_paths,
+    restored_base_paths,
     shallow_clone,
-    shared_places,
-    with_repointed,
+    shared_base_ids,
+    with_base,
+    with_root_base,
 )
 
 ROOT = BasePath(id=1, path="/t", name="root", is_dataset_root=True)
@@ -39,7 +39,7 @@ def manifest(*fragments: Fragment, bases: tuple[BasePath, ...] = (), branch: str
 def test_files_are_listed_by_place() -> None:
     """The branch's own folder is a place too, and not the base path of the id 0."""
     zero = BasePath(id=0, path="/other", is_dataset_root=True)
-    found = named_files(
+    found = file_references(
         manifest(
             fragment(0, 0, 2, deleted=True),
             fragment(1, None, 1, deleted=True, deletion=1),
@@ -59,7 +59,7 @@ def test_files_are_listed_by_place() -> None:
 def test_a_file_under_no_known_base_is_an_error() -> None:
     """The manifest contradicts itself."""
     with pytest.raises(CorruptFileError, match="a base path 4 that it does not have"):
-        named_files(manifest(fragment(0, 4), bases=(ROOT,)), "/t")
+        file_references(manifest(fragment(0, 4), bases=(ROOT,)), "/t")
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,20 @@ def test_a_file_under_no_known_base_is_an_error() -> None:
 )
 def test_a_base_follows_the_innermost_folder_that_moved(moves: dict[str, str], path: str, expected: str | None) -> None:
     """Whatever lies in whatever."""
-    changed = repointed([BasePath(id=3, path=path, name="x")], moves, {path: path})
+    changed = moved_base_paths([BasePath(id=3, path=path, name="x")], moves, {path: path})
     assert ([] if expected is None else [(3, expected, "x")]) == [(base.id, base.path, base.name) for base in changed]
 
 
 def test_another_spelling_of_where_it_is_is_a_change() -> None:
     """Clean-up compares strings."""
-    changed = repointed([BasePath(id=3, path="file:///t/")], {"/t": "/t"}, {"file:///t/": "/t"})
+    changed = moved_base_paths([BasePath(id=3, path="file:///t/")], {"/t": "/t"}, {"file:///t/": "/t"})
     assert ["/t"] == [base.path for base in changed]
 
 
 def test_only_the_places_change() -> None:
     """Files go on naming the same ids."""
     before = manifest(fragment(0, 1, 2), bases=(ROOT, COLD))
-    after = with_repointed(before, [BasePath(id=2, path="/ice", name="cold")])
+    after = replace_base_paths(before, [BasePath(id=2, path="/ice", name="cold")])
     assert (("/t", "/ice"), before.fragments) == (tuple(base.path for base in after.base_paths), after.fragments)
 
 
@@ -98,7 +98,7 @@ def test_an_older_version_is_found_where_a_newer_one_says() -> None:
     """As long as the base is the same one."""
     older = (BasePath(id=2, path="/was", name="cold"), BasePath(id=3, path="/x", name="x"))
     newer = (COLD, BasePath(id=3, path="/y", name="another"))
-    assert (COLD, older[1]) == found_at(older, newer)
+    assert (COLD, older[1]) == restored_base_paths(older, newer)
 
 
 def test_places_are_shared_by_path_and_kind() -> None:
@@ -111,17 +111,17 @@ def test_places_are_shared_by_path_and_kind() -> None:
             BasePath(id=9, path="/t"),
         ),
     )
-    assert {2: 7} == shared_places(source, dest, "/t")
+    assert {2: 7} == shared_base_ids(source, dest, "/t")
 
 
 def test_new_files_are_named_through_the_root_or_a_base() -> None:
     """Main names its own without one."""
     files = (fragment(0, None, 2),)
-    own, kept = placed_under_root(files, manifest(), "/t", {2: 7})[0].files
+    own, kept = with_root_base(files, manifest(), "/t", {2: 7})[0].files
     assert (None, 7) == (own.base_id, kept.base_id)
-    own, other = placed_under_root(files, manifest(bases=(ROOT,), branch="run"), "/t")[0].files
+    own, other = with_root_base(files, manifest(bases=(ROOT,), branch="run"), "/t")[0].files
     assert (1, 1) == (own.base_id, other.base_id)
-    assert [2, 2] == [file.base_id for file in placed_under(files, COLD)[0].files]
+    assert [2, 2] == [file.base_id for file in with_base(files, COLD)[0].files]
 
 
 def test_a_branch_that_calls_the_table_something_else_is_not_written_to() -> None:
@@ -129,7 +129,7 @@ def test_a_branch_that_calls_the_table_something_else_is_not_written_to() -> Non
     with pytest.raises(
         InvalidInputError, match=r"branch 'run' looks for the table's files elsewhere than /t: .*relocate"
     ):
-        placed_under_root((), manifest(bases=(BasePath(id=1, path="/t/", name="root"),), branch="run"), "/t")
+        with_root_base((), manifest(bases=(BasePath(id=1, path="/t/", name="root"),), branch="run"), "/t")
 
 
 def test_a_shallow_clone_names_everything_through_bases_of_its_own_names() -> None:

@@ -522,7 +522,7 @@ def in_branch_json(**different: object) -> Damage:
 
 def hint(content: str) -> Damage:
     """Write another version hint."""
-    return lambda table: (Path(table.uri) / layout.HINT).write_text(content)
+    return lambda table: (Path(table.uri) / layout.VERSION_HINT).write_text(content)
 
 
 def tagged(name: str = "lost", **content: object) -> Damage:
@@ -590,10 +590,10 @@ NAMES: dict[str, tuple[Damage, str, str, str]] = {
     "tag of no version": (tagged(version=99), ERROR, "_refs/tags/lost.json", "main@99, which does not exist"),
     "tag of no branch": (tagged(branch="gone"), ERROR, "_refs/tags/lost.json", "gone@1, and there is no such"),
     "tag like a branch": (tagged("run"), WARNING, "_refs/tags/run.json", "'run' is a tag and a branch"),
-    "no hint": (removed(layout.HINT), WARNING, layout.HINT, "there is no version hint"),
-    "old hint": (hint('{"version":1}'), WARNING, layout.HINT, "names version 1"),
-    "hint of the future": (hint('{"version":99}'), WARNING, layout.HINT, "names version 99"),
-    "hint that is none": (hint("{"), WARNING, layout.HINT, "version hint holds b'{'"),
+    "no hint": (removed(layout.VERSION_HINT), WARNING, layout.VERSION_HINT, "there is no version hint"),
+    "old hint": (hint('{"version":1}'), WARNING, layout.VERSION_HINT, "names version 1"),
+    "hint of the future": (hint('{"version":99}'), WARNING, layout.VERSION_HINT, "names version 99"),
+    "hint that is none": (hint("{"), WARNING, layout.VERSION_HINT, "version hint holds b'{'"),
 }
 
 

@@ -2,12 +2,12 @@
 
 from lance_dagster.format.codec.index_section import decode_indices, encode_indices, rebase_index_section
 from lance_dagster.format.codec.manifests import (
-    Summary,
-    check_sound,
+    VersionSummary,
+    check_readable,
     check_writable,
     decode_manifest_file,
     encode_manifest_file,
-    summarize,
+    summarize_manifest,
 )
 from lance_dagster.format.codec.operations import decode_transaction, encode_transaction
 from lance_dagster.format.codec.row_sequences import (
@@ -27,9 +27,9 @@ from lance_dagster.format.codec.row_sequences import (
 from lance_dagster.format.row_runs import U64Array
 
 __all__ = [
-    "Summary",
     "U64Array",
-    "check_sound",
+    "VersionSummary",
+    "check_readable",
     "check_writable",
     "count_row_ids",
     "decode_indices",
@@ -49,6 +49,6 @@ __all__ = [
     "rebase_index_section",
     "row_id_range",
     "smallest_row_id",
-    "summarize",
+    "summarize_manifest",
     "version_run",
 ]

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import unknown_fields
-from lance_dagster.format.deletions import ARROW, BITMAP
+from lance_dagster.format.deletions import ARROW_FILE, BITMAP_FILE
 from lance_dagster.format.layout import is_file_name
-from lance_dagster.format.model import DataFile, DeletionFile, Fragment, Fragments, Outline
+from lance_dagster.format.model import DataFile, DeletionFile, Fragment, Fragments, FragmentsSummary
 
 _MOST_ROWS = 2**32
 """Offsets of rows in a fragment are numbers of 32 bits."""
@@ -22,7 +22,7 @@ _WITH_COLUMNS = 2
 _OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 
 
-class FragmentCoding:
+class ProtobufFragmentDecoder:
     """Reads the encoded fragments of one file; `path` is for messages."""
 
     __slots__ = ("path",)
@@ -38,9 +38,9 @@ class FragmentCoding:
             CorruptFileError: The bytes are not a fragment.
             UnsupportedFeatureError: It uses something this package does not know.
         """
-        return _fragment_from_wire(checked_message(data, self.path))
+        return _fragment_from_wire(validated_message(data, self.path))
 
-    def outline(self, items: Sequence[bytes]) -> Outline:
+    def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
         """Read of each fragment its id, its rows and whether any are deleted.
 
         Raises:
@@ -71,7 +71,7 @@ class FragmentCoding:
         if len(set(ids)) < len(ids):
             counts = Counter(ids)
             raise CorruptFileError(self.path, f"two of its fragments have the id {max(counts, key=counts.__getitem__)}")
-        return Outline(ids, rows, deletions, counted)
+        return FragmentsSummary(ids, rows, deletions, counted)
 
     def _deleted(self, number: int, physical: int, deletion: bytes) -> int:
         try:
@@ -83,7 +83,7 @@ class FragmentCoding:
         return deleted
 
 
-def checked_message(item: Fragment | bytes, path: str) -> wire.DataFragment:
+def validated_message(item: Fragment | bytes, path: str) -> wire.DataFragment:
     """Return a fragment as a message; `path` is for messages.
 
     Raises:
@@ -114,7 +114,7 @@ def _parsed(data: bytes, path: str) -> wire.DataFragment:
         raise CorruptFileError(path, f"one of its fragments cannot be parsed: {error}") from error
 
 
-def encoded(fragments: Iterable[Fragment]) -> list[bytes]:
+def encode_fragments(fragments: Iterable[Fragment]) -> list[bytes]:
     """Write fragments; those that are still encoded stay as they were read."""
     items: Iterable[Fragment | bytes] = fragments.items if isinstance(fragments, Fragments) else fragments
     return [item if isinstance(item, bytes) else _fragment_to_wire(item).SerializeToString() for item in items]
@@ -207,7 +207,7 @@ def _problems(message: wire.DataFragment) -> list[str]:
         found.append("spilled row lineage")
     if message.clustering_id or message.metadata:
         found.append("fragment clustering or metadata")
-    if message.deletion_file.file_type not in (ARROW, BITMAP):
+    if message.deletion_file.file_type not in (ARROW_FILE, BITMAP_FILE):
         found.append(f"deletion files of kind {message.deletion_file.file_type}")
     return found
 

@@ -32,19 +32,19 @@ from lance_dagster.format.codec.fields import (
     field_to_wire,
     unknown_fields,
 )
-from lance_dagster.format.codec.fragments import FragmentCoding, checked_message, encoded
+from lance_dagster.format.codec.fragments import ProtobufFragmentDecoder, encode_fragments, validated_message
 from lance_dagster.format.codec.index_section import decode_indices
 from lance_dagster.format.codec.operations import decode_transaction, encode_transaction
 from lance_dagster.format.codec.row_sequences import count_row_ids, count_versions
 from lance_dagster.format.layout import is_file_name
 from lance_dagster.format.model import Flag, Fragments, Manifest, WriterVersion
-from lance_dagster.format.schema import arrow_from_fields, check_tree
+from lance_dagster.format.schema import arrow_from_fields, check_field_tree
 from lance_dagster.format.transaction import Transaction
 
 _KEPT_COUNTS = 1000
 
 
-def check_sound(manifest: Manifest, path: str) -> None:
+def check_readable(manifest: Manifest, path: str) -> None:
     """Refuse a manifest that cannot be read whole; `path` is for messages.
 
     Raises:
@@ -58,7 +58,7 @@ def check_sound(manifest: Manifest, path: str) -> None:
     def check(fragments: Fragments) -> None:
         arrow_from_fields(manifest.fields, manifest.schema_metadata, path)
         for item in fragments.items:
-            message = checked_message(item, path)
+            message = validated_message(item, path)
             problem = _base_problem(message, bases)
             if problem is None and stable:
                 problem = _lineage_problem(message, versions)
@@ -113,7 +113,7 @@ _SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class VersionSummary:
     """A version in short.
 
     `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `read_version` the version it was made from
@@ -132,7 +132,7 @@ class Summary:
     forked_from: tuple[str | None, int] | None = None
 
 
-def summarize(data: bytes, path: str) -> Summary | None:
+def summarize_manifest(data: bytes, path: str) -> VersionSummary | None:
     """Read a manifest file in short; None when it carries no transaction. `path` is for messages.
 
     Raises:
@@ -155,10 +155,10 @@ def summarize(data: bytes, path: str) -> Summary | None:
         raise UnsupportedFeatureError(path, unknown_fields(transaction) or ["a transaction without operation"])
     writer = message.writer_version
     clone = transaction.clone
-    return Summary(
+    return VersionSummary(
         number=message.version,
         timestamp=message.timestamp.seconds * _SECOND + message.timestamp.nanos,
-        rows=Fragments(message.fragments, FragmentCoding(path)).rows,
+        rows=Fragments(message.fragments, ProtobufFragmentDecoder(path)).rows,
         writer=(writer.library, writer.version) if message.HasField("writer_version") else None,
         transaction=transaction.uuid,
         read_version=transaction.read_version,
@@ -223,13 +223,13 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
         UnsupportedFeatureError: The table uses something this package does not know.
     """
     message = manifest_message(data, path)
-    fragments = Fragments(message.fragments, FragmentCoding(path))
+    fragments = Fragments(message.fragments, ProtobufFragmentDecoder(path))
     del message.fragments[:]
     _refuse_unknown(message, path)
     _refuse_contradictions(message, path)
     index = _section(data, message.index_section, path) if message.HasField("index_section") else None
     manifest = _from_wire(message, fragments, index)
-    check_tree(manifest.fields, path)
+    check_field_tree(manifest.fields, path)
     decode_indices(index, path)
     body = inline_transaction(data, message, path)
     return manifest, None if body is None else decode_transaction(body, path)
@@ -353,7 +353,7 @@ def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None
 def _to_wire(manifest: Manifest) -> wire.Manifest:
     message = wire.Manifest(
         fields=[field_to_wire(field) for field in manifest.fields],
-        fragments=encoded(manifest.fragments),
+        fragments=encode_fragments(manifest.fragments),
         version=manifest.version,
         version_aux_data=manifest.version_aux_data,
         schema_metadata=dict(manifest.schema_metadata),

@@ -18,7 +18,7 @@ from lance_dagster.format.codec.fields import (
     field_to_wire,
     unknown_fields,
 )
-from lance_dagster.format.codec.fragments import FragmentCoding, encoded, file_from_wire, file_to_wire
+from lance_dagster.format.codec.fragments import ProtobufFragmentDecoder, encode_fragments, file_from_wire, file_to_wire
 from lance_dagster.format.codec.index_section import (
     files_from_wire,
     files_to_wire,
@@ -29,7 +29,7 @@ from lance_dagster.format.codec.index_section import (
 )
 from lance_dagster.format.layout import is_file_name, is_path_inside
 from lance_dagster.format.model import Fragments
-from lance_dagster.format.schema import check_tree
+from lance_dagster.format.schema import check_field_tree
 from lance_dagster.format.transaction import Merge, Overwrite, Project, Transaction
 
 _T = wire.Transaction
@@ -41,7 +41,7 @@ def operation_from_wire(message: _T, kind: str, path: str) -> ops.Operation:
     Raises:
         ValueError: It names an index or a shard by something that is no uuid, or a file or branch that cannot be.
     """
-    return _READERS[kind](getattr(message, kind), FragmentCoding(path))
+    return _READERS[kind](getattr(message, kind), ProtobufFragmentDecoder(path))
 
 
 def operation_to_wire(operation: ops.Operation, message: _T) -> None:
@@ -52,17 +52,17 @@ def operation_to_wire(operation: ops.Operation, message: _T) -> None:
     target.SetInParent()
 
 
-def _append_from(message: _T.Append, coding: FragmentCoding) -> ops.Append:
-    return ops.Append(fragments=Fragments(message.fragments, coding))
+def _append_from(message: _T.Append, decoder: ProtobufFragmentDecoder) -> ops.Append:
+    return ops.Append(fragments=Fragments(message.fragments, decoder))
 
 
 def _append_to(operation: ops.Append) -> _T.Append:
-    return _T.Append(fragments=encoded(operation.fragments))
+    return _T.Append(fragments=encode_fragments(operation.fragments))
 
 
-def _delete_from(message: _T.Delete, coding: FragmentCoding) -> ops.Delete:
+def _delete_from(message: _T.Delete, decoder: ProtobufFragmentDecoder) -> ops.Delete:
     return ops.Delete(
-        updated_fragments=Fragments(message.updated_fragments, coding),
+        updated_fragments=Fragments(message.updated_fragments, decoder),
         deleted_fragment_ids=tuple(message.deleted_fragment_ids),
         predicate=message.predicate,
     )
@@ -70,15 +70,15 @@ def _delete_from(message: _T.Delete, coding: FragmentCoding) -> ops.Delete:
 
 def _delete_to(operation: ops.Delete) -> _T.Delete:
     return _T.Delete(
-        updated_fragments=encoded(operation.updated_fragments),
+        updated_fragments=encode_fragments(operation.updated_fragments),
         deleted_fragment_ids=operation.deleted_fragment_ids,
         predicate=operation.predicate,
     )
 
 
-def _overwrite_from(message: _T.Overwrite, coding: FragmentCoding) -> ops.Overwrite:
+def _overwrite_from(message: _T.Overwrite, decoder: ProtobufFragmentDecoder) -> ops.Overwrite:
     return ops.Overwrite(
-        fragments=Fragments(message.fragments, coding),
+        fragments=Fragments(message.fragments, decoder),
         fields=tuple(map(field_from_wire, message.schema)),
         schema_metadata=dict(message.schema_metadata),
         config_upserts=dict(message.config_upsert_values),
@@ -88,7 +88,7 @@ def _overwrite_from(message: _T.Overwrite, coding: FragmentCoding) -> ops.Overwr
 
 def _overwrite_to(operation: ops.Overwrite) -> _T.Overwrite:
     return _T.Overwrite(
-        fragments=encoded(operation.fragments),
+        fragments=encode_fragments(operation.fragments),
         schema=map(field_to_wire, operation.fields),
         schema_metadata=dict(operation.schema_metadata),
         config_upsert_values=dict(operation.config_upserts),
@@ -96,7 +96,7 @@ def _overwrite_to(operation: ops.Overwrite) -> _T.Overwrite:
     )
 
 
-def _create_index_from(message: _T.CreateIndex, _: FragmentCoding) -> ops.CreateIndex:
+def _create_index_from(message: _T.CreateIndex, _: ProtobufFragmentDecoder) -> ops.CreateIndex:
     return ops.CreateIndex(
         new_indices=tuple(map(index_from_wire, message.new_indices)),
         removed_indices=tuple(map(index_from_wire, message.removed_indices)),
@@ -110,15 +110,15 @@ def _create_index_to(operation: ops.CreateIndex) -> _T.CreateIndex:
     )
 
 
-def _rewrite_from(message: _T.Rewrite, coding: FragmentCoding) -> ops.Rewrite:
+def _rewrite_from(message: _T.Rewrite, decoder: ProtobufFragmentDecoder) -> ops.Rewrite:
     # Older writers had one group, without the message around it.
     ungrouped = [message] if message.old_fragments or message.new_fragments else []
     groups: Iterable[Any] = [*ungrouped, *message.groups]
     return ops.Rewrite(
         groups=tuple(
             ops.RewriteGroup(
-                old=Fragments(group.old_fragments, coding),
-                new=Fragments(group.new_fragments, coding),
+                old=Fragments(group.old_fragments, decoder),
+                new=Fragments(group.new_fragments, decoder),
             )
             for group in groups
         ),
@@ -139,7 +139,7 @@ def _rewrite_from(message: _T.Rewrite, coding: FragmentCoding) -> ops.Rewrite:
 
 def _rewrite_to(operation: ops.Rewrite) -> _T.Rewrite:
     groups = [
-        _T.Rewrite.Group(old_fragments=encoded(group.old), new_fragments=encoded(group.new))
+        _T.Rewrite.Group(old_fragments=encode_fragments(group.old), new_fragments=encode_fragments(group.new))
         for group in operation.groups
     ]
     message = _T.Rewrite(groups=groups)
@@ -156,9 +156,9 @@ def _rewrite_to(operation: ops.Rewrite) -> _T.Rewrite:
     return message
 
 
-def _merge_from(message: _T.Merge, coding: FragmentCoding) -> ops.Merge:
+def _merge_from(message: _T.Merge, decoder: ProtobufFragmentDecoder) -> ops.Merge:
     return ops.Merge(
-        fragments=Fragments(message.fragments, coding),
+        fragments=Fragments(message.fragments, decoder),
         fields=tuple(map(field_from_wire, message.schema)),
         schema_metadata=dict(message.schema_metadata),
         preserves_nullability=message.preserves_nullability,
@@ -167,18 +167,18 @@ def _merge_from(message: _T.Merge, coding: FragmentCoding) -> ops.Merge:
 
 def _merge_to(operation: ops.Merge) -> _T.Merge:
     return _T.Merge(
-        fragments=encoded(operation.fragments),
+        fragments=encode_fragments(operation.fragments),
         schema=map(field_to_wire, operation.fields),
         schema_metadata=dict(operation.schema_metadata),
         preserves_nullability=operation.preserves_nullability,
     )
 
 
-def _update_from(message: _T.Update, coding: FragmentCoding) -> ops.Update:
+def _update_from(message: _T.Update, decoder: ProtobufFragmentDecoder) -> ops.Update:
     return ops.Update(
         removed_fragment_ids=tuple(message.removed_fragment_ids),
-        updated_fragments=Fragments(message.updated_fragments, coding),
-        new_fragments=Fragments(message.new_fragments, coding),
+        updated_fragments=Fragments(message.updated_fragments, decoder),
+        new_fragments=Fragments(message.new_fragments, decoder),
         fields_modified=tuple(message.fields_modified),
         mode=message.update_mode,
         preserved_fields=tuple(message.fields_for_preserving_frag_bitmap),
@@ -192,8 +192,8 @@ def _update_from(message: _T.Update, coding: FragmentCoding) -> ops.Update:
 def _update_to(operation: ops.Update) -> _T.Update:
     message = _T.Update(
         removed_fragment_ids=operation.removed_fragment_ids,
-        updated_fragments=encoded(operation.updated_fragments),
-        new_fragments=encoded(operation.new_fragments),
+        updated_fragments=encode_fragments(operation.updated_fragments),
+        new_fragments=encode_fragments(operation.new_fragments),
         fields_modified=operation.fields_modified,
         update_mode=_T.Update.Mode.Name(operation.mode),
         fields_for_preserving_frag_bitmap=operation.preserved_fields,
@@ -240,7 +240,7 @@ def _sstables_to(entries: Iterable[ops.CompactedSstable]) -> list[_T.CompactedSs
     return [_T.CompactedSstable(shard_id=uuid_to_wire(entry.shard), generation=entry.generation) for entry in entries]
 
 
-def _project_from(message: _T.Project, _: FragmentCoding) -> ops.Project:
+def _project_from(message: _T.Project, _: ProtobufFragmentDecoder) -> ops.Project:
     return ops.Project(
         fields=tuple(map(field_from_wire, message.schema)), preserves_nullability=message.preserves_nullability
     )
@@ -252,7 +252,7 @@ def _project_to(operation: ops.Project) -> _T.Project:
     )
 
 
-def _config_from(message: _T.UpdateConfig, _: FragmentCoding) -> ops.UpdateConfig:
+def _config_from(message: _T.UpdateConfig, _: ProtobufFragmentDecoder) -> ops.UpdateConfig:
     config = _map_from(message.config_updates) if message.HasField("config_updates") else None
     schema = _map_from(message.schema_metadata_updates) if message.HasField("schema_metadata_updates") else None
     fields = {number: _map_from(entries) for number, entries in message.field_metadata_updates.items()}
@@ -297,7 +297,7 @@ def _map_to(update: ops.MapUpdate | None) -> _T.UpdateMap | None:
     return _T.UpdateMap(update_entries=entries, replace=update.replace)
 
 
-def _replacement_from(message: _T.DataReplacement, _: FragmentCoding) -> ops.DataReplacement:
+def _replacement_from(message: _T.DataReplacement, _: ProtobufFragmentDecoder) -> ops.DataReplacement:
     pairs = tuple((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
     outside = next((file.path for _, file in pairs if not is_file_name(file.path)), None)
     if outside is not None:
@@ -313,7 +313,7 @@ def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
     )
 
 
-def _clone_from(message: _T.Clone, _: FragmentCoding) -> ops.Clone:
+def _clone_from(message: _T.Clone, _: ProtobufFragmentDecoder) -> ops.Clone:
     if message.ref_name and not is_path_inside(message.ref_name):
         raise ValueError(f"{message.ref_name[:100]!r} is no name of a branch")
     return ops.Clone(
@@ -335,7 +335,7 @@ def _clone_to(operation: ops.Clone) -> _T.Clone:
     )
 
 
-def _overlay_from(message: _T.DataOverlay, _: FragmentCoding) -> ops.DataOverlay:
+def _overlay_from(message: _T.DataOverlay, _: ProtobufFragmentDecoder) -> ops.DataOverlay:
     def one(entry: wire.DataOverlayFile) -> ops.Overlay:
         return ops.Overlay(
             file=file_from_wire(entry.data_file),
@@ -366,7 +366,7 @@ def _overlay_to(operation: ops.DataOverlay) -> _T.DataOverlay:
     return _T.DataOverlay(groups=[kind(fragment_id=number, overlays=map(one, files)) for number, files in groups])
 
 
-_READERS: Mapping[str, Callable[[Any, FragmentCoding], ops.Operation]] = {
+_READERS: Mapping[str, Callable[[Any, ProtobufFragmentDecoder], ops.Operation]] = {
     "append": _append_from,
     "delete": _delete_from,
     "overwrite": _overwrite_from,
@@ -433,7 +433,7 @@ def decode_transaction(data: bytes, path: str) -> Transaction:
     except ValueError as error:
         raise CorruptFileError(path, f"its transaction makes no sense: {error}") from error
     if isinstance(operation, Overwrite | Merge | Project):
-        check_tree(operation.fields, path)
+        check_field_tree(operation.fields, path)
     return Transaction(
         read_version=message.read_version,
         uuid=message.uuid,

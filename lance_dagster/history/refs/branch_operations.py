@@ -34,8 +34,8 @@ from dataclasses import replace
 from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_writable
-from lance_dagster.format.names import check_branch_name, check_texts
 from lance_dagster.format.transaction import Clone, Transaction
+from lance_dagster.format.validation import check_branch_name, check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.inventory import copy_to_expired
 from lance_dagster.history.refs.protection import refuse_protected_branch
@@ -54,7 +54,7 @@ from lance_dagster.history.refs.ref_files import (
 )
 from lance_dagster.history.refs.ref_store import Refs, with_metadata
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.transactions.apply import with_flags
+from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import fork
 
 BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
@@ -175,7 +175,7 @@ def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
     Raises:
         InvalidInputError: Names the keys.
     """
-    check_texts("metadata", metadata, removing=True)
+    check_string_mapping("metadata", metadata, removing=True)
     taken = sorted(key for key in metadata if key.startswith(RESERVED_PREFIX))
     if taken:
         raise InvalidInputError(f"keys that start with {RESERVED_PREFIX!r} are not yours to change: {', '.join(taken)}")
@@ -276,7 +276,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
         timestamp=now_ns(),
     )
     # None when another process finished the creation first; its manifest has the same content.
-    create_first(versions, Proposal(transaction, with_flags(forked)), branch.name)
+    create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
     return refs.set_branch_state(branch, READY)
 
 
@@ -301,7 +301,11 @@ def _above_fences(branch: Branch, refs: Refs) -> Branch:
 
 
 def _fences(refs: Refs) -> list[tuple[str, int, int, str]]:
-    return [fence for file in refs.store.list(layout.DELETED) if (fence := layout.fence_of(file)) is not None]
+    return [
+        fence
+        for file in refs.store.list(layout.DELETED_BRANCHES)
+        if (fence := layout.parse_branch_fence(file)) is not None
+    ]
 
 
 def _finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
@@ -314,10 +318,10 @@ def _empty(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Delete the versions of a branch in state "deleting", after recording how far their numbers went."""
     # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
     newest = max(branch.first, *(versions.newest(line) or 0 for line in (branch.name, layout.MAIN)))
-    refs.store.put_if_absent(layout.fence_file(branch.name, newest, int(time.time()), branch.id), b"")
+    refs.store.put_if_absent(layout.branch_fence_file(branch.name, newest, int(time.time()), branch.id), b"")
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
     copy_to_expired(refs.store, branch.name, branch.id)
-    root = layout.line_root(branch.name)
+    root = layout.branch_root(branch.name)
     # Folder by folder, since a branch `a/b` lies inside the folder of `a`.
     for folder in BRANCH_FOLDERS:
         refs.store.delete_folder(f"{root}/{folder}")
@@ -328,7 +332,7 @@ def _remove_old_fences(refs: Refs) -> None:
     until = time.time() - FENCE_SECONDS
     for fence in _fences(refs):
         if fence[2] < until:
-            refs.store.delete(layout.fence_file(*fence))
+            refs.store.delete(layout.branch_fence_file(*fence))
 
 
 def _existing(branch: Branch, versions: Versions, *, exist_ok: bool) -> Branch:

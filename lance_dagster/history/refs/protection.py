@@ -78,7 +78,7 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
     if not all((*add.branches, *add.tags)):
         raise InvalidInputError("a pattern cannot be empty; '*' protects every name")
     for attempt in range(_ATTEMPTS):
-        found = store.get_with_tag(PROTECTION)
+        found = store.get_with_etag(PROTECTION)
         current = _parsed(found[0] if found else None, store)
         if not attempt:
             # Only at first: at a later attempt the patterns may be gone because our own request succeeded and the

@@ -32,7 +32,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
-from lance_dagster.format.names import check_text
+from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import branch_of_version
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
@@ -77,11 +77,11 @@ class Refs:
 
     def branches(self, pattern: str | None = None) -> dict[str, Branch]:
         """Read every branch whose name matches a glob pattern, also those that are being created or deleted."""
-        return self._all(layout.BRANCHES, layout.name_of_branch_file, self.branch, pattern)
+        return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern)
 
     def tags(self, pattern: str | None = None) -> dict[str, Tag]:
         """Read every tag whose name matches a glob pattern."""
-        return self._all(layout.TAGS, layout.name_of_tag_file, self.tag, pattern)
+        return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern)
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
@@ -142,7 +142,7 @@ class Refs:
         path = layout.branch_file(branch.name)
         wanted: Branch | None = None
         for _ in range(_ATTEMPTS):
-            found = self.store.get_with_tag(path)
+            found = self.store.get_with_etag(path)
             current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
             if current is not None and current == wanted:
                 # The attempt before succeeded, and the client reported the answer to its own second request.
@@ -221,7 +221,7 @@ class Refs:
         """
         path = layout.tag_file(name)
         for _ in range(_ATTEMPTS):
-            found = self.store.get_with_tag(path) if is_path_inside(name) else None
+            found = self.store.get_with_etag(path) if is_path_inside(name) else None
             if found is None:
                 raise self.tag_not_found(name)
             current = parse_tag(name, found[0], f"{self.store.uri}/{path}")
@@ -292,7 +292,7 @@ def _file_of(folder: str, name: object, what: str) -> str | None:
     """
     # Printable strings can always be encoded; only the others need the check that names what is wrong.
     if not isinstance(name, str) or not name.isprintable():
-        check_text(what, name)
+        check_string(what, name)
     return layout.ref_file(folder, str(name))
 
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefMovedError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
-from lance_dagster.format.names import check_branch_name, check_tag_name
+from lance_dagster.format.validation import check_branch_name, check_tag_name
 from lance_dagster.history.refs import branch_operations
 from lance_dagster.history.refs.protection import refuse_protected_branch, refuse_protected_tag
 from lance_dagster.history.refs.ref_files import (
@@ -127,7 +127,7 @@ def _mark_renaming(branch: Branch, new: str, refs: Refs) -> Branch:
 
 
 def _copy_files(branch: Branch, new: str, versions: Versions) -> None:
-    store, source, dest = versions.store, layout.line_root(branch.name), layout.line_root(new)
+    store, source, dest = versions.store, layout.branch_root(branch.name), layout.branch_root(new)
     for folder in _COPIED:
         copy_folder(store, f"{source}/{folder}", store, f"{dest}/{folder}")
 
@@ -140,20 +140,20 @@ def _copy_versions(branch: Branch, new: str, versions: Versions) -> None:
             _copy_version(branch.name, number, new, versions)
         done.update(fresh)
     if done and not versions.store.ordered_listing:
-        hint = layout.join(layout.line_root(new), layout.HINT)
-        versions.store.put(hint, b'{"version":%d}' % max(done), lasting=False)
+        hint = layout.join(layout.branch_root(new), layout.VERSION_HINT)
+        versions.store.put(hint, b'{"version":%d}' % max(done), durable=False)
 
 
 def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
     state = versions.load(name, number)
-    manifest, store, line = replace(state.manifest, branch=new), versions.store, layout.line_root(new)
+    manifest, store, line = replace(state.manifest, branch=new), versions.store, layout.branch_root(new)
     if state.transaction is None:
         raise InvalidInputError(
             f"{state} of {store.uri} lacks its transaction, so it cannot be written anew; "
             f"delete branch {new!r}, which was begun, and {name!r} is as it was"
         )
     path = layout.join(line, layout.TRANSACTIONS, state.transaction.file_name)
-    store.put(path, encode_transaction(state.transaction), lasting=False)
+    store.put(path, encode_transaction(state.transaction), durable=False)
     # It may exist from an earlier attempt, with the same content.
     store.put_if_absent(versions.manifest_path(new, number), encode_manifest_file(manifest, state.transaction))
 

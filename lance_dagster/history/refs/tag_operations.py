@@ -31,7 +31,7 @@ from lance_dagster.errors import (
     Remedy,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.names import check_tag_name
+from lance_dagster.format.validation import check_tag_name
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.refs.branch_operations import refuse_reserved_keys

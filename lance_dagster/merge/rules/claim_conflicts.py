@@ -260,4 +260,4 @@ def _changed_there(side: MergeSide) -> str:
 def _describe(change: Change, claim: Claim) -> str:
     verbs = {APPEND: "added rows to it", OVERWRITE: "replaced all rows", UPSERT: "upserted new keys there"}
     verb = verbs.get(claim.mode, "replaced it")
-    return f"{change.who} {verb} in {change.version}"
+    return f"{change.author} {verb} in {change.version}"

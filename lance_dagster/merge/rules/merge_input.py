@@ -86,7 +86,7 @@ class MergeInput:
 def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
     """Name who made the selected changes of a side; the side itself when none was selected."""
     named = [
-        f"taking back {change.version}" if change.undone else f"{change.who} ({change.version})"
+        f"taking back {change.version}" if change.undone else f"{change.author} ({change.version})"
         for change in side.changes
         if change.undone or select(change)
     ]

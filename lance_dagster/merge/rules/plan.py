@@ -41,13 +41,13 @@ from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules
 from lance_dagster.merge.rules.schema_merge import MergedSchema, merge_schemas
 from lance_dagster.merge.rules.settings_merge import MergedSettings, merge_settings
 from lance_dagster.merge.rules.strategy import BOTH, HISTORY, KINDS, Conflict, Finding, ParsedStrategy, RowsLookup
-from lance_dagster.transactions.apply import LAST_ROW_ID
+from lance_dagster.transactions.apply import MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
+    drop_indices,
+    drop_indices_without_fields,
     indices_of,
-    with_relevant,
-    without_fragments,
-    without_indices,
-    without_values,
+    uncover_fields,
+    uncover_fragments,
 )
 from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias
 
@@ -303,7 +303,7 @@ class _Build:
         source, dest = self.sides
         before, ids, space = dest.manifest, self.schema.from_source, source.history.space
         merged_space, aliases = space.brought_to(dest.history.space)
-        if merged_space.end > LAST_ROW_ID:
+        if merged_space.end > MAX_ROW_ID:
             raise InvalidInputError(
                 f"version {before.version} gave row ids up to {before.next_row_id}; there are no more ids after it"
             )
@@ -352,12 +352,12 @@ class _Build:
     def _indexed(self, manifest: Manifest) -> Manifest:
         """Keep of the dest's indices what stays true; those of the source are about fragments of other ids."""
         edits = self.rows.builder.edits
-        manifest = without_fragments(with_relevant(manifest), edits.revived)
+        manifest = uncover_fragments(drop_indices_without_fields(manifest), edits.revived)
         for number, (_, columns) in edits.columns.items():
-            manifest = without_values(manifest, columns, [number])
+            manifest = uncover_fields(manifest, columns, [number])
         source = self.sides[0]
         before, after = ({index.name for index in indices_of(state)} for state in (source.base, source.manifest))
-        return without_indices(manifest, before - after)
+        return drop_indices(manifest, before - after)
 
     def _tally(self, added: Sequence[MergedFragment]) -> Tally:
         """Count what the merge does to rows, and which columns have no values for rows of the other side."""

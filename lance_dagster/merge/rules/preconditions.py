@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import OF_PICKS, DataOverlay, Restore, UpdateMemWalState
+from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
 from lance_dagster.merge.rules.merge_input import MergeInput, SideHistory
 from lance_dagster.merge.rules.row_changes import GONE
 from lance_dagster.merge.rules.strategy import Conflict, Finding
@@ -48,7 +48,7 @@ def _unknown(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
     for side in (source, dest):
         for change in side.changes:
             if isinstance(change.operation, _UNKNOWN):
-                told = f"{change.who} made a {type(change.operation).__name__}"
+                told = f"{change.author} made a {type(change.operation).__name__}"
                 unit, unknown = f"version {change.version}", "nobody knows what that means for a merge"
                 did = (told, unknown) if side is source else (unknown, told)
                 yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
@@ -88,7 +88,7 @@ def _brought_back(side: SideHistory) -> bool:
     return any(
         change.transaction is not None
         and (
-            not OF_PICKS.isdisjoint(change.transaction.properties)
+            not CHANGE_ORIGIN_PROPERTIES.isdisjoint(change.transaction.properties)
             or (isinstance(change.operation, Restore) and change.operation.version < first)
         )
         for change in side.changes

@@ -23,7 +23,7 @@ from pyroaring import BitMap
 from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, smallest_row_id
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import (
-    OF_PICKS,
+    CHANGE_ORIGIN_PROPERTIES,
     Append,
     Delete,
     Merge,
@@ -48,7 +48,7 @@ from lance_dagster.merge.rules.row_changes import (
     present,
     rows_out_of_place,
 )
-from lance_dagster.transactions.claims import APPEND, REPLACE, Change, claims_of
+from lance_dagster.transactions.claims import APPEND, REPLACE, Change, decode_claims
 from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
 
 
@@ -316,7 +316,7 @@ def _replayed(side: SideHistory, matched: MatchedFragments, deleted: Deleted) ->
 def _updates(change: Change) -> bool:
     """Tell whether a version may have written rows anew: not one that took rows out and put in others instead."""
     operation, transaction = change.operation, change.transaction
-    claims = claims_of(transaction.properties) if transaction is not None else ()
+    claims = decode_claims(transaction.properties) if transaction is not None else ()
     replaces = bool(claims) and all(claim.mode in (APPEND, REPLACE) for claim in claims)
     return isinstance(operation, Update) and not operation.writes_columns and not replaces
 
@@ -328,7 +328,7 @@ def _puts_in(change: Change) -> bool:
 
 def _brings_back(change: Change) -> bool:
     """Tell whether a version may have put in rows that were there before."""
-    took = change.transaction is not None and not OF_PICKS.isdisjoint(change.transaction.properties)
+    took = change.transaction is not None and not CHANGE_ORIGIN_PROPERTIES.isdisjoint(change.transaction.properties)
     return took and not isinstance(change.operation, Delete)
 
 

@@ -32,7 +32,7 @@ from lance_dagster.merge.rules.row_changes import (
 )
 from lance_dagster.merge.rules.row_decisions import Decision, Situation
 from lance_dagster.merge.rules.strategy import add_rows
-from lance_dagster.transactions.apply import LAST_FRAGMENT_ID
+from lance_dagster.transactions.apply import MAX_FRAGMENT_ID
 from lance_dagster.transactions.row_id_spaces import Translation
 from lance_dagster.transactions.row_lineage import with_new_values
 
@@ -145,7 +145,7 @@ class FragmentBuilder:
         Raises:
             InvalidInputError: There are no more ids.
         """
-        if first_id + len(self.edits.taken) > LAST_FRAGMENT_ID:
+        if first_id + len(self.edits.taken) > MAX_FRAGMENT_ID:
             version = self.dest.side.version
             raise InvalidInputError(f"version {version} has a fragment {first_id - 1}; there are no more ids after it")
         found: list[MergedFragment] = []

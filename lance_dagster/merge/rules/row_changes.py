@@ -23,7 +23,7 @@ from operator import ne
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.format.deletions import same_vector
+from lance_dagster.format.deletions import same_deletion_vector
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
 
@@ -110,7 +110,7 @@ def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]
         if found is None or found.physical_rows != fragment.physical_rows:
             continue
         ids[fragment.id] = found.id
-        if found.file_names != fragment.file_names or not same_vector(found.deletion, fragment.deletion):
+        if found.file_names != fragment.file_names or not same_deletion_vector(found.deletion, fragment.deletion):
             differing.add(fragment.id)
     return ids, differing
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from lance_dagster.format.transaction import without_records
+from lance_dagster.format.transaction import without_merge_records
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.strategy import SOURCE_WINS, Conflict, Finding, ParsedStrategy
 
@@ -37,7 +37,7 @@ def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy)
     """Merge the table metadata, the configuration and the schema metadata of two sides."""
     base, one, other = source.base, source.manifest, dest.manifest
     names = (source.name, dest.name)
-    own = without_records(base.table_metadata), without_records(one.table_metadata)
+    own = without_merge_records(base.table_metadata), without_merge_records(one.table_metadata)
     metadata = merge_map((*own, other.table_metadata), "table_metadata", names, strategy)
     config = merge_map((base.config, one.config, other.config), "config", names, strategy)
     schema = merge_map(

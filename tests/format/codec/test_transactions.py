@@ -11,7 +11,7 @@ from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec import decode_manifest_file, decode_transaction, encode_transaction
 from lance_dagster.format.model import BasePath, DataFile, DeletionFile, Fragment, IndexFile, IndexMetadata
 from lance_dagster.format.transaction import (
-    MESSAGE,
+    COMMIT_MESSAGE,
     Append,
     Clone,
     CompactedSstable,
@@ -163,7 +163,7 @@ def test_the_message_of_pylance_is_ours(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, commit_message="first load")
     (path,) = files(tmp_path, "*.txn")
-    assert "first load" == decode_transaction(path.read_bytes(), "t").properties[MESSAGE]
+    assert "first load" == decode_transaction(path.read_bytes(), "t").properties[COMMIT_MESSAGE]
 
 
 def test_an_unknown_operation_is_refused() -> None:

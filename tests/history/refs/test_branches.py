@@ -193,7 +193,7 @@ def test_a_branch_that_is_being_deleted_is_not_brought_back(table: LanceTable) -
         through(table, plug_pulled_before_write(WRITES_TO_CREATE - 1)).create_branch("run")
 
     def script(request: Request) -> object:
-        if request.verb == "get_with_tag":
+        if request.verb == "get_with_etag":
             with pytest.raises(PlugPulledError):
                 through(table, plug_pulled_before_write(1)).delete_branch("run")
         return request.send()

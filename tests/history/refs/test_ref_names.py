@@ -9,7 +9,7 @@ import lance
 import pytest
 
 from lance_dagster import CorruptFileError, LanceTable
-from lance_dagster.format.layout import manifest_name, newest_among
+from lance_dagster.format.layout import manifest_name, newest_manifest_names
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
@@ -149,11 +149,11 @@ def test_names_of_other_things_are_no_versions(table: LanceTable) -> None:
 def test_the_newest_of_very_many_versions_is_found_by_order() -> None:
     """No name but the first is looked at, unless one is of another length."""
     many = [manifest_name(number) for number in range(1, 10_001)]
-    assert [manifest_name(10_000)] == newest_among(many)
+    assert [manifest_name(10_000)] == newest_manifest_names(many)
     detached = f"d{2**63 + 5}.manifest"
-    assert [manifest_name(10_000), "3.manifest"] == newest_among([detached, *many, "3.manifest"])
-    assert ["3.manifest"] == newest_among(["3.manifest"])
-    assert [] == newest_among([])
+    assert [manifest_name(10_000), "3.manifest"] == newest_manifest_names([detached, *many, "3.manifest"])
+    assert ["3.manifest"] == newest_manifest_names(["3.manifest"])
+    assert [] == newest_manifest_names([])
 
 
 def test_two_versions_of_one_number_are_kept_both(table: LanceTable) -> None:

@@ -8,7 +8,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format import layout
-from lance_dagster.format.names import check_branch_name, check_tag_name
+from lance_dagster.format.validation import check_branch_name, check_tag_name
 from tests.table_factory import entries
 
 GOOD = [
@@ -81,7 +81,7 @@ def test_pylance_takes_the_names_that_pass(tmp_path: Path, name: str) -> None:
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "table"))
     dataset.create_branch(name)
     assert (tmp_path / "table" / layout.branch_file(name)).is_file()
-    assert (tmp_path / "table" / layout.line_root(name) / layout.VERSIONS).is_dir()
+    assert (tmp_path / "table" / layout.branch_root(name) / layout.VERSIONS).is_dir()
     if "/" not in name:
         check_tag_name(name)
         dataset.tags.create(name, 1)
@@ -112,10 +112,10 @@ def test_the_longest_names_have_files(tmp_path: Path) -> None:
         check_branch_name(name)
         file = tmp_path / layout.branch_file(name).rpartition("/")[2]
         file.write_bytes(b"")
-        fence = tmp_path / layout.fence_file(name, 10**6, 2 * 10**9, "").rpartition("/")[2]
+        fence = tmp_path / layout.branch_fence_file(name, 10**6, 2 * 10**9, "").rpartition("/")[2]
         fence.write_bytes(b"")
-        assert name == layout.name_of_branch_file(file.name)
-        assert (name, 10**6, 2 * 10**9, "") == layout.fence_of(fence.name)
+        assert name == layout.parse_branch_file_name(file.name)
+        assert (name, 10**6, 2 * 10**9, "") == layout.parse_branch_fence(fence.name)
 
 
 @pytest.mark.parametrize("name", TAKEN_ELSEWHERE)

@@ -21,12 +21,12 @@ from lance_dagster.errors import CorruptFileError
 
 _BLOB = b"lance-encoding:blob"
 _BATCH = 4096
-_PROGRAM = "from lance_dagster.datafiles.inspecting import answer; answer()"
+_PROGRAM = "from lance_dagster.datafiles.file_inspection import serve_inspections; serve_inspections()"
 _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileSummary:
+class DataFileSummary:
     """How many rows and columns a data file has, and the version it is written in."""
 
     rows: int
@@ -35,7 +35,7 @@ class FileSummary:
     minor: int
 
 
-class Inspector(AbstractContextManager["Inspector"]):
+class DataFileInspector(AbstractContextManager["DataFileInspector"]):
     """Opens data files, one after the other, in a process that is started when the first is."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Inspector(AbstractContextManager["Inspector"]):
         """End the process."""
         self._end()
 
-    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> FileSummary:
+    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> DataFileSummary:
         """Open a data file; with `read`, decode every value in it.
 
         Args:
@@ -68,7 +68,7 @@ class Inspector(AbstractContextManager["Inspector"]):
         found = json.loads(answer)
         if "damage" in found:
             raise CorruptFileError(uri, str(found["damage"]))
-        return FileSummary(**found)
+        return DataFileSummary(**found)
 
     def _asked(self, question: str, seconds: int) -> bytes:
         if self._process is None or self._process.poll() is not None:
@@ -111,7 +111,7 @@ class Inspector(AbstractContextManager["Inspector"]):
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 
-def answer() -> None:
+def serve_inspections() -> None:
     """Open the files named on standard input, one on each line, and answer on standard output, also by lines."""
     for line in sys.stdin:
         question = json.loads(line)
@@ -128,7 +128,7 @@ def answer() -> None:
         sys.stdout.flush()
 
 
-def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> FileSummary:
+def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> DataFileSummary:
     from lance.file import LanceFileReader
 
     reader = LanceFileReader(uri, storage_options=dict(storage_options) or None)
@@ -141,7 +141,7 @@ def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> Fil
             raise ValueError(f"it says that it has {found.num_rows} rows, and holds {rows}")
     # What calls itself 0.3 is called 2.0 everywhere else.
     major, minor = (2, 0) if found.major_version == 0 else (found.major_version, found.minor_version)
-    return FileSummary(rows=found.num_rows, columns=len(found.columns), major=major, minor=minor)
+    return DataFileSummary(rows=found.num_rows, columns=len(found.columns), major=major, minor=minor)
 
 
 def _describes_blobs(column: "pa.Field[pa.DataType]") -> bool:

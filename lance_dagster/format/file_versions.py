@@ -11,7 +11,7 @@ A file of the first format is 0.0, 0.1 or 0.2, and one of the second was 0.3 bef
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.arrow_types import STRUCT_VECTOR
+from lance_dagster.format.arrow_types import FIXED_SIZE_LIST_OF_STRUCTS
 from lance_dagster.format.model import DataFile, Field
 from lance_dagster.format.schema import BLOB, is_packed
 
@@ -32,7 +32,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
     """
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
-    version = version_of(file_version)
+    version = parse_file_version(file_version)
     for field in fields:
         problem = (
             _vector_problem(field)
@@ -45,7 +45,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
             raise InvalidInputError(f"column {_path_of(field, by_id)!r}: {problem}")
 
 
-def version_of(file_version: str) -> tuple[int, int]:
+def parse_file_version(file_version: str) -> tuple[int, int]:
     """Return the version of data files as two numbers.
 
     Raises:
@@ -58,7 +58,7 @@ def version_of(file_version: str) -> tuple[int, int]:
 
 
 def _vector_problem(field: Field) -> str | None:
-    if field.logical_type.startswith(STRUCT_VECTOR):
+    if field.logical_type.startswith(FIXED_SIZE_LIST_OF_STRUCTS):
         return "Lance writes fixed-size lists of structs and cannot read them beside other columns; use a list"
     if not field.logical_type.startswith(_VECTOR):
         return None
@@ -115,18 +115,18 @@ def _path_of(field: Field, by_id: Mapping[int, Field]) -> str:
     return ".".join(reversed(names))
 
 
-FIRST = "0.1"
+LEGACY_FILE_VERSION = "0.1"
 """The first format, whose files only pylance reads and writes, and only as parts of a table."""
 _SECOND = "2.0"
 
 
-def version_of_file(file: DataFile) -> str:
+def data_file_version(file: DataFile) -> str:
     """Return the version of a data file, as tables are told theirs."""
-    return version_named(file.major, file.minor)
+    return file_version_name(file.major, file.minor)
 
 
-def version_named(major: int, minor: int) -> str:
+def file_version_name(major: int, minor: int) -> str:
     """Return the version that stands in a file as two numbers, as tables are told theirs."""
     if major == 0:
-        return FIRST if minor <= 2 else _SECOND  # noqa: PLR2004 - 0.2 is the last of the first format
+        return LEGACY_FILE_VERSION if minor <= 2 else _SECOND  # noqa: PLR2004 - 0.2 is the last of the first format
     return f"{major}.{minor}"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ObjectInfo:
     """An object: its key, its size in bytes, and when it was last written, in seconds by the store's clock."""
 
     key: str
@@ -34,19 +34,19 @@ class Store(Protocol):
 
     @property
     def storage(self) -> object:
-        """What stands for the storage and the access to it: `copy_in` reaches stores for which it is equal. Secret."""
+        """The storage and the access to it; `copy_from` reaches stores for which it is equal. Secret."""
         ...
 
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None when there is none."""
         ...
 
-    def get_with_tag(self, key: str) -> tuple[bytes, str] | None:
+    def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return an object's bytes and the tag that `compare_and_swap` takes, or None when there is none."""
         ...
 
-    def put(self, key: str, data: bytes, *, lasting: bool = True) -> None:
-        """Write an object whole, whatever is there. One that is not `lasting` may be gone after a power cut."""
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        """Write an object whole, whatever is there. One that is not `durable` may be gone after a power cut."""
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -69,7 +69,7 @@ class Store(Protocol):
         """Return the names of the objects directly in a folder with their sizes in bytes."""
         ...
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every object below a folder, temporary ones included, in no order; keys are below the store's folder."""
         ...
 
@@ -85,11 +85,11 @@ class Store(Protocol):
         """Write an object of a local file's bytes, whole or not at all."""
         ...
 
-    def some(self, folder: str, limit: int) -> Collection[str]:
+    def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` objects directly in a folder, whichever are found first."""
         ...
 
-    def copy_in(self, source_uri: str, key: str) -> bool:
+    def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy an object, or a folder, of the same storage to `key`; False when there is none to copy."""
         ...
 

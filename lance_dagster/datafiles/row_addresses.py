@@ -22,11 +22,11 @@ from lance_dagster.errors import CorruptFileError
 Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
-ADDRESS = "_rowaddr"
+ROW_ADDRESS = "_rowaddr"
 _LEGACY = b"lance-encoding:blob"
 _FIRST_GENERATION = "0.1"
 _OFFSET_BITS = 32
-OFFSETS = np.uint64(2**_OFFSET_BITS - 1)
+OFFSET_MASK = np.uint64(2**_OFFSET_BITS - 1)
 _KEYS_AT_ONCE = 256 * 1024
 """Keys are looked up for many rows at a time: each look-up goes through all keys there are."""
 _ROWS_AT_ONCE = 16 * 1024
@@ -37,14 +37,14 @@ _BLOBS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class AddressedRows:
     """Some rows, and the address of each."""
 
     rows: pa.Table
     addresses: Addresses
 
 
-def by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
+def group_by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
     """Group rows by the fragment they lie in: its id, and the places of its rows among the addresses, in order."""
     fragments = addresses >> np.uint64(_OFFSET_BITS)
     order = np.argsort(fragments, kind="stable")
@@ -54,9 +54,9 @@ def by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
         yield int(ordered[start]), order[start:end]
 
 
-def offsets_of(addresses: Addresses) -> Offsets:
+def row_offsets(addresses: Addresses) -> Offsets:
     """Return where in their fragments rows lie."""
-    offsets: Offsets = (addresses & OFFSETS).astype(np.uint32)
+    offsets: Offsets = (addresses & OFFSET_MASK).astype(np.uint32)
     return offsets
 
 
@@ -64,7 +64,8 @@ def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
     """Return the offsets of rows by the id of their fragment."""
     # Through an array of the standard library, which a bitmap takes without looking at each number.
     return {
-        number: BitMap(array("I", offsets_of(addresses[places]).tobytes())) for number, places in by_fragment(addresses)
+        number: BitMap(array("I", row_offsets(addresses[places]).tobytes()))
+        for number, places in group_by_fragment(addresses)
     }
 
 
@@ -83,15 +84,15 @@ def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]
     return found
 
 
-def computed(
+def scan_computed(
     dataset: lance.LanceDataset, expressions: Mapping[str, str], where: str | None = None
-) -> Iterator[Located]:
+) -> Iterator[AddressedRows]:
     """Read the live rows that match, the columns named in `expressions` as computed by them, the others as they are.
 
     Raises:
         InvalidInputError: The condition cannot be understood, or an expression fails for some row.
     """
-    columns = {name: expressions.get(name, quoted(name)) for name in dataset.schema.names}
+    columns = {name: expressions.get(name, quote_column(name)) for name in dataset.schema.names}
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
     condition = "" if where is None else f" where {where!r}"
     with reading_errors(f"compute {shown}{condition}"):
@@ -105,7 +106,9 @@ def computed(
         yield from map(_located, scanner.to_batches())
 
 
-def located(dataset: lance.LanceDataset, columns: Sequence[str], where: str | None = None) -> Iterator[Located]:
+def scan_addressed(
+    dataset: lance.LanceDataset, columns: Sequence[str], where: str | None = None
+) -> Iterator[AddressedRows]:
     """Read some columns of the live rows that match, many rows at a time; without a condition, all in their order."""
     with reading_errors(f"read the columns {', '.join(columns)}"):
         scanner = dataset.scanner(
@@ -121,9 +124,9 @@ def located(dataset: lance.LanceDataset, columns: Sequence[str], where: str | No
             yield _located(*waiting)
 
 
-def located_in(
+def scan_fragment(
     dataset: lance.LanceDataset, fragment_id: int, columns: Sequence[str], offsets: BitMap | None = None
-) -> Iterator[Located]:
+) -> Iterator[AddressedRows]:
     """Read some columns of the live rows of one fragment, blobs as bytes, in the order in which they lie there.
 
     Args:
@@ -156,12 +159,12 @@ def located_in(
         yield from parts if few or offsets is None else _chosen(parts, offsets)
 
 
-def _chosen(parts: Iterator[Located], offsets: BitMap) -> Iterator[Located]:
+def _chosen(parts: Iterator[AddressedRows], offsets: BitMap) -> Iterator[AddressedRows]:
     """Leave out of the rows of a fragment, in order, those at other offsets."""
     wanted = np.zeros(offsets.max() + 1, np.bool_)
     wanted[np.fromiter(offsets, np.int64, len(offsets))] = True
     for part in parts:
-        places = offsets_of(part.addresses)
+        places = row_offsets(part.addresses)
         if len(places) and places[0] >= len(wanted):
             return
         there = places < len(wanted)
@@ -169,18 +172,18 @@ def _chosen(parts: Iterator[Located], offsets: BitMap) -> Iterator[Located]:
         if there.all():
             yield part
         elif there.any():
-            yield Located(part.rows.filter(pa.array(there)), part.addresses[there])
+            yield AddressedRows(part.rows.filter(pa.array(there)), part.addresses[there])
 
 
-def schema_read(dataset: lance.LanceDataset, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema in which `located_in` and `rows_at` give rows."""
+def projected_schema(dataset: lance.LanceDataset, columns: Sequence[str]) -> pa.Schema:
+    """Return the schema in which `scan_fragment` and `take_rows` give rows."""
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         # A scan of no columns at all is refused, so it is asked for addresses too.
         found = dataset.scanner(columns=list(columns), with_row_address=True, blob_handling="all_binary")
-        return pa.schema([column for column in found.projected_schema if column.name != ADDRESS])
+        return pa.schema([column for column in found.projected_schema if column.name != ROW_ADDRESS])
 
 
-def physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
+def count_physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
     """Return how many rows a fragment has, deleted ones included, by looking into its data files."""
     fragment = dataset.get_fragment(fragment_id)
     if fragment is None:
@@ -189,7 +192,7 @@ def physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
         return int(fragment.physical_rows)
 
 
-def rows_at(
+def take_rows(
     dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str], places: Positions | None = None
 ) -> pa.Table:
     """Read some columns of live rows, in the order given, blobs as bytes.
@@ -205,7 +208,7 @@ def rows_at(
     """
     with reading_errors(f"read the columns {', '.join(columns)}"):
         if places is not None and set(columns).isdisjoint(blob_columns(dataset.schema)):
-            found = _located(dataset.take(places.tolist(), columns=[*columns, ADDRESS]))
+            found = _located(dataset.take(places.tolist(), columns=[*columns, ROW_ADDRESS]))
         else:
             found = _looked_up(dataset, addresses, columns)
     order = np.argsort(found.addresses)
@@ -215,7 +218,7 @@ def rows_at(
     return found.rows.take(order[np.searchsorted(ordered, addresses)])
 
 
-def _looked_up(dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> Located:
+def _looked_up(dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> AddressedRows:
     # The only way to blobs as bytes: `take` gives descriptions, and `read_blobs` misses those a branch inherited.
     scanner = dataset.scanner(
         columns=list(columns),
@@ -231,11 +234,11 @@ def _at(dataset: lance.LanceDataset, addresses: Sequence[int]) -> str:
     if not addresses:
         return "false"
     # Addresses are looked up, not compared row by row; but for files of the first generation that fails.
-    subject = f"({ADDRESS} + 0)" if dataset.data_storage_version == _FIRST_GENERATION else ADDRESS
+    subject = f"({ROW_ADDRESS} + 0)" if dataset.data_storage_version == _FIRST_GENERATION else ROW_ADDRESS
     return f"{subject} IN ({', '.join(map(str, addresses))})"
 
 
-def rows_at_once(schema: pa.Schema) -> int:
+def batch_size(schema: pa.Schema) -> int:
     """Return how many rows of a schema may be in memory at the same time."""
     return _BLOBS_AT_ONCE if blob_columns(schema) else _ROWS_AT_ONCE
 
@@ -245,7 +248,7 @@ def blob_columns(schema: pa.Schema) -> list[str]:
     return [column.name for column in schema if has_blobs(pa.schema([column])) or _LEGACY in (column.metadata or {})]
 
 
-def holds(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Tell for which rows an SQL condition on the columns of several tables of as many rows each holds.
 
     Args:
@@ -260,18 +263,18 @@ def holds(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int
     with reading_errors(f"evaluate the condition {condition!r}"):
         dataset = lance.write_dataset(together, f"memory://{uuid.uuid4().hex}")
         matches = dataset.scanner(columns=[], filter=condition, with_row_address=True).to_table()
-    found[matches.column(ADDRESS).to_numpy()] = True
+    found[matches.column(ROW_ADDRESS).to_numpy()] = True
     return found
 
 
-def quoted(column: str) -> str:
+def quote_column(column: str) -> str:
     """Return a column's name as an expression of Lance SQL."""
     return f"`{column}`"
 
 
-def _located(*batches: pa.RecordBatch | pa.Table) -> Located:
+def _located(*batches: pa.RecordBatch | pa.Table) -> AddressedRows:
     table = pa.concat_tables([pa.table(batch) for batch in batches])
-    return Located(table.drop_columns([ADDRESS]), table.column(ADDRESS).to_numpy())
+    return AddressedRows(table.drop_columns([ROW_ADDRESS]), table.column(ROW_ADDRESS).to_numpy())
 
 
 def _as_structs(table: pa.Table) -> pa.StructArray:

@@ -3,7 +3,13 @@
 import pytest
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.names import check_said, check_text, check_texts, refuse_lone_text, texts
+from lance_dagster.format.validation import (
+    check_string,
+    check_string_mapping,
+    require_sequence,
+    string_list,
+    validate_commit_info,
+)
 
 HALF = "a\ud800b"
 
@@ -20,9 +26,9 @@ HALF = "a\ud800b"
 def test_what_is_no_text_is_refused(given: object, said: str) -> None:
     """With what it is."""
     with pytest.raises(InvalidInputError) as caught:
-        check_text("the name", given)
+        check_string("the name", given)
     assert said == str(caught.value)
-    check_text("the name", "Ünï\N{GRINNING FACE}\n")
+    check_string("the name", "Ünï\N{GRINNING FACE}\n")
 
 
 @pytest.mark.parametrize(
@@ -40,12 +46,12 @@ def test_what_is_no_text_is_refused(given: object, said: str) -> None:
 def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> None:
     """Key by key."""
     with pytest.raises(InvalidInputError) as caught:
-        check_texts("properties", given)
+        check_string_mapping("properties", given)
     assert said == str(caught.value)
     with pytest.raises(InvalidInputError) as caught:
-        check_said(None, given)
+        validate_commit_info(None, given)
     assert said == str(caught.value)
-    check_texts("settings", {"a": None}, removing=True)
+    check_string_mapping("settings", {"a": None}, removing=True)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +67,12 @@ def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> Non
 def test_one_text_is_no_list_of_texts(given: object, said: str) -> None:
     """Nor is a list with something else in it."""
     with pytest.raises(InvalidInputError) as caught:
-        texts("tags", given, "v*")
+        string_list("tags", given, "v*")
     assert said == str(caught.value)
 
 
 def test_lists_of_texts_are_taken_as_they_come() -> None:
     """In their order, also those that can be read but once."""
-    assert ("b", "a") == texts("tags", (each for each in "ba"), "v*") == texts("tags", ["b", "a"], "v*")
-    assert () == texts("tags", [], "v*")
-    refuse_lone_text("tables", [5], "shop/orders")
+    assert ("b", "a") == string_list("tags", (each for each in "ba"), "v*") == string_list("tags", ["b", "a"], "v*")
+    assert () == string_list("tags", [], "v*")
+    require_sequence("tables", [5], "shop/orders")

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import CorruptFileError, LanceTable
-from lance_dagster.datafiles import FileSummary, Inspector, write_files
+from lance_dagster.datafiles import DataFileInspector, DataFileSummary, write_files
 
 ROWS = pa.table({"id": range(1000), "text": ["some text"] * 1000})
 
@@ -22,15 +22,15 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("read", [False, True])
 def test_a_file_says_what_it_has(file: Path, read: bool) -> None:  # noqa: FBT001
     """Rows, columns and the version it is written in; one process for many files."""
-    expected = FileSummary(rows=1000, columns=2, major=2, minor=2)
-    with Inspector() as inspector:
+    expected = DataFileSummary(rows=1000, columns=2, major=2, minor=2)
+    with DataFileInspector() as inspector:
         assert [expected] * 3 == [inspector.inspect(str(file), {}, size=1, read=read) for _ in range(3)]
 
 
 def test_what_cannot_be_read_is_damage(file: Path) -> None:
     """Missing, cut, of another kind, or such that pylance panics; the next file is read all the same."""
     whole = file.read_bytes()
-    with Inspector() as inspector:
+    with DataFileInspector() as inspector:
         for content in (b"", b"text", whole[: len(whole) // 2], whole[:-1]):
             file.write_bytes(content)
             with pytest.raises(CorruptFileError, match=f"{file} is damaged: (it cannot be read|pylance gives up)"):
@@ -44,7 +44,7 @@ def test_what_cannot_be_read_is_damage(file: Path) -> None:
 
 def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some damage makes pylance ask for more memory than there is; whoever looks for damage outlives that."""
-    with Inspector() as inspector:
+    with DataFileInspector() as inspector:
         monkeypatch.setenv("PYTHONMALLOC", "a kind that ends the interpreter")
         with pytest.raises(CorruptFileError, match="ends the process that tries, with exit code 1"):
             inspector.inspect(str(file), {}, size=1, read=True)

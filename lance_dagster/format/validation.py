@@ -18,7 +18,7 @@ from lance_dagster.errors import InvalidInputError, InvalidRefNameError
 from lance_dagster.format.layout import DATA, DELETIONS, INDICES, MAIN, TRANSACTIONS, VERSIONS
 
 
-def check_text(what: str, given: object) -> None:
+def check_string(what: str, given: object) -> None:
     """Refuse what cannot be written as a text.
 
     Raises:
@@ -33,7 +33,7 @@ def check_text(what: str, given: object) -> None:
         raise InvalidInputError(f"{what} has {half!r} at character {error.start}, half of a character") from error
 
 
-def check_texts(what: str, given: object, *, removing: bool = False) -> None:
+def check_string_mapping(what: str, given: object, *, removing: bool = False) -> None:
     """Refuse what is no mapping of texts; where keys can be taken out, None stands for that.
 
     Raises:
@@ -42,12 +42,12 @@ def check_texts(what: str, given: object, *, removing: bool = False) -> None:
     if not isinstance(given, Mapping):
         raise InvalidInputError(f"{what} have to be a mapping such as {{'ticket': '77'}}, not {reprlib.repr(given)}")
     for key, value in given.items():
-        check_text(f"a key of the {what}", key)
+        check_string(f"a key of the {what}", key)
         if not (removing and value is None):
-            check_text(f"{key!r} of the {what}", value)
+            check_string(f"{key!r} of the {what}", value)
 
 
-def refuse_lone_text(what: str, given: object, example: str) -> None:
+def require_sequence(what: str, given: object, example: str) -> None:
     """Refuse one text where a list is wanted: Python would take it for a list of its characters.
 
     Raises:
@@ -57,7 +57,7 @@ def refuse_lone_text(what: str, given: object, example: str) -> None:
         raise InvalidInputError(f"{what}: a list such as [{example!r}] is wanted, not {reprlib.repr(given)}")
 
 
-def texts(what: str, given: object, example: str) -> tuple[str, ...]:
+def string_list(what: str, given: object, example: str) -> tuple[str, ...]:
     """Return a list of texts that a caller gave.
 
     Args:
@@ -68,22 +68,22 @@ def texts(what: str, given: object, example: str) -> tuple[str, ...]:
     Raises:
         InvalidInputError: It is one text, no list, or has something else in it.
     """
-    refuse_lone_text(what, given, example)
+    require_sequence(what, given, example)
     found = tuple(given) if isinstance(given, Iterable) else ()
     for one in found:
-        check_text(f"what is in {what}", one)
+        check_string(f"what is in {what}", one)
     return found
 
 
-def check_said(message: object, properties: object) -> None:
+def validate_commit_info(message: object, properties: object) -> None:
     """Refuse what a commit cannot say about itself.
 
     Raises:
         InvalidInputError: Names what is wrong.
     """
     if message is not None:
-        check_text("the message", message)
-    check_texts("properties", properties)
+        check_string("the message", message)
+    check_string_mapping("properties", properties)
 
 
 _RESERVED = frozenset(
@@ -126,7 +126,7 @@ def check_branch_name(name: str) -> None:
         InvalidRefNameError: With the rule that is broken.
         InvalidInputError: It is no text.
     """
-    check_text("the name of a branch", name)
+    check_string("the name of a branch", name)
     rule = "'main' is reserved for the main branch" if name == MAIN else _broken(name) or _reserved(name)
     if rule:
         raise InvalidRefNameError("branch", name, rule)
@@ -138,7 +138,7 @@ def check_tag_name(name: str) -> None:
     Raises:
         InvalidRefNameError: With the rule that is broken.
     """
-    check_text("the name of a tag", name)
+    check_string("the name of a tag", name)
     rule = "'main' is reserved for the main branch" if name == MAIN else None
     if "/" in name:
         rule = "a tag name cannot contain '/'"
