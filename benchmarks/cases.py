@@ -110,7 +110,7 @@ def _listing(folder: Path) -> Rows:
         made = with_versions(folder, versions)
         whole = _compared(made, lambda uri: LanceTable.open(uri).log(), lambda uri: lance.dataset(uri).versions())
         yield f"{versions:,}, each with its time", *whole
-        names = medians({OURS: lambda uri=made.uri: LanceTable.open(uri).versions_after(0)})  # type: ignore[misc]
+        names = medians({OURS: lambda uri=made.uri: LanceTable.open(uri).branches.version_numbers()})  # type: ignore[misc]
         yield f"{versions:,}, numbers alone", ms(names[OURS]), "", ""
 
 
@@ -131,7 +131,7 @@ def _merging(folder: Path) -> Rows:
         written = 0
         for number in range(3):
             branch = f"run/{number}"
-            table.create_branch(branch)
+            table.branches.create(branch)
             table.append(data, branch=branch)
             before = sizes(Path(table.uri))
             taken.append(timed(lambda table=table, branch=branch: table.merge(branch)))  # type: ignore[misc]

@@ -106,7 +106,7 @@ def _beside(folder: Path, table: LanceTable, jobs: Sequence[_Job]) -> tuple[str,
     """
     start, first = table.head(), sizes(Path(table.uri, "data"))
     for number, job in enumerate(jobs):
-        table.create_branch(f"run/{number}", str(start))
+        table.branches.create(f"run/{number}", str(start))
         job.on_branch(table, f"run/{number}")
     added = [path for path in sizes(Path(table.uri, "data")) if path not in first]
     about = added[: jobs[0].fragments] if jobs[0].kind == _APPEND else list(first)[: jobs[0].fragments]

@@ -50,14 +50,14 @@ class Made:
 def with_fragments(folder: Path, count: int) -> Made:
     """Make a table of so many fragments whose newest version was a small append."""
     table = LanceTable.create(folder / f"f{count}-{uuid.uuid4().hex[:8]}.lance", ROWS.schema, storage_options=QUICK)
-    (file,) = write_files(table.target(), ROWS.to_batches())
+    (file,) = write_files(table.write_target(), ROWS.to_batches())
     left = count - 1
     while left:
         table.append(StagedFiles(ROWS.schema, (file,) * min(left, _AT_ONCE)))
         left -= min(left, _AT_ONCE)
     made = Made(table, file)
     table.append(made.staged)
-    table.create_tag(made.tag, "main")
+    table.tags.create(made.tag, "main")
     return made
 
 

@@ -27,10 +27,10 @@ _SHORT_RUN = 8
 def draw(table: LanceTable) -> Text:
     """Draw the history of a table's `main`, newest version first, with its tags and the branches still open."""
     tags: dict[str, list[str]] = {}
-    for tag in table.tags().values():
+    for tag in table.tags.list().values():
         tags.setdefault(tag.ref, []).append(tag.name)
     forks: dict[str, list[Version]] = {}
-    for name in table.branches():
+    for name in table.branches.list():
         line = table.log(name)
         fork = next((str(version) for version in line if version.branch == _MAIN), "")
         # A branch starts with a copy of what it was forked from.

@@ -172,7 +172,7 @@ def rows(name: str) -> int:
 
 def _promoted() -> Mapping[str, str]:
     """Return where the tag of every table is."""
-    return {name: table(name).tags()[publishing.TAG].ref for name in TABLES}
+    return {name: table(name).tags.list()[publishing.TAG].ref for name in TABLES}
 
 
 def _published_before(name: str, ref: str) -> str:
@@ -187,7 +187,7 @@ def _expect_published(months: list[int]) -> None:
     for name in TABLES:
         opened = table(name)
         _expect_same(f"production of {name} is the newest main", str(opened.head()), _promoted()[name])
-        _expect_same(f"no branch is left in {name}", {"main"}, {"main", *opened.branches()})
+        _expect_same(f"no branch is left in {name}", {"main"}, {"main", *opened.branches.list()})
     _expect_rows(months)
 
 

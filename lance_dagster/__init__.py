@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from lance_dagster.history.refs.protection import Protection as Protection
     from lance_dagster.history.refs.ref_store import Branch as Branch, Tag as Tag
     from lance_dagster.history.refs.tag_operations import TagMove as TagMove
+    from lance_dagster.history.table_uri import split_table_uri as split_table_uri, table_uri as table_uri
     from lance_dagster.history.versions import (
         Version as Version,
     )
@@ -93,10 +94,10 @@ if TYPE_CHECKING:
         Diff as Diff,
         LanceTable as LanceTable,
         MergePreview as MergePreview,
+        RefStatus as RefStatus,
         Relocation as Relocation,
         Repointed as Repointed,
         RowCounts as RowCounts,
-        Standing as Standing,
         TableStatus as TableStatus,
         VerifyReport as VerifyReport,
     )
@@ -137,6 +138,7 @@ _HOMES = {
     "lance_dagster.history.refs.protection": ("Protection",),
     "lance_dagster.history.refs.ref_store": ("Branch", "Tag"),
     "lance_dagster.history.refs.tag_operations": ("TagMove",),
+    "lance_dagster.history.table_uri": ("split_table_uri", "table_uri"),
     "lance_dagster.history.versions": ("Version",),
     "lance_dagster.merge.rules.strategy": ("Conflict",),
     "lance_dagster.plugin": (
@@ -166,7 +168,7 @@ _HOMES = {
         "Relocation",
         "Repointed",
         "RowCounts",
-        "Standing",
+        "RefStatus",
         "TableStatus",
         "VerifyReport",
     ),

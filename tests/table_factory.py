@@ -7,7 +7,7 @@ import lance
 import pyarrow as pa
 
 from lance_dagster import LanceTable
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import Store
@@ -46,6 +46,6 @@ def as_pylance(table: LanceTable, branch: str = "main") -> lance.LanceDataset:
     return dataset if branch == "main" else dataset.checkout_version((branch, None))
 
 
-def parts_on(store: Store) -> Parts:
+def context_on(store: Store) -> TableContext:
     """The parts of a table that lies in a store of the test's choice."""
-    return Parts(store, Refs(store), Versions(store), {})
+    return TableContext(store, Refs(store), Versions(store), {})

@@ -125,12 +125,11 @@ def table_as_typed() -> str:
 
 def _open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTable", str | None]:
     """Open a table, and return it with the ref its URI names, if any; pylance and pyarrow are loaded only here."""
-    from lance_dagster.history.table_uri import is_table_uri
+    from lance_dagster.history.table_uri import is_table_uri, split_table_uri
     from lance_dagster.table import LanceTable
 
-    return (
-        LanceTable.open_at(uri, storage_options) if is_table_uri(uri) else (LanceTable.open(uri, storage_options), None)
-    )
+    location, ref = split_table_uri(uri)
+    return LanceTable.open(location, storage_options), ref if is_table_uri(uri) else None
 
 
 def _put_ref(arguments: dict[str, object], ref: str) -> None:

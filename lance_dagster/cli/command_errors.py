@@ -61,17 +61,17 @@ def _delete_tag(name: str, *, force: bool = False) -> Sequence[str]:
     return (name, "--delete", *(["--force"] if force else []))
 
 
-def _unprotect(*, branches: Sequence[str] = (), tags: Sequence[str] = ()) -> Sequence[str]:
-    patterns = [("--branch", pattern) for pattern in branches] + [("--tag", pattern) for pattern in tags]
-    return ("--remove", *(word for pair in patterns for word in pair))
+def _unprotect(option: str, patterns: Sequence[str]) -> Sequence[str]:
+    return ("--remove", *(word for pattern in patterns for word in (option, pattern)))
 
 
 COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
-    "delete_tag": ("tag", _delete_tag),
-    "move_tag": ("promote", lambda name, at: ("--tag", name, "--at", at)),
-    "relocate": ("relocate", _relocate),
-    "reset": ("reset", lambda branch, at: (branch, "--at", at)),
-    "unprotect": ("protect", _unprotect),
+    "branches.reset": ("reset", lambda name, at: (name, "--at", at)),
+    "branches.unprotect": ("protect", partial(_unprotect, "--branch")),
+    "maintenance.relocate": ("relocate", _relocate),
+    "tags.delete": ("tag", _delete_tag),
+    "tags.move": ("promote", lambda name, at: ("--tag", name, "--at", at)),
+    "tags.unprotect": ("protect", partial(_unprotect, "--tag")),
 }
 """By method of a table, the subcommand and a function that returns the words after TABLE."""
 

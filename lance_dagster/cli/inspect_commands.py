@@ -31,7 +31,7 @@ from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, COMMITTER
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_store import Branch, Tag
     from lance_dagster.history.versions import Version
-    from lance_dagster.table import LanceTable, Standing
+    from lance_dagster.table import LanceTable, RefStatus
 
 _RUNS = "run/"
 # Properties that `show` has a line of its own for.
@@ -62,18 +62,18 @@ def status(table: "LanceTable", output: Output) -> None:
     output.write(documents, lines)
 
 
-def _standing_document(standing: "Standing") -> dict[str, object]:
+def _standing_document(standing: "RefStatus") -> dict[str, object]:
     return {**asdict(standing), "merged": standing.merged}
 
 
-def _status_section(title: str, found: "Sequence[Standing]") -> Iterator[str]:
+def _status_section(title: str, found: "Sequence[RefStatus]") -> Iterator[str]:
     if found:
         yield ""
         yield f"{title}:"
         yield from aligned([_standing_row(each) for each in found], indent="    ")
 
 
-def _standing_row(standing: "Standing") -> tuple[str, ...]:
+def _standing_row(standing: "RefStatus") -> tuple[str, ...]:
     if standing.version is None:
         return (standing.name, "gone", "", "")
     counts = [f"{count} {word}" for count, word in ((standing.ahead, "ahead"), (standing.behind, "behind")) if count]
@@ -113,7 +113,7 @@ def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowO
         refuse_without("--rows", "limit")
     version = table.at(ref)
     columns, lines = _columns(table, version)
-    digest = table.content_id(str(version)) if options["content"] else None
+    digest = table.maintenance.content_id(str(version)) if options["content"] else None
     found = {**version_document(version), **({"content_id": digest} if digest else {}), "columns": columns}
     facts = _facts(version)
     if digest:
@@ -183,7 +183,7 @@ def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
 
     A branch without versions is listed with what puts it right.
     """
-    found = sorted(table.branches(pattern).values(), key=lambda branch: branch.name)
+    found = sorted(table.branches.list(pattern).values(), key=lambda branch: branch.name)
     documents: list[dict[str, object]] = []
     rows, problems = [], []
     if pattern is None or fnmatchcase(MAIN, pattern):
@@ -216,7 +216,7 @@ def _empty_branch_problem(branch: "Branch") -> list[str]:
 @click.argument("pattern", required=False)
 def tags(table: "LanceTable", output: Output, pattern: str | None) -> None:
     """List the tags of TABLE with the version each names; only those that match PATTERN, such as 'v1.*'."""
-    found = sorted(table.tags(pattern).values(), key=lambda tag: tag.name)
+    found = sorted(table.tags.list(pattern).values(), key=lambda tag: tag.name)
     rows = [
         (
             tag.name,
@@ -241,7 +241,7 @@ def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[
             continue
         except VersionNotFoundError:
             # A deletion removes the manifests before the branch file, so look whether this one is complete by now.
-            if branch.name in table.branches(branch.name):
+            if branch.name in table.branches.list(branch.name):
                 yield branch, None
 
 

@@ -117,7 +117,7 @@ def log(
     ref, after = _range(ref, options["begin"], after)
     graph, first_parent, only = options["graph"], options["first_parent"], _filter(options)
     if graph and not first_parent:
-        edges = table.log_graph(ref, after=after, limit=limit, only=only)
+        edges = table.branches.graph(ref, after=after, limit=limit, only=only)
     else:
         found = table.log(ref, after=after, limit=limit, first_parent=first_parent is not False, only=only)
         edges = [(version, tuple(map(str, found[place : place + 1]))) for place, version in enumerate(found, start=1)]
@@ -189,11 +189,11 @@ def _names(table: "LanceTable", found: Sequence["Version"]) -> Mapping[str, Sequ
     names: dict[str, list[str]] = {}
     for branch in dict.fromkeys(version.branch for version in found):
         # Lists names without reading a manifest; empty where the branch was deleted since.
-        for newest in table.versions_after(0, branch)[-1:]:
+        for newest in table.branches.version_numbers(branch)[-1:]:
             names.setdefault(f"{branch}@{newest}", []).append(branch)
     with suppress(FormatError):
         # `verify` reports a damaged tag; the log can be shown without it.
-        for tag in sorted(table.tags().values(), key=lambda tag: tag.name):
+        for tag in sorted(table.tags.list().values(), key=lambda tag: tag.name):
             names.setdefault(tag.ref, []).append(f"tag {tag.name}")
     return names
 

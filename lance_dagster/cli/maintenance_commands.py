@@ -61,7 +61,7 @@ def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) 
     count. Nothing is written.
     """
     with bar() as progress:
-        report = table.verify(ref, deep=deep, progress=progress)
+        report = table.maintenance.verify(ref, deep=deep, progress=progress)
     output.write({"ok": report.ok, **asdict(report)}, _verify_lines(report))
     sys.exit(DONE if report.ok else REFUSED)
 
@@ -112,7 +112,7 @@ def gc(table: "LanceTable", output: Output, branches: Sequence[str], *, files: b
     """
     ages = dict(map(_pattern_duration, branches))
     with bar() as progress:
-        report = table.collect_garbage(branches=ages, progress=progress, **others)  # type: ignore[arg-type]  # click's
+        report = table.maintenance.collect_garbage(branches=ages, progress=progress, **others)  # type: ignore[arg-type]  # click's
     output.write(_garbage_document(report, files=files), list(garbage_lines(report, files=files)))
     sys.exit(DONE if report.ok else REFUSED)
 
@@ -249,7 +249,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
     properties = properties_from(options["properties"])
     before = table.head(branch)
     with bar() as progress:
-        made = table.compact(
+        made = table.maintenance.compact(
             branch=branch,
             target_rows=options["target_rows"],
             deleted_share=options["deleted_share"],
@@ -281,7 +281,7 @@ def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Se
     options = storage_options_from(to_options) or None
     source = table.at(at)
     with bar() as progress:
-        made = table.clone(uri, str(source), shallow=shallow, storage_options=options, progress=progress)
+        made = table.maintenance.clone(uri, str(source), shallow=shallow, storage_options=options, progress=progress)
     head = made.head()
     files = "naming the files" if shallow else "a copy"
     output.write(
@@ -300,7 +300,7 @@ def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Se
 def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check: bool, dry_run: bool) -> None:
     """Make the branches of TABLE work where it is, after it was moved or copied there."""
     with bar() as progress:
-        found = table.relocate(old_uri, check=check, dry_run=dry_run, progress=progress)
+        found = table.maintenance.relocate(old_uri, check=check, dry_run=dry_run, progress=progress)
     _write_relocation(output, found, dry_run=dry_run)
 
 
@@ -313,7 +313,7 @@ def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check:
 def move_base(table: "LanceTable", output: Output, name: str, uri: str, *, check: bool, dry_run: bool) -> None:
     """Say that the files under the base path NAME of TABLE are at URI."""
     with bar() as progress:
-        found = table.move_base(name, uri, check=check, dry_run=dry_run, progress=progress)
+        found = table.maintenance.move_base(name, uri, check=check, dry_run=dry_run, progress=progress)
     _write_relocation(output, found, dry_run=dry_run)
 
 

@@ -131,7 +131,7 @@ def preview_branch(
 ) -> None:
     """Make a branch that holds what merging SOURCE would give, for checks to run on."""
     strategy = strategy_from(options["strategies"])
-    make = partial(table.preview_branch, source, into, name=options["name"], strategy=strategy)
+    make = partial(table.branches.preview, source, into, name=options["name"], strategy=strategy)
     with report_conflicts(output, strategy, lambda: f"{into}...{source}"), busy("merging"):
         try:
             made = make()
@@ -156,10 +156,10 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
     from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
     from lance_dagster.table.merging import preview_name
 
-    found = table.branch(name or preview_name(table.at(source).branch, into))
+    found = table.branches.get(name or preview_name(table.at(source).branch, into))
     if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():
         raise ConflictError(f"branch {found.name!r} of {table.uri} is no preview; give another --name, or delete it")
-    table.delete_branch(found.name)
+    table.branches.delete(found.name)
 
 
 @click.command(epilog="Example: lance-dagster sync orders.lance work --strategy rows=dest-wins")
@@ -176,7 +176,7 @@ def sync(
     strategy, properties = strategy_from(strategies), properties_from(options["properties"])
 
     def changes() -> str:
-        return f"{branch}...{table.branch(branch).parent_branch}"
+        return f"{branch}...{table.branches.get(branch).parent_branch}"
 
     with report_conflicts(output, strategy, changes), busy("merging"):
         made = table.sync(branch, strategy=strategy, message=options["message"], properties=properties)

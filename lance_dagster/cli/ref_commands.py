@@ -64,15 +64,15 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
     if options["delete"]:
         refuse_beside("--delete", "at", "exist_ok", "rename")
         _refuse_unmerged(table, name, force=options["force"])
-        table.delete_branch(name)
+        table.branches.delete(name)
         _write_deleted(output, name)
         return
     refuse_without("--delete", "force")
     if options["rename"] is not None:
         refuse_beside("--rename", "at", "exist_ok")
-        _write_branch(output, table.rename_branch(name, options["rename"]))
+        _write_branch(output, table.branches.rename(name, options["rename"]))
     else:
-        _write_branch(output, table.create_branch(name, options["at"], exist_ok=options["exist_ok"]))
+        _write_branch(output, table.branches.create(name, options["at"], exist_ok=options["exist_ok"]))
 
 
 @click.command(epilog="Example: lance-dagster tag orders.lance v1.0 --at main~1 --immutable")
@@ -91,19 +91,19 @@ def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOp
     """
     if options["delete"]:
         refuse_beside("--delete", "at", "immutable", "rename", "history")
-        table.delete_tag(name, force=options["force"])
+        table.tags.delete(name, force=options["force"])
         _write_deleted(output, name)
         return
     refuse_without("--delete", "force")
     if options["rename"] is not None:
         refuse_beside("--rename", "at", "immutable", "history")
-        _write_tag(output, table.rename_tag(name, options["rename"]))
+        _write_tag(output, table.tags.rename(name, options["rename"]))
     elif options["history"]:
         refuse_beside("--history", "at", "immutable")
-        moves = table.tag_history(name)
+        moves = table.tags.history(name)
         output.write([_move_document(move) for move in moves], aligned([_move_row(move) for move in moves]))
     else:
-        _write_tag(output, table.create_tag(name, options["at"], immutable=options["immutable"]))
+        _write_tag(output, table.tags.create(name, options["at"], immutable=options["immutable"]))
 
 
 @click.command()
@@ -121,9 +121,12 @@ def protect(
     """
     if not branches and not tags:
         refuse_without("--branch or --tag", "remove")
-        found = table.protection()
+        found = table.branches.protection()
     else:
-        found = (table.unprotect if remove else table.protect)(branches=branches, tags=tags)
+        for names, patterns in ((table.branches, branches), (table.tags, tags)):
+            if patterns:
+                (names.unprotect if remove else names.protect)(patterns)
+        found = table.branches.protection()
     rows = [("branches", ", ".join(found.branches) or "none"), ("tags", ", ".join(found.tags) or "none")]
     output.write(asdict(found), aligned(rows))
 
@@ -135,7 +138,7 @@ def protect(
 def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
     """Make BRANCH start anew from a version of another branch; its own versions are lost."""
     before = _head_or_none(table, branch)
-    made = table.reset(branch, at)
+    made = table.branches.reset(branch, at)
     head = table.head(branch)
     output.write(
         {"branch": made.name, "before": before, "head": str(head), "forked_from": made.parent},
@@ -155,7 +158,7 @@ def promote(table: "LanceTable", output: Output, name: str, at: str, expect: str
     """
     current = _tag_or_none(table, name)
     expected = table.at(expect) if expect is not None else _target(table, current)
-    _write_move(output, _target_before(current, expected), table.move_tag(name, at, expected=expected))
+    _write_move(output, _target_before(current, expected), table.tags.move(name, at, expected=expected))
 
 
 @click.command()
@@ -173,17 +176,17 @@ def rollback(
     """
     if steps is not None and to is not None:
         raise click.UsageError("give --steps or --to, not both")
-    current = table.tag(name)
+    current = table.tags.get(name)
     if to is not None and str(table.at(to)) == current.ref:
         if expect is not None:
             # Moves nothing, but refuses where the tag is not at the version that was expected.
-            current = table.move_tag(name, to, expected=table.at(expect))
+            current = table.tags.move(name, to, expected=table.at(expect))
         _write_move(output, current.ref, current)
         return
     count = steps or 1 if to is None else _steps_to(table, current, str(table.at(to)))
     # The steps were counted from the target read above: a tag that was moved since would end somewhere else.
     expected = table.at(expect) if expect is not None else _target(table, current)
-    _write_move(output, _target_before(current, expected), table.roll_back_tag(name, count, expected=expected))
+    _write_move(output, _target_before(current, expected), table.tags.roll_back(name, count, expected=expected))
 
 
 def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
@@ -192,9 +195,9 @@ def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
     Raises:
         ConflictError: `main` does not contain all of them.
     """
-    if force or name not in table.branches():
+    if force or name not in table.branches.list():
         return
-    ahead, _ = table.ahead_behind(name, MAIN)
+    ahead, _ = table.branches.ahead_behind(name, MAIN)
     if ahead:
         versions = counted(ahead, "version")
         raise ConflictError(f"{name!r} has {versions} that main does not contain; merge it, or add --force")
@@ -211,7 +214,7 @@ def _head_or_none(table: "LanceTable", branch: str) -> str | None:
 
 def _tag_or_none(table: "LanceTable", name: str) -> "Tag | None":
     try:
-        return table.tag(name)
+        return table.tags.get(name)
     except RefNotFoundError:
         return None
 
@@ -251,7 +254,7 @@ def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInpu
     reason = f"is not known to have been at {wanted}; it was at {', '.join(known)}"
     if wanted in known:
         reason = f"cannot be rolled back to {wanted}, from where it was rolled back"
-    remedy = Remedy("{} moves it there", Call("move_tag", (tag.name, wanted)))
+    remedy = Remedy("{} moves it there", Call("tags.move", (tag.name, wanted)))
     return InvalidInputError(f"tag {tag.name!r} of {table.uri} {reason}", remedy=remedy)
 
 

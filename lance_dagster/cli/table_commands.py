@@ -98,8 +98,8 @@ def _inspected(root: str, name: str, tag: str, options: dict[str, str]) -> _Foun
     try:
         table = LanceTable.open(uri, options)
         newest = table.head()
-        branches = 1 + len(table.branches())
-        found = table.tag(tag).ref
+        branches = 1 + len(table.branches.list())
+        found = table.tags.get(tag).ref
     except RefNotFoundError:
         return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest)
     except LanceDagsterError as error:

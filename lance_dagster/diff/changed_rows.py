@@ -54,7 +54,7 @@ from lance_dagster.diff.row_matching import (
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import U64Array, decode_row_ids
 from lance_dagster.format.model import Fragment
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.row_id_spaces import Translation
@@ -66,16 +66,16 @@ NO_ADDRESSES: Addresses = np.empty(0, np.uint64)
 class VersionedRows:
     """The rows of one version. `after` tells whether it is the newer one of two that are compared."""
 
-    def __init__(self, parts: Parts, state: State, *, after: bool) -> None:
+    def __init__(self, context: TableContext, state: State, *, after: bool) -> None:
         """Read nothing yet."""
-        self._parts = parts
+        self._context = context
         self._after = after
         self.state = state
 
     @cached_property
     def dataset(self) -> LanceDataset:
         """The version as pylance has it."""
-        return self._parts.dataset(self.state)
+        return self._context.dataset(self.state)
 
     def name(self, column: ComparedColumn) -> str:
         """Return what a column is called here."""
@@ -87,7 +87,7 @@ class VersionedRows:
 
     def deleted(self, fragment: Fragment) -> BitMap:
         """Return the offsets of the rows of a fragment that are deleted."""
-        return deleted_offsets(self._parts.versions, self.state, self._counted(fragment))
+        return deleted_offsets(self._context.versions, self.state, self._counted(fragment))
 
     def live(self, fragment: Fragment, without: BitMap | None = None) -> Addresses:
         """Return the addresses of the rows of a fragment that are not deleted, nor among some others."""

@@ -23,7 +23,7 @@ from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import Parts, open_parts
+from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.lineage import Lineage, lineage_of, row_space
 from lance_dagster.history.versions import State
 
@@ -174,9 +174,9 @@ class Diff:
     def _differing(self) -> "DifferingRows":
         if self._rows is not None:
             return self._rows
-        parts = open_parts(self.uri, None)
-        before, after = (parts.versions.load(*_place(version)) for version in (self.before, self.after))
-        rows = DifferingRows(parts, before, after, self.on)
+        context = open_context(self.uri, None)
+        before, after = (context.versions.load(*_place(version)) for version in (self.before, self.after))
+        rows = DifferingRows(context, before, after, self.on)
         # A copy has the same values as ever, and what was found out about them.
         object.__setattr__(self, "_rows", rows)
         return rows
@@ -185,15 +185,15 @@ class Diff:
 class DifferingRows:
     """The rows that differ between two versions, found out once for each choice of columns."""
 
-    def __init__(self, parts: Parts, before: State, after: State, key: Sequence[str] | None) -> None:
+    def __init__(self, context: TableContext, before: State, after: State, key: Sequence[str] | None) -> None:
         """Compare the manifests.
 
         Raises:
             InvalidInputError: A column of the key is not in both versions, or cannot be compared.
         """
-        self._before = VersionedRows(parts, before, after=False)
-        self._after = VersionedRows(parts, after, after=True)
-        shared, ids = _relation(parts, before, after)
+        self._before = VersionedRows(context, before, after=False)
+        self._after = VersionedRows(context, after, after=True)
+        shared, ids = _relation(context, before, after)
         self.comparison = compare(before.manifest, after.manifest, shared)
         self._identity: Identity = ids
         if key is not None:
@@ -231,13 +231,15 @@ class DifferingRows:
         return None if columns is None else self.comparison.named(string_list("columns", columns, "id"))
 
 
-def diff(parts: Parts, before: State, after: State, *, on: Sequence[str] | None, base_of: str | None = None) -> Diff:
+def diff(
+    context: TableContext, before: State, after: State, *, on: Sequence[str] | None, base_of: str | None = None
+) -> Diff:
     """Compare two versions by their manifests."""
     keys = None if on is None else key_columns(on)
-    rows = DifferingRows(parts, before, after, keys)
+    rows = DifferingRows(context, before, after, keys)
     comparison = rows.comparison
     return Diff(
-        uri=parts.uri,
+        uri=context.uri,
         before=str(before),
         after=str(after),
         base_of=base_of,
@@ -253,22 +255,22 @@ def diff(parts: Parts, before: State, after: State, *, on: Sequence[str] | None,
     )
 
 
-def _relation(parts: Parts, before: State, after: State) -> tuple[Manifest | None, ByIds | ByValues]:
+def _relation(context: TableContext, before: State, after: State) -> tuple[Manifest | None, ByIds | ByValues]:
     """Return the last version both lines have in common, where it is still there, and how rows that moved are told."""
     stable = before.manifest.stable_row_ids and after.manifest.stable_row_ids
     if before.branch == after.branch:
         return min(before, after, key=lambda state: state.number).manifest, ByIds(None) if stable else ByValues()
-    one, other = lineage_of(before, parts.refs), lineage_of(after, parts.refs)
+    one, other = lineage_of(before, context.refs), lineage_of(after, context.refs)
     try:
-        shared = _forked(parts, one, other)
-        spaces = row_space(one, parts.versions), row_space(other, parts.versions)
+        shared = _forked(context, one, other)
+        spaces = row_space(one, context.versions), row_space(other, context.versions)
     except VersionNotFoundError:
         # Cleaned up. Values still tell what ids do not.
         return None, ByValues()
     return shared.manifest, ByIds(spaces[0].translation(spaces[1])) if stable else ByValues()
 
 
-def _forked(parts: Parts, one: Lineage, other: Lineage) -> State:
+def _forked(context: TableContext, one: Lineage, other: Lineage) -> State:
     line, number = next(
         (line, min(line.number, found.number))
         for line in one.segments
@@ -278,7 +280,7 @@ def _forked(parts: Parts, one: Lineage, other: Lineage) -> State:
     for state in (one.state, other.state):
         if (state.branch, state.number) == (line.branch, number):
             return state
-    return parts.versions.load(line.branch, number)
+    return context.versions.load(line.branch, number)
 
 
 def _key_columns(comparison: Comparison, key: Sequence[str], before: State, after: State) -> tuple[ComparedColumn, ...]:

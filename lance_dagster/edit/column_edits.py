@@ -26,14 +26,15 @@ from lance_dagster.datafiles import (
     read_sample,
     staged_fragments,
 )
-from lance_dagster.edit.write import Note, refuse_blobs, retried, submit, target
+from lance_dagster.edit.write import CommitInfo, refuse_blobs, retried, submit, target
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format import evolution
 from lance_dagster.format.evolution import Fields
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
-from lance_dagster.history.context import Parts, schema_of
+from lance_dagster.format.validation import check_string_mapping
+from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import placed
 from lance_dagster.transactions.index_updates import indices_of
@@ -114,14 +115,14 @@ class _Source:
 class _Filler:
     """Computes new columns for fragments, once for each, however often the commit is tried."""
 
-    parts: Parts
+    context: TableContext
     source: _Source
     done: dict[tuple[str, ...], StagedFile] = field(default_factory=dict)
 
     def filled(self, head: State, made: Fields) -> tuple[Fragment, ...]:
         """Return the fragments of a version, each with a file of values for the fields in `made`."""
-        dataset = self.parts.dataset(head)
-        where = target(self.parts, self.source.columns, head)
+        dataset = self.context.dataset(head)
+        where = target(self.context, self.source.columns, head)
         found: list[Fragment] = []
         for fragment in head.manifest.fragments:
             # Files never change: the values computed for the same files before still stand for the same rows.
@@ -134,19 +135,24 @@ class _Filler:
     def _with_file(self, head: State, fragment: Fragment, made: Fields, file: StagedFile) -> Fragment:
         staged = StagedFiles(self.source.columns, (file,))
         described = staged_fragments(staged, made, head.manifest.file_version)
-        (new,) = placed(self.parts, described, head, staged.base)
+        (new,) = placed(self.context, described, head, staged.base)
         return replace(fragment, files=(*fragment.files, *new.files))
 
 
 def add_columns(
-    parts: Parts, columns: NewColumns, note: Note, *, reads: Sequence[str] | None, on: Sequence[str] | None
+    context: TableContext,
+    columns: NewColumns,
+    info: CommitInfo,
+    *,
+    reads: Sequence[str] | None,
+    on: Sequence[str] | None,
 ) -> State:
     """Add columns, as one version."""
-    source = _source(parts, columns, parts.head(note.branch), reads=reads, on=on)
-    filler = _Filler(parts, source)
+    source = _source(context, columns, context.head(info.branch), reads=reads, on=on)
+    filler = _Filler(context, source)
 
     def attempt() -> State:
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         fields = evolution.add_columns(head.manifest.fields, source.columns, evolution.next_field_id(head.manifest))
         made = fields[len(head.manifest.fields) :]
         fragments = head.manifest.fragments if source.compute is None else filler.filled(head, made)
@@ -155,18 +161,18 @@ def add_columns(
             names = [column.name for column in source.columns if not column.nullable]
             raise InvalidInputError(f"column {names[0]!r} would be null in every row, and says it cannot be")
         operation = _merged(head, fragments, fields, preserves_nullability=nullable)
-        return submit(parts, head, operation, note.as_properties())
+        return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
 
 
-def cast_column(parts: Parts, name: str, arrow: pa.DataType, note: Note) -> State:
+def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: CommitInfo) -> State:
     """Give a column another type, as one version; its values are written anew, the other columns' are not."""
     filler: _Filler | None = None
 
     def attempt() -> State:
         nonlocal filler
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         manifest = head.manifest
         fields, made = evolution.cast_column(manifest.fields, name, arrow, evolution.next_field_id(manifest))
         if made[0].logical_type == evolution.find_field(manifest.fields, name).logical_type:
@@ -174,63 +180,73 @@ def cast_column(parts: Parts, name: str, arrow: pa.DataType, note: Note) -> Stat
         _refuse_indexed(manifest, name)
         refuse_blobs(head, "cast")
         schema = arrow_from_fields(made)
-        filler = filler or _Filler(parts, _Source(schema, [name], lambda rows: _cast(rows, schema.field(0))))
+        filler = filler or _Filler(context, _Source(schema, [name], lambda rows: _cast(rows, schema.field(0))))
         # Rows that others are writing for the old type would be read as nulls: their commits have to be made again.
         operation = _merged(head, filler.filled(head, made), fields, preserves_nullability=False)
-        return submit(parts, head, operation, note.as_properties())
+        return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
 
 
-def project(parts: Parts, note: Note, change: Callable[[Fields], Fields]) -> State:
+def project(context: TableContext, info: CommitInfo, change: Callable[[Fields], Fields]) -> State:
     """Change the schema and nothing else, as one version; the head as it is when that changes nothing.
 
     Args:
-        parts: The table.
-        note: The branch, and what the commit says about itself.
+        context: The table.
+        info: The branch, and what the commit says about itself.
         change: Returns the new fields; called again when somebody else changed the schema meanwhile.
     """
 
     def attempt() -> State:
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         fields = change(head.manifest.fields)
         if fields == head.manifest.fields:
             return head
-        return submit(parts, head, Project(fields=fields, preserves_nullability=True), note.as_properties())
+        return submit(context, head, Project(fields=fields, preserves_nullability=True), info.as_properties())
 
     return retried(attempt)
 
 
-def set_nullable(parts: Parts, path: str, note: Note, *, nullable: bool) -> State:
+def set_nullable(context: TableContext, path: str, info: CommitInfo, *, nullable: bool) -> State:
     """Allow nulls in a column, or refuse them from now on."""
 
     def attempt() -> State:
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         fields = evolution.set_nullable(head.manifest.fields, path, nullable=nullable)
         if fields == head.manifest.fields:
             return head
         if not nullable:
-            _refuse_nulls(parts, head, path)
+            _refuse_nulls(context, head, path)
         # Whoever writes values meanwhile may write nulls, so the commit must not pass theirs unseen.
-        return submit(parts, head, Project(fields=fields, preserves_nullability=nullable), note.as_properties())
+        return submit(context, head, Project(fields=fields, preserves_nullability=nullable), info.as_properties())
 
     return retried(attempt)
 
 
-def describe_column(parts: Parts, path: str, update: MapUpdate, note: Note) -> State:
+def map_update(what: str, given: Mapping[str, str | None], *, replace: bool) -> MapUpdate:
+    """Return a change of keys and values that a caller gave; a value of None takes a key out.
+
+    Raises:
+        InvalidInputError: It is no mapping of texts.
+    """
+    check_string_mapping(what, given, removing=True)
+    return MapUpdate(entries=dict(given), replace=replace)
+
+
+def describe_column(context: TableContext, path: str, update: MapUpdate, info: CommitInfo) -> State:
     """Change the metadata of a field."""
 
     def attempt() -> State:
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         number = evolution.find_field(head.manifest.fields, path).id
-        return submit(parts, head, UpdateConfig(field_metadata={number: update}), note.as_properties())
+        return submit(context, head, UpdateConfig(field_metadata={number: update}), info.as_properties())
 
     return retried(attempt)
 
 
-def describe(parts: Parts, operation: UpdateConfig, note: Note) -> State:
+def describe(context: TableContext, operation: UpdateConfig, info: CommitInfo) -> State:
     """Change what the table says about itself, or its settings."""
-    return retried(lambda: submit(parts, parts.head(note.branch), operation, note.as_properties()))
+    return retried(lambda: submit(context, context.head(info.branch), operation, info.as_properties()))
 
 
 def _merged(head: State, fragments: Sequence[Fragment], fields: Fields, *, preserves_nullability: bool) -> Operation:
@@ -243,7 +259,7 @@ def _merged(head: State, fragments: Sequence[Fragment], fields: Fields, *, prese
 
 
 def _source(
-    parts: Parts, columns: NewColumns, head: State, *, reads: Sequence[str] | None, on: Sequence[str] | None
+    context: TableContext, columns: NewColumns, head: State, *, reads: Sequence[str] | None, on: Sequence[str] | None
 ) -> _Source:
     if isinstance(columns, pa.Table) != (on is not None):
         raise InvalidInputError("`on` names the columns to look a table's values up by: give both, or neither")
@@ -257,9 +273,9 @@ def _source(
         wanted = tuple(reads or ())
         for name in wanted:
             evolution.find_field(head.manifest.fields, name)
-        return _Source(_returned(columns, read_sample(parts.dataset(head), wanted)), wanted, columns)
+        return _Source(_returned(columns, read_sample(context.dataset(head), wanted)), wanted, columns)
     if isinstance(columns, Mapping):
-        return _Source(expression_schema(parts.dataset(head), columns), dict(columns), lambda rows: rows)
+        return _Source(expression_schema(context.dataset(head), columns), dict(columns), lambda rows: rows)
     fields = [columns] if isinstance(columns, pa.Field) else list(columns)
     if not all(isinstance(column, pa.Field) for column in fields):
         raise InvalidInputError(
@@ -296,7 +312,7 @@ def _refuse_indexed(manifest: Manifest, name: str) -> None:
             )
 
 
-def _refuse_nulls(parts: Parts, head: State, path: str) -> None:
-    nulls = count(parts.dataset(head), f"{'.'.join(quote_column(name) for name in path.split('.'))} IS NULL")
+def _refuse_nulls(context: TableContext, head: State, path: str) -> None:
+    nulls = count(context.dataset(head), f"{'.'.join(quote_column(name) for name in path.split('.'))} IS NULL")
     if nulls:
         raise InvalidInputError(f"column {path!r} of {head} is null in {nulls} rows; fill or delete these first")

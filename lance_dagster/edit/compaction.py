@@ -24,7 +24,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import StagedFiles, compact_with_pylance, scan_fragments, staged_fragments, write_files
-from lance_dagster.edit.write import Note, target
+from lance_dagster.edit.write import CommitInfo, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
 from lance_dagster.format.layout import MAIN
@@ -39,7 +39,7 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import commit_transaction
-from lance_dagster.history.context import Parts, schema_of
+from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import placed
@@ -106,7 +106,7 @@ class Goal:
             raise InvalidInputError(f"a share of {self.deleted_share} deleted rows is not one between 0 and 1")
 
 
-def compact(parts: Parts, goal: Goal, note: Note, progress: Progress | None = None) -> State:
+def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progress | None = None) -> State:
     """Rewrite what is worth it, as one version; the head as it is when nothing is.
 
     Raises:
@@ -114,14 +114,14 @@ def compact(parts: Parts, goal: Goal, note: Note, progress: Progress | None = No
         CommitConflictError: Other writers changed the same fragments again and again.
     """
     for attempt in range(_ATTEMPTS):
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         if not _is_ours(head):
-            return _by_pylance(parts, head, goal)
+            return _by_pylance(context, head, goal)
         groups = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
         if not groups:
             return head
         try:
-            return _rewrite(parts, head, groups, goal=goal, note=note, progress=progress)
+            return _rewrite(context, head, groups, goal=goal, info=info, progress=progress)
         except CommitConflictError as error:
             if not error.retryable or attempt == _ATTEMPTS - 1:
                 raise
@@ -144,29 +144,35 @@ def _has_blobs(manifest: Manifest) -> bool:
     )
 
 
-def _by_pylance(parts: Parts, head: State, goal: Goal) -> State:
+def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
     inherited = [index.name for index in indices_of(head.manifest) if _inherited(head, index)]
     if inherited:
         what = "blobs" if _has_blobs(head.manifest) else "an index of its own"
         raise InvalidInputError(
-            f"cannot compact branch {head.branch!r} of {parts.uri}: it has {what}, which only pylance can move, and "
+            f"cannot compact branch {head.branch!r} of {context.uri}: it has {what}, which only pylance can move, and "
             f"the index {inherited[0]!r}, which it inherited and pylance would break; compact main, or drop the index"
         )
-    compact_with_pylance(parts.dataset(head), goal.target_rows, goal.deleted_share)
-    return parts.head(head.branch)
+    compact_with_pylance(context.dataset(head), goal.target_rows, goal.deleted_share)
+    return context.head(head.branch)
 
 
 def _rewrite(
-    parts: Parts, head: State, groups: Sequence[Group], *, goal: Goal, note: Note, progress: Progress | None
+    context: TableContext,
+    head: State,
+    groups: Sequence[Group],
+    *,
+    goal: Goal,
+    info: CommitInfo,
+    progress: Progress | None,
 ) -> State:
     written = []
     for group in groups:
-        written.append(_written(parts, head, group, goal))
+        written.append(_written(context, head, group, goal))
         if progress is not None:
             progress(len(written), len(groups))
     # As other writers do: ids of rewritten fragments are reserved first, so that no append is given the same.
     count = sum(len(new) for new in written)
-    reserved = _commit(parts, head, ReserveFragments(count=count), {})
+    reserved = _commit(context, head, ReserveFragments(count=count), {})
     first = (reserved.manifest.max_fragment_id or 0) - count + 1
     numbered = []
     for new in written:
@@ -174,41 +180,43 @@ def _rewrite(
         first += len(new)
     pairs = zip(groups, numbered, strict=True)
     rewrite = Rewrite(groups=tuple(RewriteGroup(old=old, new=new) for old, new in pairs))
-    properties = {**note.properties, **({COMMIT_MESSAGE: note.message} if note.message is not None else {})}
-    return _commit(parts, head, rewrite, properties)
+    properties = {**info.properties, **({COMMIT_MESSAGE: info.message} if info.message is not None else {})}
+    return _commit(context, head, rewrite, properties)
 
 
-def _commit(parts: Parts, head: State, operation: Operation, properties: dict[str, str]) -> State:
+def _commit(context: TableContext, head: State, operation: Operation, properties: dict[str, str]) -> State:
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(parts.versions, head.branch, transaction)
+    return commit_transaction(context.versions, head.branch, transaction)
 
 
-def _written(parts: Parts, head: State, group: Group, goal: Goal) -> tuple[Fragment, ...]:
+def _written(context: TableContext, head: State, group: Group, goal: Goal) -> tuple[Fragment, ...]:
     """Write the live rows of some fragments to new files, and describe these as fragments."""
     schema, manifest = schema_of(head), head.manifest
     rows = sum(fragment.rows for fragment in group)
     # Files of equal size, none below the target: a rest would have to be rewritten the next time.
     most = -(-rows // max(1, rows // goal.target_rows))
-    place = replace(target(parts, schema, head, _base_of(parts, head, group)), max_rows=max(1, most))
-    batches = scan_fragments(parts.dataset(head), [fragment.id for fragment in group])
+    place = replace(target(context, schema, head, _base_of(context, head, group)), max_rows=max(1, most))
+    batches = scan_fragments(context.dataset(head), [fragment.id for fragment in group])
     staged = StagedFiles(schema, write_files(place, batches), place.base)
-    made = placed(parts, staged_fragments(staged, manifest.fields, manifest.file_version), head, staged.base)
-    return _with_lineage(parts, head, group, made) if manifest.stable_row_ids else made
+    made = placed(context, staged_fragments(staged, manifest.fields, manifest.file_version), head, staged.base)
+    return _with_lineage(context, head, group, made) if manifest.stable_row_ids else made
 
 
-def _base_of(parts: Parts, head: State, group: Group) -> str | None:
+def _base_of(context: TableContext, head: State, group: Group) -> str | None:
     """Return the name of the base path the files of a group lie under; None for the table itself."""
     ids = {file.base_id for fragment in group for file in fragment.files}
     bases = [base for base in head.manifest.base_paths if base.id in ids]
-    elsewhere = [base for base in bases if base.path != parts.uri and not base.path.startswith(f"{parts.uri}/tree/")]
+    elsewhere = [
+        base for base in bases if base.path != context.uri and not base.path.startswith(f"{context.uri}/tree/")
+    ]
     return elsewhere[0].name if len(elsewhere) == len(ids) == 1 else None
 
 
-def _with_lineage(parts: Parts, head: State, group: Group, made: Sequence[Fragment]) -> tuple[Fragment, ...]:
+def _with_lineage(context: TableContext, head: State, group: Group, made: Sequence[Fragment]) -> tuple[Fragment, ...]:
     """Give new fragments the row ids and versions of the rows they hold."""
-    live = [_live(parts, head, fragment) for fragment in group]
+    live = [_live(context, head, fragment) for fragment in group]
     where = f"version {head}"
 
     def gathered(sequences: Sequence[U64Array]) -> U64Array:
@@ -235,6 +243,6 @@ def _with_lineage(parts: Parts, head: State, group: Group, made: Sequence[Fragme
     return tuple(found)
 
 
-def _live(parts: Parts, head: State, fragment: Fragment) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    gone = deleted_offsets(parts.versions, head, fragment)
+def _live(context: TableContext, head: State, fragment: Fragment) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    gone = deleted_offsets(context.versions, head, fragment)
     return np.fromiter(BitMap(range(fragment.physical_rows)) - gone, dtype=np.int64)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from lance_dagster.edit.write import Note, retried, submit
+from lance_dagster.edit.write import CommitInfo, retried, submit
 from lance_dagster.errors import NotFoundError
 from lance_dagster.format.model import Field, IndexMetadata, Manifest
 from lance_dagster.format.transaction import CreateIndex
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.index_updates import covered_fragments, index_type, indices_of
 
@@ -44,7 +44,7 @@ def index_statuses(manifest: Manifest) -> tuple[IndexStatus, ...]:
     )
 
 
-def drop_index(parts: Parts, name: str, note: Note) -> State:
+def drop_index(context: TableContext, name: str, info: CommitInfo) -> State:
     """Take an index, all its segments, out of a branch.
 
     Raises:
@@ -52,13 +52,13 @@ def drop_index(parts: Parts, name: str, note: Note) -> State:
     """
 
     def attempt() -> State:
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         found = indices_of(head.manifest)
         gone = tuple(index for index in found if index.name == name)
         if not gone:
             known = ", ".join(sorted({repr(index.name) for index in found})) or "none"
-            raise NotFoundError(f"{head} of {parts.uri} has no index {name!r}; it has {known}")
-        return submit(parts, head, CreateIndex(removed_indices=gone), note.as_properties())
+            raise NotFoundError(f"{head} of {context.uri} has no index {name!r}; it has {known}")
+        return submit(context, head, CreateIndex(removed_indices=gone), info.as_properties())
 
     return retried(attempt)
 

@@ -18,50 +18,59 @@ from lance_dagster.datafiles import (
     scan_computed,
     write_files,
 )
-from lance_dagster.edit.write import Note, field_ids, moved_in, refuse_nested_blobs, retried, submit, taken_out, target
+from lance_dagster.edit.write import (
+    CommitInfo,
+    field_ids,
+    moved_in,
+    refuse_nested_blobs,
+    retried,
+    submit,
+    taken_out,
+    target,
+)
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Delete, Update
-from lance_dagster.history.context import Parts, schema_of
+from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import State
 
 
-def delete(parts: Parts, predicate: str, note: Note) -> State:
+def delete(context: TableContext, predicate: str, info: CommitInfo) -> State:
     """Take out the rows that match; the head as it is when none does."""
 
     def attempt() -> State:
-        head = parts.head(note.branch)
-        found = matching_offsets(parts.dataset(head), predicate)
+        head = context.head(info.branch)
+        found = matching_offsets(context.dataset(head), predicate)
         if not found:
             return head
-        out = taken_out(parts, head, found)
+        out = taken_out(context, head, found)
         operation = Delete(updated_fragments=out.updated, deleted_fragment_ids=out.removed, predicate=predicate)
-        return submit(parts, head, operation, note.as_properties())
+        return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
 
 
-def update(parts: Parts, values: Mapping[str, str], where: str | None, note: Note) -> State:
+def update(context: TableContext, values: Mapping[str, str], where: str | None, info: CommitInfo) -> State:
     """Give the rows that match new values; the head as it is when none does."""
 
     def attempt() -> State:
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         refuse_nested_blobs(head, "update")
-        changed = _Changed(parts, head, values, where)
+        changed = _Changed(context, head, values, where)
         schema = schema_of(head)
-        place = target(parts, schema, head)
+        place = target(context, schema, head)
         staged = StagedFiles(schema, write_files(place, changed), place.base)
         addresses = changed.addresses
         if not len(addresses):
             return head
-        out = taken_out(parts, head, offsets_by_fragment(addresses))
+        out = taken_out(context, head, offsets_by_fragment(addresses))
         operation = Update(
             removed_fragment_ids=out.removed,
             updated_fragments=out.updated,
-            new_fragments=moved_in(parts, head, staged, addresses),
+            new_fragments=moved_in(context, head, staged, addresses),
             # Indices on other fields know the moved rows by their ids, and pylance lets them.
             preserved_fields=field_ids(head.manifest.fields, list(values)),
         )
-        return submit(parts, head, operation, note.as_properties())
+        return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
 
@@ -69,9 +78,9 @@ def update(parts: Parts, values: Mapping[str, str], where: str | None, note: Not
 class _Changed:
     """The rows that match with their new values, batch by batch; once read, it knows where they were."""
 
-    def __init__(self, parts: Parts, head: State, values: Mapping[str, str], where: str | None) -> None:
+    def __init__(self, context: TableContext, head: State, values: Mapping[str, str], where: str | None) -> None:
         self._schema = schema_of(head)
-        self._dataset = parts.dataset(head)
+        self._dataset = context.dataset(head)
         self._values = dict(values)
         self._blobs = frozenset(blob_columns(self._schema))
         self._where = where

@@ -36,7 +36,7 @@ from lance_dagster.datafiles import (
     write_files,
 )
 from lance_dagster.edit.write import (
-    Note,
+    CommitInfo,
     Rows,
     check_rows,
     field_ids,
@@ -50,7 +50,7 @@ from lance_dagster.edit.write import (
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Update
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import Parts, schema_of
+from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.claims import UPSERT
 
@@ -269,7 +269,7 @@ class _Matches:
         return _Matches(self.addresses[chosen], self.given[chosen], places, self.missing)
 
 
-def upsert(parts: Parts, data: Rows, on: Sequence[str], *, rules: Rules, note: Note) -> State:
+def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules, info: CommitInfo) -> State:
     """Bring rows in by key; the head as it is when that changes nothing."""
     check_rows(data)
     if isinstance(data, StagedFiles):
@@ -279,9 +279,9 @@ def upsert(parts: Parts, data: Rows, on: Sequence[str], *, rules: Rules, note: N
     rows = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
 
     def attempt() -> State:
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         refuse_nested_blobs(head, "upsert")
-        return _Upsert(parts, head, _conformed(rows, keys, schema_of(head), rules), on=keys, rules=rules).commit(note)
+        return _Upsert(context, head, _conformed(rows, keys, schema_of(head), rules), on=keys, rules=rules).commit(info)
 
     return retried(attempt)
 
@@ -315,18 +315,20 @@ def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Sc
 class _Upsert:
     """An upsert into one version of the table."""
 
-    def __init__(self, parts: Parts, head: State, rows: pa.Table, *, on: tuple[str, ...], rules: Rules) -> None:
-        self._parts = parts
+    def __init__(
+        self, context: TableContext, head: State, rows: pa.Table, *, on: tuple[str, ...], rules: Rules
+    ) -> None:
+        self._context = context
         self._head = head
         self._rows = rows
         self._on = on
         self._rules = rules
         self._schema = schema_of(head)
         self._kept = [name for name in self._schema.names if name not in rows.schema.names]
-        self._dataset: LanceDataset = parts.dataset(head)
+        self._dataset: LanceDataset = context.dataset(head)
         self._blobs = frozenset(blob_columns(self._schema))
 
-    def commit(self, note: Note) -> State:
+    def commit(self, info: CommitInfo) -> State:
         """Commit it; the head as it is when nothing changes."""
         keys = Keys(self._rows, self._on)
         matches = self._matched(keys)
@@ -338,18 +340,18 @@ class _Upsert:
         gone = np.concatenate([changed.addresses, *matches.missing])
         if not len(gone) and not len(added):
             return self._head
-        place = target(self._parts, self._schema, self._head)
+        place = target(self._context, self._schema, self._head)
         staged = StagedFiles(self._schema, write_files(place, self._written(changed, added)), place.base)
-        out = taken_out(self._parts, self._head, offsets_by_fragment(gone))
+        out = taken_out(self._context, self._head, offsets_by_fragment(gone))
         fields = self._head.manifest.fields
         operation = Update(
             removed_fragment_ids=out.removed,
             updated_fragments=out.updated,
-            new_fragments=moved_in(self._parts, self._head, staged, changed.addresses),
+            new_fragments=moved_in(self._context, self._head, staged, changed.addresses),
             preserved_fields=field_ids(fields, self._rows.schema.names if not len(added) else self._schema.names),
         )
         claims = predicate_of(self._rows.take(added), self._on) if len(added) else None
-        return submit(self._parts, self._head, operation, note.as_properties(UPSERT if len(added) else None, claims))
+        return submit(self._context, self._head, operation, info.as_properties(UPSERT if len(added) else None, claims))
 
     def _matched(self, keys: Keys) -> _Matches:
         """Look up the key of every row of the table, or of those that can have one of a few keys."""

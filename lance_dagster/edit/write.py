@@ -44,10 +44,10 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
-from lance_dagster.format.validation import validate_commit_info
+from lance_dagster.format.validation import string_list, validate_commit_info
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
-from lance_dagster.history.context import Parts, schema_of
+from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.lineage import changes_since, lineage_of
 from lance_dagster.history.rebase import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State, Version
@@ -90,19 +90,19 @@ def retried(attempt: Callable[[], State]) -> State:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def submit(parts: Parts, head: State, operation: Operation, properties: Mapping[str, str]) -> State:
+def submit(context: TableContext, head: State, operation: Operation, properties: Mapping[str, str]) -> State:
     """Commit an operation that was made from a version to the branch of that version."""
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(parts.versions, head.branch, transaction)
+    return commit_transaction(context.versions, head.branch, transaction)
 
 
-def taken_out(parts: Parts, head: State, rows: Mapping[int, BitMap]) -> Removal:
+def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:
     """Store the deletion vectors it takes to take rows out.
 
     Args:
-        parts: The table.
+        context: The table.
         head: The version the rows were found in.
         rows: Offsets of live rows by the id of their fragment.
     """
@@ -113,21 +113,23 @@ def taken_out(parts: Parts, head: State, rows: Mapping[int, BitMap]) -> Removal:
         if len(offsets) == fragment.rows:
             removed.append(number)
         else:
-            deleted = deleted_offsets(parts.versions, head, fragment) | offsets
-            updated.append(with_deleted(parts.versions, head, fragment, deleted))
+            deleted = deleted_offsets(context.versions, head, fragment) | offsets
+            updated.append(with_deleted(context.versions, head, fragment, deleted))
     return Removal(tuple(removed), tuple(updated))
 
 
-def moved_in(parts: Parts, head: State, staged: StagedFiles, addresses: Addresses) -> tuple[Fragment, ...]:
+def moved_in(context: TableContext, head: State, staged: StagedFiles, addresses: Addresses) -> tuple[Fragment, ...]:
     """Describe new files as fragments whose leading rows were moved there.
 
     Args:
-        parts: The table.
+        context: The table.
         head: The version the rows were found in.
         staged: The files.
         addresses: Where the leading rows were, in the order in which they were written.
     """
-    made = placed(parts, staged_fragments(staged, head.manifest.fields, head.manifest.file_version), head, staged.base)
+    made = placed(
+        context, staged_fragments(staged, head.manifest.fields, head.manifest.file_version), head, staged.base
+    )
     if not head.manifest.stable_row_ids or not len(addresses):
         return made
     ids, created = _lineage(head, addresses)
@@ -205,7 +207,7 @@ Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class CommitInfo:
     """What a commit says about itself."""
 
     branch: str = layout.MAIN
@@ -221,6 +223,18 @@ class Note:
         """
         validate_commit_info(self.message, self.properties)
 
+    @classmethod
+    def of(
+        cls, branch: str, message: str | None, properties: Mapping[str, str] | None, partitions: Sequence[str] = ()
+    ) -> "CommitInfo":
+        """Return what a caller gave, validated.
+
+        Raises:
+            InvalidInputError: Names what is no text, no mapping of texts or no list of texts.
+        """
+        keys = string_list("partitions", partitions, "2026-01-31")
+        return cls(branch=branch, message=message, properties=properties or {}, partitions=keys)
+
     def as_properties(self, mode: str | None = None, predicate: str | None = None) -> dict[str, str]:
         """Return the transaction properties that carry the note and what it claims; without a mode, nothing."""
         found = dict(self.properties)
@@ -232,7 +246,7 @@ class Note:
         return found
 
 
-def create_empty(parts: Parts, schema: pa.Schema) -> State | None:
+def create_empty(context: TableContext, schema: pa.Schema) -> State | None:
     """Write the first version of a table, without rows; None when there is one already."""
     fields = fields_from_arrow(schema)
     check_storable(fields, FILE_VERSION)
@@ -243,64 +257,64 @@ def create_empty(parts: Parts, schema: pa.Schema) -> State | None:
     )
     before = empty_manifest(fields, FILE_VERSION)
     manifest = apply(before, transaction, timestamp=now_ns(), writer=WRITER)
-    return create_first(parts.versions, Proposal(transaction, manifest))
+    return create_first(context.versions, Proposal(transaction, manifest))
 
 
-def target(parts: Parts, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
+def target(context: TableContext, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
     """Say where data files of a table go: to the same folder for every branch, or under a base path by name."""
     place = destination(head, base)
     return WriteTarget(
-        data_uri=f"{parts.uri}/{layout.DATA}" if place is None else data_folder(place),
+        data_uri=f"{context.uri}/{layout.DATA}" if place is None else data_folder(place),
         schema=schema,
         file_version=head.manifest.file_version,
-        storage_options=parts.storage_options if place is None else options_of(parts, place),
+        storage_options=context.storage_options if place is None else options_of(context, place),
         base=None if place is None else place.path,
     )
 
 
-def stage(parts: Parts, rows: Rows, branch: str, base: str | None) -> StagedFiles:
+def stage(context: TableContext, rows: Rows, branch: str, base: str | None) -> StagedFiles:
     """Write rows as data files that no version names yet."""
     check_rows(rows)
     if isinstance(rows, StagedFiles):
         raise InvalidInputError("these files are staged already; give them to append, overwrite or replace_where")
-    head = parts.head(branch)
-    return _staged(parts, rows, schema_of(head), head, base=base)
+    head = context.head(branch)
+    return _staged(context, rows, schema_of(head), head, base=base)
 
 
-def append(parts: Parts, rows: Rows, note: Note, replaces: Version | None) -> State:
+def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Version | None) -> State:
     """Add rows; take out those an earlier attempt of the same work added, in the same commit."""
     check_rows(rows)
     given = rows
 
     def attempt() -> State:
         nonlocal given
-        head = parts.head(note.branch)
-        given = staged = _staged(parts, given, schema_of(head), head)
-        added = _placed(parts, staged, head.manifest.fields, head)
+        head = context.head(info.branch)
+        given = staged = _staged(context, given, schema_of(head), head)
+        added = _placed(context, staged, head.manifest.fields, head)
         operation: Operation = Append(fragments=added)
         if replaces is not None:
-            operation = Update(removed_fragment_ids=_left_of(parts, replaces, head), new_fragments=added)
-        return submit(parts, head, operation, note.as_properties(APPEND))
+            operation = Update(removed_fragment_ids=_left_of(context, replaces, head), new_fragments=added)
+        return submit(context, head, operation, info.as_properties(APPEND))
 
     return retried(attempt)
 
 
-def overwrite(parts: Parts, rows: Rows, note: Note) -> State:
+def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> State:
     """Replace all rows, and the schema where the rows have another one."""
     check_rows(rows)
-    head = parts.head(note.branch)
+    head = context.head(info.branch)
     given, own = rows.schema, schema_of(head)
     fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
     fits = _is_stored_as if isinstance(rows, StagedFiles) else _fits
     if not fits(given, own):
         fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
         check_storable(fields, head.manifest.file_version)
-    staged = _staged(parts, rows, schema, head)
-    operation = Overwrite(fragments=_placed(parts, staged, fields, head), fields=fields, schema_metadata=metadata)
-    return submit(parts, head, operation, note.as_properties(OVERWRITE))
+    staged = _staged(context, rows, schema, head)
+    operation = Overwrite(fragments=_placed(context, staged, fields, head), fields=fields, schema_metadata=metadata)
+    return submit(context, head, operation, info.as_properties(OVERWRITE))
 
 
-def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State:
+def replace_where(context: TableContext, predicate: str, rows: Rows, info: CommitInfo) -> State:
     """Take out the rows that match and put others in, as one commit.
 
     When another commit touches the same fragments meanwhile, the rows to take out are looked up again.
@@ -310,16 +324,16 @@ def replace_where(parts: Parts, predicate: str, rows: Rows, note: Note) -> State
 
     def attempt() -> State:
         nonlocal given
-        head = parts.head(note.branch)
+        head = context.head(info.branch)
         # Files written for the columns of an older version have to be what the newest one holds.
-        given = staged = _staged(parts, given, schema_of(head), head)
-        out = taken_out(parts, head, matching_offsets(parts.dataset(head), predicate))
+        given = staged = _staged(context, given, schema_of(head), head)
+        out = taken_out(context, head, matching_offsets(context.dataset(head), predicate))
         operation = Update(
             removed_fragment_ids=out.removed,
             updated_fragments=out.updated,
-            new_fragments=_placed(parts, staged, head.manifest.fields, head),
+            new_fragments=_placed(context, staged, head.manifest.fields, head),
         )
-        return submit(parts, head, operation, note.as_properties(REPLACE, predicate))
+        return submit(context, head, operation, info.as_properties(REPLACE, predicate))
 
     return retried(attempt)
 
@@ -337,7 +351,9 @@ def check_rows(rows: object) -> None:
         )
 
 
-def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State, *, base: str | None = None) -> StagedFiles:
+def _staged(
+    context: TableContext, rows: Rows, schema: pa.Schema, head: State, *, base: str | None = None
+) -> StagedFiles:
     if isinstance(rows, StagedFiles):
         check_schema(rows.schema, schema)
         if not _is_stored_as(rows.schema, schema):
@@ -345,7 +361,7 @@ def _staged(parts: Parts, rows: Rows, schema: pa.Schema, head: State, *, base: s
         return rows
     # Before the first row is read: a stream may be long.
     check_schema(rows.schema, schema)
-    where = target(parts, schema, head, base)
+    where = target(context, schema, head, base)
     return StagedFiles(schema, write_files(where, _batches(rows)), where.base)
 
 
@@ -355,9 +371,9 @@ def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable
     return rows.to_batches() if isinstance(rows, pa.Table) else rows
 
 
-def _placed(parts: Parts, staged: StagedFiles, fields: Sequence[Field], head: State) -> tuple[Fragment, ...]:
+def _placed(context: TableContext, staged: StagedFiles, fields: Sequence[Field], head: State) -> tuple[Fragment, ...]:
     fragments = staged_fragments(staged, fields, head.manifest.file_version)
-    return placed(parts, fragments, head, staged.base)
+    return placed(context, fragments, head, staged.base)
 
 
 def _fits(given: pa.Schema, own: pa.Schema) -> bool:
@@ -381,21 +397,21 @@ def _types(schema: pa.Schema) -> str:
     return ", ".join(f"{column.name} {column.type}{'' if column.nullable else ' not null'}" for column in schema)
 
 
-def _left_of(parts: Parts, earlier: Version, head: State) -> tuple[int, ...]:
+def _left_of(context: TableContext, earlier: Version, head: State) -> tuple[int, ...]:
     """Return the ids of the fragments that an earlier attempt added and that are still there."""
-    state = parts.versions.load(earlier.branch, earlier.number)
-    now, then = lineage_of(head, parts.refs), lineage_of(state, parts.refs)
+    state = context.versions.load(earlier.branch, earlier.number)
+    now, then = lineage_of(head, context.refs), lineage_of(state, context.refs)
     made_from = any(line.branch == earlier.branch and line.number >= earlier.number for line in now.segments)
     # Another branch may have had the name when that was committed.
     if state.id != earlier.id or not made_from:
         raise InvalidInputError(f"{head} was not made from {earlier}, so rows there cannot replace its own")
-    parent = parts.recalled(RecordedVersion(earlier.parents[0])) if earlier.parents else None
+    parent = context.load_recorded(RecordedVersion(earlier.parents[0])) if earlier.parents else None
     before = frozenset() if parent is None else frozenset(parent.manifest.fragments.ids)
     added = {own.id: own for own in state.manifest.fragments if own.id not in before}
     left = {number: own for number in added if (own := head.manifest.fragments.find(number)) is not None}
     # A fork names the same files through a base path, so fragments are compared by what identifies them.
     if {number: _identity(own) for number, own in left.items()} != {n: _identity(own) for n, own in added.items()}:
-        _refuse_moved_rows(earlier, changes_since(now, then, parts.versions))
+        _refuse_moved_rows(earlier, changes_since(now, then, context.versions))
     return tuple(sorted(left))
 
 

@@ -7,19 +7,25 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from lance_dagster.datafiles import LanceDataset, open_dataset
+from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
-from lance_dagster.history.ancestry import Ancestry, RecordedVersion
+from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
 from lance_dagster.history.refs.ref_store import READY, Refs
 from lance_dagster.history.resolve import resolve
-from lance_dagster.history.versions import State, Versions
+from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, open_store
+
+Ref = str | Version
+"""What names a version: a ref expression, or a version that was returned before."""
+Properties = Mapping[str, str] | None
+"""What is kept with a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of one table. Holds the storage options, which its repr does not show."""
+class TableContext:
+    """The store, names and versions of one table, and the storage options, which its repr does not show."""
 
     store: Store = field(repr=False)
     refs: Refs = field(repr=False)
@@ -31,11 +37,37 @@ class Parts:
         """The table's canonical URI."""
         return self.store.uri
 
-    def at(self, ref: str | None) -> State:
-        """Read the version a ref expression names; None stands for `main`."""
+    def at(self, ref: Ref | None) -> State:
+        """Read the version a ref names; None stands for `main`.
+
+        Raises:
+            RefNotFoundError: There is no such branch, tag or commit id.
+            VersionNotFoundError: The version is gone.
+        """
+        if isinstance(ref, Version):
+            return self._again(ref)
         return self.versions.load(*resolve(ref, self.refs, self.versions))
 
-    def recalled(self, written: RecordedVersion) -> State:
+    def place(self, ref: Ref | None) -> VersionRef:
+        """Return the branch and the number of the version a ref names, which is read only where that takes it."""
+        if isinstance(ref, Version):
+            state = self._again(ref)
+            return VersionRef(state.branch, state.number)
+        return VersionRef(*resolve(ref, self.refs, self.versions))
+
+    def _again(self, version: Version) -> State:
+        """Read a version that was read before, whatever its branch is called meanwhile."""
+        found = self.versions.find(version.branch, version.number)
+        if found is not None and found.id == version.id:
+            return found
+        # The branch was renamed, or deleted and another one of its name was made: only the id tells.
+        try:
+            return self.versions.load(*resolve(version.id, self.refs, self.versions))
+        except RefNotFoundError as error:
+            what = "another version has its place" if found is not None else "its branch was deleted, or it expired"
+            raise VersionNotFoundError(f"{version} of {self.uri} is gone: {what}") from error
+
+    def load_recorded(self, written: RecordedVersion) -> State:
         """Read a version that was written down, whatever its branch is called by now.
 
         Raises:
@@ -74,8 +106,8 @@ def schema_of(state: State) -> pa.Schema:
     return arrow_from_fields(state.manifest.fields, state.manifest.schema_metadata, state.path or str(state))
 
 
-def open_parts(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Parts:
-    """Put together the parts of the table at a URI; nothing is read yet."""
+def open_context(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> TableContext:
+    """Put together the context of the table at a URI; nothing is read yet."""
     store = open_store(uri, storage_options)
     options = dict(storage_options or {})
-    return Parts(store, Refs(store), Versions(store, options), options)
+    return TableContext(store, Refs(store), Versions(store, options), options)

@@ -56,6 +56,19 @@ def parse_table_uri(text: str) -> tuple[str, str]:
     return (_path_of_file(rest) if separator and scheme.lower() == "file" else uri), ref
 
 
+def split_table_uri(uri: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the URI of a table, which `LanceTable.open` takes, and the ref a configuration asks for.
+
+    Args:
+        uri: `lance+<uri>?ref=<expression>`, such as `lance+s3://bucket/orders.lance?ref=production`; or the URI of a
+            table alone, whose ref is `main`.
+
+    Raises:
+        InvalidInputError: The URI of a version cannot be read, or carries something other than a ref.
+    """
+    return parse_table_uri(os.fspath(uri)) if is_table_uri(uri) else (os.fspath(uri), MAIN)
+
+
 def table_uri(uri: str, ref: str) -> str:
     """Write the URI of a table and a ref expression as one text.
 

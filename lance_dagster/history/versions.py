@@ -235,6 +235,13 @@ class Versions:
             dropped = self._states.pop(next(iter(self._states)))
             self._cached_fragments -= len(dropped.manifest.fragments)
 
+    def forget(self) -> None:
+        """Forget every version that was read: a clean-up may have removed it."""
+        self._states.clear()
+        self._v1_named.clear()
+        self._ids.clear()
+        self._cached_fragments = 0
+
     def manifest_size(self, state: State) -> int:
         """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
         return len(self._manifest(state.branch, state.number)[1] or b"")

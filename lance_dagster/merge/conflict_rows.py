@@ -28,7 +28,7 @@ from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_locations import (
     ABSENT,
@@ -256,17 +256,17 @@ class RowsRequest:
 class ConflictRows:
     """The rows of the conflicts of one merge."""
 
-    def __init__(self, parts: Parts, states: tuple[State, State, State], found: MergeRefusal) -> None:
+    def __init__(self, context: TableContext, states: tuple[State, State, State], found: MergeRefusal) -> None:
         """Read nothing yet.
 
         Args:
-            parts: The table.
+            context: The table.
             states: The merge base, the source and the dest.
             found: Why they cannot be merged.
         """
         self._conflicts = found.conflicts
         self._locations = None if found.sides is None else ConflictLocations(lookups=found.rows, sides=found.sides)
-        self._versions = [VersionedRows(parts, state, after=place != BASE) for place, state in enumerate(states)]
+        self._versions = [VersionedRows(context, state, after=place != BASE) for place, state in enumerate(states)]
         ids = [] if found.sides is None else [side.columns.ids for side in found.sides]
         base, source, dest = (state.manifest for state in states)
         self._columns = ConflictColumns((base, source, dest), ids or [{}, {}])

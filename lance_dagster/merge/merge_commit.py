@@ -35,7 +35,7 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
     base_and_changes,
@@ -73,12 +73,12 @@ _FEW, _WRITERS = 4, 16
 
 
 def materialize(
-    parts: Parts, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
+    context: TableContext, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
 ) -> tuple[Operation, Manifest]:
     """Store what the plan needs; returns the operation to record, and the state that follows the head.
 
     Args:
-        parts: The table.
+        context: The table.
         plan: What is to be done.
         source: The version that is merged.
         head: The version it is merged into.
@@ -87,7 +87,7 @@ def materialize(
     Raises:
         InvalidInputError: A fragment would be left without a file, since all columns it has values of are dropped.
     """
-    materializer = _Materializer(parts, source, head)
+    materializer = _Materializer(context, source, head)
     finished = materializer.all_finished([*plan.changed.values(), *plan.added])
     changed = dict(zip(plan.changed, finished[: len(plan.changed)], strict=True))
     added = finished[len(plan.changed) :]
@@ -139,9 +139,9 @@ def _recorded(
 
 
 class _Materializer:
-    def __init__(self, parts: Parts, source: State, head: State) -> None:
-        self._parts, self._source, self._head = parts, source, head
-        self._shared = shared_base_ids(source.manifest, head.manifest, parts.uri)
+    def __init__(self, context: TableContext, source: State, head: State) -> None:
+        self._context, self._source, self._head = context, source, head
+        self._shared = shared_base_ids(source.manifest, head.manifest, context.uri)
 
     def all_finished(self, merged_fragment: Sequence[MergedFragment]) -> list[Fragment]:
         """Return fragments as the result names them, in the same order."""
@@ -158,11 +158,11 @@ class _Materializer:
         materializer = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
         files: tuple[DataFile, ...] = ()
         if merged_fragment.files:
-            files = with_root_base([materializer], self._head.manifest, self._parts.uri, self._shared)[0].files
+            files = with_root_base([materializer], self._head.manifest, self._context.uri, self._shared)[0].files
         fragment = replace(merged_fragment.fragment, files=(*merged_fragment.fragment.files, *files))
         if merged_fragment.deleted is None:
             return fragment
-        return with_deleted(self._parts.versions, self._head, fragment, merged_fragment.deleted)
+        return with_deleted(self._context.versions, self._head, fragment, merged_fragment.deleted)
 
     def _bring(self, file: DataFile) -> None:
         """Copy a data file that another program put into the branch's own folder, with its blobs.
@@ -171,16 +171,16 @@ class _Materializer:
         """
         if file.base_id in self._shared:
             return
-        parts = self._parts
-        base = base_path_of(self._source.manifest, file.base_id, parts.versions.branch_uri(self._source.branch))
-        if data_folder(base) == f"{parts.uri}/{DATA}":
+        context = self._context
+        base = base_path_of(self._source.manifest, file.base_id, context.versions.branch_uri(self._source.branch))
+        if data_folder(base) == f"{context.uri}/{DATA}":
             return
-        store, key = parts.versions.locate(data_folder(base), file.path, base.id)
-        if not copy_file(store, key, parts.store, f"{DATA}/{file.path}"):
+        store, key = context.versions.locate(data_folder(base), file.path, base.id)
+        if not copy_file(store, key, context.store, f"{DATA}/{file.path}"):
             raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
         # Blobs lie in a folder called like the file; most files have none.
         blobs = file.path.removesuffix(".lance")
-        copy_folder(store, key.removesuffix(".lance"), parts.store, f"{DATA}/{blobs}")
+        copy_folder(store, key.removesuffix(".lance"), context.store, f"{DATA}/{blobs}")
 
 
 MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
@@ -208,44 +208,44 @@ class MergeOptions:
         ParsedStrategy.parse(self.strategy)
 
 
-def merge(parts: Parts, source: State, into: str, options: MergeOptions) -> State:
+def merge(context: TableContext, source: State, into: str, options: MergeOptions) -> State:
     """Merge a version into a branch; returns the version that has it, which is not new when it was merged before.
 
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
     check_mode(options.mode)
-    source_lineage = lineage_at(parts, source)
+    source_lineage = lineage_at(context, source)
     transaction_id = str(uuid.uuid4())
 
     def propose(head: State) -> Proposal | State:
-        dest_lineage = lineage_at(parts, head)
-        merged = version_that_merged(source_lineage, dest_lineage, parts.versions)
+        dest_lineage = lineage_at(context, head)
+        merged = version_that_merged(source_lineage, dest_lineage, context.versions)
         if merged is not None:
             return merged
-        base = merge_base(source_lineage, dest_lineage, parts.refs, parts.versions)
-        merge_input = gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=options.strategy)
-        with naming_damaged_manifests(parts, source, head):
+        base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
+        merge_input = gather_merge_input(context, source_lineage, dest_lineage, base, strategy=options.strategy)
+        with naming_damaged_manifests(context, source, head):
             refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
             plan = MergeRefusal(conflicts=refused) if refused else plan_merge(merge_input)
         if isinstance(plan, MergeRefusal):
-            headline = f"cannot merge {source} into {head} of {parts.uri}; nothing was written:"
-            raise MergeConflictError(headline, conflicts_of_table(plan.conflicts, parts.uri))
-        operation, changed = materialize(parts, plan, source, head, changes=merge_input.source.changes)
+            headline = f"cannot merge {source} into {head} of {context.uri}; nothing was written:"
+            raise MergeConflictError(headline, conflicts_of_table(plan.conflicts, context.uri))
+        operation, changed = materialize(context, plan, source, head, changes=merge_input.source.changes)
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
             operation=operation,
             properties=_properties(options, source_lineage, head, merge_input.source.changes) | columns_moved(plan),
         )
-        kept = kept_records(dest_lineage, changed.table_metadata, parts.refs, parts.versions)
+        kept = kept_records(dest_lineage, changed.table_metadata, context.refs, context.versions)
         metadata = kept | _records(options, source_lineage, dest_lineage, base=base, plan=plan)
         changed = replace(changed, table_metadata=metadata)
         return Proposal(
             transaction, next_version(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER)
         )
 
-    return commit(parts.versions, into, propose, parts.head(into))
+    return commit(context.versions, into, propose, context.head(into))
 
 
 def conflicts_of_table(conflicts: Iterable[Conflict], uri: str) -> tuple[Conflict, ...]:
@@ -264,29 +264,29 @@ def check_mode(mode: str) -> None:
 
 
 @contextmanager
-def naming_damaged_manifests(parts: Parts, source: State, head: State) -> Iterator[None]:
+def naming_damaged_manifests(context: TableContext, source: State, head: State) -> Iterator[None]:
     """Say which manifests damage was found in, where that was found by rules that know no files."""
     try:
         yield
     except CorruptFileError as error:
-        if parts.uri in error.path:
+        if context.uri in error.path:
             raise
-        raise CorruptFileError(f"{source} or {head} of {parts.uri}", f"{error.path}: {error.problem}") from error
+        raise CorruptFileError(f"{source} or {head} of {context.uri}", f"{error.path}: {error.problem}") from error
 
 
-def find_merged(parts: Parts, source: State, into: str) -> State | None:
+def find_merged(context: TableContext, source: State, into: str) -> State | None:
     """Return the version of `into` that contains everything `source` has, or None when it has something new."""
-    source_lineage, dest_lineage = lineage_at(parts, source), lineage_at(parts, parts.head(into))
-    return version_that_merged(source_lineage, dest_lineage, parts.versions)
+    source_lineage, dest_lineage = lineage_at(context, source), lineage_at(context, context.head(into))
+    return version_that_merged(source_lineage, dest_lineage, context.versions)
 
 
-def base_of(parts: Parts, one: State, other: State) -> State:
+def base_of(context: TableContext, one: State, other: State) -> State:
     """Return the newest version that two versions contain."""
-    lineages = lineage_at(parts, one), lineage_at(parts, other)
-    return merge_base(*lineages, parts.refs, parts.versions).state
+    lineages = lineage_at(context, one), lineage_at(context, other)
+    return merge_base(*lineages, context.refs, context.versions).state
 
 
-def lookups(parts: Parts) -> Lookups:
+def lookups(context: TableContext) -> Lookups:
     """Return how to look at what manifests do not hold."""
     known: dict[tuple[int, DeletionFile], BitMap] = {}
 
@@ -296,7 +296,7 @@ def lookups(parts: Parts) -> Lookups:
         # Its id is random: the same file, whatever base path a version names it through.
         file = (fragment.id, replace(fragment.deletion, base_id=None))
         if file not in known:
-            known[file] = deleted_offsets(parts.versions, _state(manifest), fragment)
+            known[file] = deleted_offsets(context.versions, _state(manifest), fragment)
         return known[file].copy()
 
     def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
@@ -306,43 +306,43 @@ def lookups(parts: Parts) -> Lookups:
                 list(readers.map(lambda pair: deleted(*pair), fragments))
 
     def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
-        return matching_offsets(parts.dataset(_state(manifest)), predicate, list(fragment_ids))
+        return matching_offsets(context.dataset(_state(manifest)), predicate, list(fragment_ids))
 
     return Lookups(deleted=deleted, matching=matching, ahead=ahead)
 
 
-def lineage_at(parts: Parts, state: State) -> Lineage:
+def lineage_at(context: TableContext, state: State) -> Lineage:
     """Return what a version contains."""
-    found = lineage_of(state, parts.refs)
+    found = lineage_of(state, context.refs)
     # Looked at again as the newest one of its line.
-    parts.versions.cache(found.id, state)
+    context.versions.cache(found.id, state)
     return found
 
 
 def gather_merge_input(
-    parts: Parts, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
+    context: TableContext, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
 ) -> MergeInput:
     """Gather what a merge needs to know."""
-    source_side, dest_side = side_history(parts, source, dest, base), side_history(parts, dest, source, base)
+    source_side, dest_side = side_history(context, source, dest, base), side_history(context, dest, source, base)
     picked = picked_across(source_side.changes, dest, base) or picked_across(dest_side.changes, source, base)
     source_changes, dest_changes = source_side.changes, dest_side.changes
     source_side = replace(source_side, changes=claiming(source_changes, source, dest_changes, dest))
     dest_side = replace(dest_side, changes=claiming(dest_changes, dest, source_changes, source))
     return MergeInput(
         base=base.state.manifest,
-        space=row_space(base, parts.versions),
+        space=row_space(base, context.versions),
         source=source_side,
         dest=dest_side,
-        lookups=lookups(parts),
+        lookups=lookups(context),
         strategy=strategy,
         crosswise=picked or is_criss_cross(source, dest, base),
     )
 
 
-def side_history(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> SideHistory:
+def side_history(context: TableContext, of: Lineage, other: Lineage, base: Lineage) -> SideHistory:
     """Gather what a version did that another one does not contain."""
-    anchor, since, same_ids = base_and_changes(of, base, parts.versions)
-    changes = changes_since(of, other, parts.versions)
+    anchor, since, same_ids = base_and_changes(of, base, context.versions)
+    changes = changes_since(of, other, context.versions)
     return SideHistory(
         name=str(of.state),
         manifest=of.state.manifest,
@@ -350,7 +350,7 @@ def side_history(parts: Parts, of: Lineage, other: Lineage, base: Lineage) -> Si
         anchor=anchor,
         since=since,
         same_ids=same_ids,
-        space=row_space(of, parts.versions, since, anchor),
+        space=row_space(of, context.versions, since, anchor),
         common=last_common(of, base),
         fields=field_ids(of, base),
     )

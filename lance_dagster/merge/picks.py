@@ -42,7 +42,7 @@ from lance_dagster.format.transaction import (
 from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.commit import WRITER, Proposal, commit, committer, now_ns, writer_name
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
     base_and_changes,
@@ -155,22 +155,22 @@ class ChangeRange:
             RESTORED: f"restore {self.of} on {head}",
         }[self.kind]
 
-    def marks(self, parts: Parts) -> dict[str, str]:
+    def marks(self, context: TableContext) -> dict[str, str]:
         """Return the properties that say what was taken over or back, and who takes over what somebody else made."""
         if self.picks is not None:
-            return self.picks.marks(parts)
+            return self.picks.marks(context)
         marks = {self.kind: identity(self.of)}
         if self.kind == PICKED:
             marks[PICKED_BY] = committer() or writer_name(WRITER)
-            marks[PICKED_FROM] = origins(lineage_of(self.of, parts.refs), lineage_of(self.base, parts.refs))
+            marks[PICKED_FROM] = origins(lineage_of(self.of, context.refs), lineage_of(self.base, context.refs))
             marks[CLAIMS] = encode_claims(all_claims(self.changes))
         return marks
 
-    def info(self, parts: Parts) -> dict[str, str]:
+    def info(self, context: TableContext) -> dict[str, str]:
         """Return the properties that say who made the change and what for; a pick keeps both, as in git."""
         if self.picks is not None:
-            return self.picks.info(parts)
-        version = parts.versions.describe(self.of)
+            return self.picks.info(context)
+        version = context.versions.describe(self.of)
         if self.kind == PICKED:
             message = {} if version.message is None else {COMMIT_MESSAGE: version.message}
             return {COMMITTER: version.committer, **message}
@@ -178,11 +178,13 @@ class ChangeRange:
         return {COMMIT_MESSAGE: did if version.message is None else f"{did}: {version.message}"}
 
 
-def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions) -> State:
+def apply_change(
+    context: TableContext, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions
+) -> State:
     """Merge a way into a branch as its next version; the head where that changes nothing.
 
     Args:
-        parts: The table.
+        context: The table.
         range_from: Returns the change range for a head. It is called again when the head moved.
         branch: The branch.
         options: Who wins conflicts, and what is kept with the transaction.
@@ -194,31 +196,31 @@ def apply_change(parts: Parts, range_from: Callable[[State], ChangeRange], branc
 
     def propose(head: State) -> Proposal | State:
         change_range = range_from(head)
-        merge_input = _gather_merge_input(parts, change_range, head, options)
+        merge_input = _gather_merge_input(context, change_range, head, options)
         plan = plan_merge(merge_input)
         if isinstance(plan, MergeRefusal):
-            headline = f"cannot {change_range.verb(head)} of {parts.uri}; nothing was written:"
-            raise MergeConflictError(headline, conflicts_of_table(plan.conflicts, parts.uri))
-        operation, changed = materialize(parts, plan, change_range.source, head, changes=change_range.changes)
+            headline = f"cannot {change_range.verb(head)} of {context.uri}; nothing was written:"
+            raise MergeConflictError(headline, conflicts_of_table(plan.conflicts, context.uri))
+        operation, changed = materialize(context, plan, change_range.source, head, changes=change_range.changes)
         known = records_for_aliases(head.manifest, _aliases_of_brought(plan))
         changed = replace(changed, table_metadata={**changed.table_metadata, **known})
         if changed == head.manifest:
             return head
         own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
-        info = change_range.info(parts)
-        properties = {**info, **options.properties, **own, **change_range.marks(parts)}
+        info = change_range.info(context)
+        properties = {**info, **options.properties, **own, **change_range.marks(context)}
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
             operation=operation,
             properties=properties | columns_moved(plan),
         )
-        refuse_direct_commit(parts.store, branch, transaction)
+        refuse_direct_commit(context.store, branch, transaction)
         return Proposal(
             transaction, next_version(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER)
         )
 
-    return commit(parts.versions, branch, propose, parts.head(branch))
+    return commit(context.versions, branch, propose, context.head(branch))
 
 
 def identity(of: State) -> str:
@@ -226,16 +228,18 @@ def identity(of: State) -> str:
     return of.id or str(of)
 
 
-def _gather_merge_input(parts: Parts, change_range: ChangeRange, head: State, options: PickOptions) -> MergeInput:
-    base, source, dest = (lineage_of(state, parts.refs) for state in (change_range.base, change_range.source, head))
+def _gather_merge_input(
+    context: TableContext, change_range: ChangeRange, head: State, options: PickOptions
+) -> MergeInput:
+    base, source, dest = (lineage_of(state, context.refs) for state in (change_range.base, change_range.source, head))
     # One may know rows by a record that another one has no more: they had it when they parted.
-    shared = merge_base(lineage_of(change_range.older, parts.refs), dest, parts.refs, parts.versions)
-    spaces = [row_space_since(one, shared, parts.versions) for one in (base, source, dest)]
+    shared = merge_base(lineage_of(change_range.older, context.refs), dest, context.refs, context.versions)
+    spaces = [row_space_since(one, shared, context.versions) for one in (base, source, dest)]
     same_line = _on_one_line(base, source) or _on_one_line(source, base)
-    dest_history, incompatible = side_history(parts, dest, base, base), tuple[str, ...]()
+    dest_history, incompatible = side_history(context, dest, base, base), tuple[str, ...]()
     if not dest_history.same_ids and shared.state != base.state:
         across = fields_across(
-            shared.state.manifest, *(side_history(parts, one, shared, shared) for one in (base, dest))
+            shared.state.manifest, *(side_history(context, one, shared, shared) for one in (base, dest))
         )
         dest_history, incompatible = (
             replace(dest_history, fields=across.ids),
@@ -255,7 +259,7 @@ def _gather_merge_input(parts: Parts, change_range: ChangeRange, head: State, op
             common=last_common(source, base),
         ),
         dest=replace(dest_history, space=spaces[2]),
-        lookups=lookups(parts),
+        lookups=lookups(context),
         strategy=options.strategy,
         incompatible=incompatible,
         returning=change_range.returning,
@@ -293,7 +297,7 @@ def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
     return found
 
 
-def cherry_pick(parts: Parts, commit_: State, onto: str, options: PickOptions) -> State:
+def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickOptions) -> State:
     """Make the change of a version on another branch too; the head as it is when it has that already.
 
     Raises:
@@ -301,8 +305,8 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, options: PickOptions) -
         InvalidInputError: It is a merge and no parent was given.
         VersionNotFoundError: The parent is gone.
     """
-    parent = _parent(parts, commit_, options.parent)
-    head = parts.head(onto)
+    parent = _parent(context, commit_, options.parent)
+    head = context.head(onto)
     if str(head) == str(commit_) or _says(head, PICKED, commit_) or _changes_no_row(commit_):
         return head
     changes = [_change(parent, commit_)]
@@ -311,16 +315,16 @@ def cherry_pick(parts: Parts, commit_: State, onto: str, options: PickOptions) -
     pick = ChangeRange(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
 
     def range_from(head: State) -> ChangeRange:
-        back = last_revert(parts, commit_, parent, head)
+        back = last_revert(context, commit_, parent, head)
         if back is None or not back.whole:
             return pick if back is None else replace(pick, returning=True)
         undone = [replace(_change(back.before, back.by), undone=True)]
         return ChangeRange(kind=REVERTED, of=back.by, base=back.by, source=back.before, changes=undone, picks=pick)
 
-    return apply_change(parts, range_from, onto, options)
+    return apply_change(context, range_from, onto, options)
 
 
-def revert(parts: Parts, commit_: State, branch: str, options: PickOptions) -> State:
+def revert(context: TableContext, commit_: State, branch: str, options: PickOptions) -> State:
     """Take the change of a version back, as the next version of a branch; the head when there is nothing to take back.
 
     Raises:
@@ -328,22 +332,22 @@ def revert(parts: Parts, commit_: State, branch: str, options: PickOptions) -> S
         InvalidInputError: It is a merge and no parent was given.
         VersionNotFoundError: The parent is gone.
     """
-    parent = _parent(parts, commit_, options.parent)
-    head = parts.head(branch)
-    to = parent if len(parts.versions.describe(commit_).parents) > 1 else None
-    reinstated = _latest_reinstated(parts, commit_, head, to)
+    parent = _parent(context, commit_, options.parent)
+    head = context.head(branch)
+    to = parent if len(context.versions.describe(commit_).parents) > 1 else None
+    reinstated = _latest_reinstated(context, commit_, head, to)
     if reinstated is not commit_:
-        commit_, parent, to = reinstated, _parent(parts, reinstated, None), None
+        commit_, parent, to = reinstated, _parent(context, reinstated, None), None
     if _takes_back(head, commit_, to) or _changes_no_row(commit_):
         return head
     if to is not None:
         options = replace(options, properties={**options.properties, REVERTED_TO: identity(to)})
     changes = [replace(_change(parent, commit_), undone=True)]
     change_range = ChangeRange(kind=REVERTED, of=commit_, base=commit_, source=parent, changes=changes)
-    return apply_change(parts, lambda _: change_range, branch, options)
+    return apply_change(context, lambda _: change_range, branch, options)
 
 
-def restore(parts: Parts, to: State, branch: str, options: PickOptions) -> State:
+def restore(context: TableContext, to: State, branch: str, options: PickOptions) -> State:
     """Make a version a branch had the next one of it; the head as it is when that is the one.
 
     One from before the branch was forked cannot be named by a restoring transaction: what was done since is taken back.
@@ -351,28 +355,28 @@ def restore(parts: Parts, to: State, branch: str, options: PickOptions) -> State
     Raises:
         InvalidInputError: The branch never had that version.
     """
-    head = parts.head(branch)
+    head = context.head(branch)
     if _says(head, RESTORED, to):
         return head
     if to.branch == branch:
         same = head.number == to.number or _operation(head) == Restore(version=to.number)
-        return head if same else submit(parts, head, Restore(version=to.number), options.properties)
-    target = lineage_of(to, parts.refs)
+        return head if same else submit(context, head, Restore(version=to.number), options.properties)
+    target = lineage_of(to, context.refs)
 
     def change_range(head: State) -> ChangeRange:
-        of = lineage_of(head, parts.refs)
+        of = lineage_of(head, context.refs)
         if not any(line.id == target.id and to.number <= line.number for line in of.segments):
-            anew = Remedy("{} makes the branch anew from it", Call("reset", (branch, str(to))))
+            anew = Remedy("{} makes the branch anew from it", Call("branches.reset", (branch, str(to))))
             raise InvalidInputError(
-                f"branch {branch!r} of {parts.uri} never was at {to}: it goes back to its own versions, and to those "
+                f"branch {branch!r} of {context.uri} never was at {to}: it goes back to its own versions, and to those "
                 "before it was forked",
                 remedy=None if branch == MAIN else anew,
             )
-        done = base_and_changes(of, target, parts.versions)[1]
+        done = base_and_changes(of, target, context.versions)[1]
         changes = [replace(change, undone=True) for change in reversed(done)]
         return ChangeRange(kind=RESTORED, of=to, base=head, source=to, changes=changes)
 
-    return apply_change(parts, change_range, branch, options)
+    return apply_change(context, change_range, branch, options)
 
 
 def _changes_no_row(commit_: State) -> bool:
@@ -384,13 +388,13 @@ def _operation(of: State) -> Operation | None:
     return of.transaction.operation if of.transaction is not None else None
 
 
-def _latest_reinstated(parts: Parts, commit_: State, head: State, to: State | None) -> State:
+def _latest_reinstated(context: TableContext, commit_: State, head: State, to: State | None) -> State:
     """Return the version that a change stands by: the last one that took back that it was taken back."""
-    commit_lineage, head_lineage = lineage_of(commit_, parts.refs), lineage_of(head, parts.refs)
+    commit_lineage, head_lineage = lineage_of(commit_, context.refs), lineage_of(head, context.refs)
     if not head_lineage.contains(commit_lineage):
         return commit_
-    reverts = (change for change in changes_since(head_lineage, commit_lineage, parts.versions) if _reverts(change))
-    later = [parts.recalled(RecordedVersion(change.version)) for change in reverts]
+    reverts = (change for change in changes_since(head_lineage, commit_lineage, context.versions) if _reverts(change))
+    later = [context.load_recorded(RecordedVersion(change.version)) for change in reverts]
     while back := next((state for state in later if _takes_back(state, commit_, to)), None):
         again = next((state for state in later if _says(state, REVERTED, back)), None)
         if again is None:
@@ -422,28 +426,28 @@ def _change(parent: State, of: State) -> Change:
     )
 
 
-def _parent(parts: Parts, of: State, number: int | None) -> State:
+def _parent(context: TableContext, of: State, number: int | None) -> State:
     """Return a parent of a version, counted from 1; the only one when none is asked for.
 
     Raises:
         InvalidInputError: There is none, there are two and none was chosen, or there is no such one.
         VersionNotFoundError: It is gone.
     """
-    version = parts.versions.describe(of)
+    version = context.versions.describe(of)
     parents = version.parents
     if not parents or isinstance(_operation(of), Clone):
-        raise InvalidInputError(f"{of} of {parts.uri} changed nothing: it is where a table or branch begins")
+        raise InvalidInputError(f"{of} of {context.uri} changed nothing: it is where a table or branch begins")
     if number is None and len(parents) > 1:
         raise InvalidInputError(
-            f"{of} of {parts.uri} is a merge; say which parent its change is seen from: 1 for {parents[0]}, "
+            f"{of} of {context.uri} is a merge; say which parent its change is seen from: 1 for {parents[0]}, "
             f"2 for {parents[1]}"
         )
     if number is not None and not 1 <= number <= len(parents):
-        raise InvalidInputError(f"{of} of {parts.uri} has {len(parents)} parents, so no parent {number}")
+        raise InvalidInputError(f"{of} of {context.uri} has {len(parents)} parents, so no parent {number}")
     if number in (None, 1):
-        return parts.recalled(RecordedVersion(parents[0]))
-    ancestry = Ancestry(parts.refs, parts.versions)
+        return context.load_recorded(RecordedVersion(parents[0]))
+    ancestry = Ancestry(context.refs, context.versions)
     merged = ancestry.merged(version)
     if merged is None:
         raise ancestry.no_merged(version)
-    return parts.versions.load(merged.branch, merged.number)
+    return context.versions.load(merged.branch, merged.number)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import RecordedVersion
-from lance_dagster.history.context import Parts, open_parts
+from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.lineage import Lineage, merge_base, version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_store import Branch, with_metadata
@@ -110,7 +110,7 @@ class _Rows:
     find: Callable[[], ConflictRows]
 
 
-def preview_on_branch(parts: Parts, name: str, source: State, head: State, *, strategy: Strategy) -> Branch:
+def preview_on_branch(context: TableContext, name: str, source: State, head: State, *, strategy: Strategy) -> Branch:
     """Make a branch that holds what merging a version into the head of a branch gives; go on where that was begun.
 
     Raises:
@@ -119,43 +119,43 @@ def preview_on_branch(parts: Parts, name: str, source: State, head: State, *, st
     """
     begun = {PREVIEWING: source.id}
     try:
-        made = create_branch(name, head, parts.refs, parts.versions, exist_ok=False, metadata=begun)
+        made = create_branch(name, head, context.refs, context.versions, exist_ok=False, metadata=begun)
     except AlreadyExistsError:
-        found = parts.refs.branch(name)
-        if found is None or not _is_begun(parts, found, source, head):
+        found = context.refs.branch(name)
+        if found is None or not _is_begun(context, found, source, head):
             raise
         made = found
-    merge(parts, source, name, MergeOptions(strategy=strategy))
+    merge(context, source, name, MergeOptions(strategy=strategy))
     # Only from here on it says what it shows: until then it holds what the dest has.
     done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
-    return parts.refs.change_branch(made, lambda current: with_metadata(current, done))
+    return context.refs.change_branch(made, lambda current: with_metadata(current, done))
 
 
-def _is_begun(parts: Parts, branch: Branch, source: State, head: State) -> bool:
+def _is_begun(context: TableContext, branch: Branch, source: State, head: State) -> bool:
     """Tell whether a branch was made to show the same merge, and nobody did anything else on it."""
     if branch.parent != str(head) or branch.metadata.get(PREVIEWING) != source.id:
         return False
-    newest = parts.head(branch.name)
+    newest = context.head(branch.name)
     merged = newest.transaction is not None and newest.transaction.properties.get(MERGE) == str(source)
     return merged or newest.number == branch.first
 
 
 def preview(
-    parts: Parts, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
+    context: TableContext, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
 ) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     check_mode(mode)
-    return _previewed(parts, source, parts.head(into), MergeOptions(strategy=strategy, mode=mode))
+    return _previewed(context, source, context.head(into), MergeOptions(strategy=strategy, mode=mode))
 
 
-def _previewed(parts: Parts, source: State, head: State, options: MergeOptions) -> MergePreview:
-    source_lineage, dest_lineage = lineage_at(parts, source), lineage_at(parts, head)
-    base = merge_base(source_lineage, dest_lineage, parts.refs, parts.versions)
-    request = parts.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
+def _previewed(context: TableContext, source: State, head: State, options: MergeOptions) -> MergePreview:
+    source_lineage, dest_lineage = lineage_at(context, source), lineage_at(context, head)
+    base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
+    request = context.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
 
     def rows(found: MergeRefusal) -> _Rows:
         states = base.state, source, head
-        return _Rows(request, lambda: ConflictRows(parts, states, found))
+        return _Rows(request, lambda: ConflictRows(context, states, found))
 
     made = MergePreview(
         source=str(source),
@@ -164,18 +164,18 @@ def _previewed(parts: Parts, source: State, head: State, options: MergeOptions) 
         fast_forward=source_lineage.contains(dest_lineage),
         _rows=rows(MergeRefusal(conflicts=())),
     )
-    if version_that_merged(source_lineage, dest_lineage, parts.versions) is not None:
+    if version_that_merged(source_lineage, dest_lineage, context.versions) is not None:
         return replace(made, already_merged=True)
     refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
-    with naming_damaged_manifests(parts, source, head):
+    with naming_damaged_manifests(context, source, head):
         plan = (
             MergeRefusal(conflicts=refused)
             if refused
-            else plan_merge(gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=options.strategy))
+            else plan_merge(gather_merge_input(context, source_lineage, dest_lineage, base, strategy=options.strategy))
         )
         lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
     if isinstance(plan, MergeRefusal):
-        return replace(made, conflicts=conflicts_of_table(plan.conflicts, parts.uri), _rows=rows(plan))
+        return replace(made, conflicts=conflicts_of_table(plan.conflicts, context.uri), _rows=rows(plan))
     tally: Tally = plan.tally
     return replace(
         made,
@@ -213,15 +213,15 @@ def _as_told(found: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, 
 
 def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:
     def again() -> ConflictRows:
-        parts = open_parts(uri, None)
-        base_at, source, dest = map(parts.recalled, versions)
-        base, source_lineage, dest_lineage = (lineage_at(parts, state) for state in (base_at, source, dest))
+        context = open_context(uri, None)
+        base_at, source, dest = map(context.load_recorded, versions)
+        base, source_lineage, dest_lineage = (lineage_at(context, state) for state in (base_at, source, dest))
         found = (
-            plan_merge(gather_merge_input(parts, source_lineage, dest_lineage, base, strategy=strategy))
+            plan_merge(gather_merge_input(context, source_lineage, dest_lineage, base, strategy=strategy))
             if copy.conflicts
             else None
         )
-        return ConflictRows(parts, (base_at, source, dest), _as_told(found, copy.conflicts))
+        return ConflictRows(context, (base_at, source, dest), _as_told(found, copy.conflicts))
 
     copy = MergePreview(**values, _rows=_Rows((uri, strategy, versions), again))  # type: ignore[arg-type]  # of another one
     return copy

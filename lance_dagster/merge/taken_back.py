@@ -22,7 +22,7 @@ from lance_dagster.format.transaction import (
     Transaction,
 )
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import Lineage, changes_since, lineage_of
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import origins
@@ -44,18 +44,18 @@ class LastRevert:
     whole: bool
 
 
-def last_revert(parts: Parts, of: State, parent: State, head: State) -> LastRevert | None:
+def last_revert(context: TableContext, of: State, parent: State, head: State) -> LastRevert | None:
     """Return the version that took a change back; None where the head has the change, or never had it.
 
     Args:
-        parts: The table.
+        context: The table.
         of: The version whose change is meant.
         parent: The parent its change is seen from.
         head: The newest version of the branch.
     """
-    versions_from = origins(lineage_of(of, parts.refs), lineage_of(parent, parts.refs))
-    walk = _Walk(parts, of, parent, versions_from)
-    for change in changes_since(lineage_of(head, parts.refs), lineage_of(parent, parts.refs), parts.versions):
+    versions_from = origins(lineage_of(of, context.refs), lineage_of(parent, context.refs))
+    walk = _Walk(context, of, parent, versions_from)
+    for change in changes_since(lineage_of(head, context.refs), lineage_of(parent, context.refs), context.versions):
         walk.follow(change)
     return walk.last
 
@@ -76,7 +76,7 @@ class _Walk:
     by number what stood after each version, since a branch may be restored to any of them.
     """
 
-    parts: Parts
+    context: TableContext
     of: State
     parent: State
     versions_from: str
@@ -92,7 +92,7 @@ class _Walk:
         if isinstance(change.operation, Restore):
             self.last = self.at.get(change.operation.version)
         elif change.version == str(self.of) or not _TELLS.isdisjoint(change.transaction.properties):
-            self._follow(self.parts.recalled(RecordedVersion(change.version)), change.transaction)
+            self._follow(self.context.load_recorded(RecordedVersion(change.version)), change.transaction)
         self.at[change.after.version] = self.last
 
     def _follow(self, state: State, transaction: Transaction) -> None:
@@ -113,13 +113,13 @@ class _Walk:
         if properties.get(PICKED) == (self.of.id or str(self.of)):
             # The change of a merge may be seen from either parent; the versions that were picked tell from which.
             return _Brought(whole=True) if properties.get(PICKED_FROM) == self.versions_from else None
-        version = self.parts.versions.describe(state)
-        merged = Ancestry(self.parts.refs, self.parts.versions).merged(version)
+        version = self.context.versions.describe(state)
+        merged = Ancestry(self.context.refs, self.context.versions).merged(version)
         if merged is None:
             return None
-        source = self.parts.versions.load(merged.branch, merged.number, properties.get(MERGED_BRANCH, ""))
-        into = self.parts.recalled(RecordedVersion(version.parents[0]))
-        after, before, of, parent = (lineage_of(one, self.parts.refs) for one in (source, into, self.of, self.parent))
+        source = self.context.versions.load(merged.branch, merged.number, properties.get(MERGED_BRANCH, ""))
+        into = self.context.load_recorded(RecordedVersion(version.parents[0]))
+        after, before, of, parent = (lineage_of(one, self.context.refs) for one in (source, into, self.of, self.parent))
         if before.contains(of) or not after.contains(of):
             # A merge that was taken back counts as merged: a later merge of the same branch does not bring it again.
             return None
@@ -130,7 +130,7 @@ class _Walk:
         self.last = None
 
     def _take_back(self, state: State, *, whole: bool) -> None:
-        before = self.parts.recalled(RecordedVersion(self.parts.versions.describe(state).parents[0]))
+        before = self.context.load_recorded(RecordedVersion(self.context.versions.describe(state).parents[0]))
         self.last = self.reverted[state.id] = LastRevert(by=state, before=before, whole=whole)
 
 

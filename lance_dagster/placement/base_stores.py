@@ -14,7 +14,7 @@ from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Transaction, UpdateBases
 from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.commit import Proposal, commit, next_manifest
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_store import DELETING
 from lance_dagster.history.versions import State
@@ -50,16 +50,16 @@ class NewBase:
         validate_commit_info(self.message, self.properties)
 
 
-def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
+def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
     """Add a base path to a branch, under an id that means the same place on every branch that has it.
 
     Raises:
         AlreadyExistsError: The branch has another one of that name or path.
         InvalidInputError: The name or the place cannot be one.
     """
-    base = _checked(parts, wanted)
-    refuse_protected_branch("add a base path to", branch, parts.store)
-    number = _free_id(parts, branch, base)
+    base = _checked(context, wanted)
+    refuse_protected_branch("add a base path to", branch, context.store)
+    number = _free_id(context, branch, base)
     transaction_id = str(uuid.uuid4())
     properties = dict(wanted.properties) | ({} if wanted.message is None else {COMMIT_MESSAGE: wanted.message})
 
@@ -74,23 +74,23 @@ def add_base(parts: Parts, branch: str, wanted: NewBase) -> BasePath:
             operation=UpdateBases(new_bases=(new,)),
             properties=properties,
         )
-        return Proposal(transaction, next_manifest(parts.versions, head, transaction))
+        return Proposal(transaction, next_manifest(context.versions, head, transaction))
 
-    parts.head(branch)
-    state = commit(parts.versions, branch, propose)
-    return find_base_path(state.manifest, base.name or "", parts.uri)
+    context.head(branch)
+    state = commit(context.versions, branch, propose)
+    return find_base_path(state.manifest, base.name or "", context.uri)
 
 
-def _checked(parts: Parts, wanted: NewBase) -> BasePath:
+def _checked(context: TableContext, wanted: NewBase) -> BasePath:
     uri = canonical_uri(wanted.uri)
     if not wanted.name or wanted.name == ROOT_BASE:
         raise InvalidInputError(f"a base path cannot be called {wanted.name!r}; {ROOT_BASE!r} is the table itself")
-    inside = uri.startswith(f"{parts.uri}/")
-    below = uri.removeprefix(f"{parts.uri}/").partition("/")[0] if inside else ""
-    if uri == parts.uri or below.startswith("_") or below in {layout.DATA, "tree"}:
+    inside = uri.startswith(f"{context.uri}/")
+    below = uri.removeprefix(f"{context.uri}/").partition("/")[0] if inside else ""
+    if uri == context.uri or below.startswith("_") or below in {layout.DATA, "tree"}:
         raise InvalidInputError(f"{uri} is a folder of the table itself; a base path is another place")
     # Refuses a place that cannot be reached with the options that are known.
-    open_store(uri, base_options(parts.storage_options, 0, uri))
+    open_store(uri, base_options(context.storage_options, 0, uri))
     return BasePath(id=0, name=wanted.name, path=uri, is_dataset_root=wanted.is_dataset_root)
 
 
@@ -107,10 +107,10 @@ def _is_there(head: State, base: BasePath) -> bool:
     return False
 
 
-def _free_id(parts: Parts, branch: str, base: BasePath) -> int:
+def _free_id(context: TableContext, branch: str, base: BasePath) -> int:
     """Choose an id: the one another branch has for the place, else one that no branch has for anything."""
-    known = [other for head in heads(parts) if head.branch != branch for other in head.manifest.base_paths]
-    own = parts.head(branch).manifest.base_paths
+    known = [other for head in heads(context) if head.branch != branch for other in head.manifest.base_paths]
+    own = context.head(branch).manifest.base_paths
     same = next((other.id for other in known if other.path == base.path and other.id), None)
     if same is not None and same not in {other.id for other in own}:
         return same
@@ -118,20 +118,20 @@ def _free_id(parts: Parts, branch: str, base: BasePath) -> int:
     return max((other.id for other in (*known, *own)), default=0) + 1
 
 
-def heads(parts: Parts) -> list[State]:
+def heads(context: TableContext) -> list[State]:
     """Read the newest version of main and of every branch, those a crash left half made included."""
-    found = [branch.name for branch in parts.refs.branches().values() if branch.state != DELETING]
+    found = [branch.name for branch in context.refs.branches().values() if branch.state != DELETING]
     lines = [layout.MAIN, *sorted(found)]
-    return [parts.versions.head(line) for line in lines if parts.versions.newest(line) is not None]
+    return [context.versions.head(line) for line in lines if context.versions.newest(line) is not None]
 
 
-def base_store(parts: Parts, base: BasePath) -> Store:
+def base_store(context: TableContext, base: BasePath) -> Store:
     """Open the store of a base path; for folders of the table itself with the table's own options."""
-    if base.path == parts.uri:
-        return parts.store
-    if base.path.startswith(f"{parts.uri}/"):
-        return open_store(base.path, parts.storage_options)
-    return open_store(base.path, options_of(parts, base))
+    if base.path == context.uri:
+        return context.store
+    if base.path.startswith(f"{context.uri}/"):
+        return open_store(base.path, context.storage_options)
+    return open_store(base.path, options_of(context, base))
 
 
 def destination(head: State, name: str | None) -> BasePath | None:
@@ -155,39 +155,41 @@ def spelled(path: str) -> str:
         return path.rstrip("/")
 
 
-def options_of(parts: Parts, base: BasePath) -> Mapping[str, str]:
+def options_of(context: TableContext, base: BasePath) -> Mapping[str, str]:
     """Return the storage options for a base path."""
-    return base_options(parts.storage_options, base.id, base.path)
+    return base_options(context.storage_options, base.id, base.path)
 
 
-def placed(parts: Parts, fragments: tuple[Fragment, ...], head: State, path: str | None) -> tuple[Fragment, ...]:
+def placed(
+    context: TableContext, fragments: tuple[Fragment, ...], head: State, path: str | None
+) -> tuple[Fragment, ...]:
     """Name new data files as a branch has to name them, whatever base path they were written to.
 
     Raises:
         InvalidInputError: The branch has no such base path, or calls the table something else.
     """
     if path is None:
-        return with_root_base(fragments, head.manifest, parts.uri)
+        return with_root_base(fragments, head.manifest, context.uri)
     base = next((base for base in head.manifest.base_paths if spelled(base.path) == path), None)
     if base is None:
         raise InvalidInputError(f"{head} has no base path at {path}, where files were staged; add_base adds it")
     # A commit makes the names in the table's own folder last, and knows nothing of this one.
-    base_store(parts, base).sync_folder(layout.DATA if base.is_dataset_root else "")
+    base_store(context, base).sync_folder(layout.DATA if base.is_dataset_root else "")
     return with_base(fragments, base)
 
 
-def check_files(parts: Parts, state: State, base_ids: Iterable[int]) -> int:
+def check_files(context: TableContext, state: State, base_ids: Iterable[int]) -> int:
     """Look whether every file a version names through some base paths is there, whole; returns how many there are.
 
     Raises:
         CorruptFileError: Some are missing or of another size.
     """
     wanted = frozenset(base_ids)
-    branch_uri = parts.versions.branch_uri(state.branch)
+    branch_uri = context.versions.branch_uri(state.branch)
     count = 0
     for place in file_references(state.manifest, branch_uri):
         if place.base.id in wanted and place.base in state.manifest.base_paths:
-            store = base_store(parts, place.base)
+            store = base_store(context, place.base)
             missing = _missing(store, place)
             if missing:
                 shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")

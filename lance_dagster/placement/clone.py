@@ -24,7 +24,7 @@ from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
-from lance_dagster.history.context import Parts, open_parts
+from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import base_store
@@ -42,18 +42,18 @@ _LEGACY_BLOB = "lance-encoding:blob"
 
 
 def clone(
-    parts: Parts,
+    context: TableContext,
     source: State,
     uri: str,
     *,
     shallow: bool,
     storage_options: Mapping[str, str] | None,
     progress: Progress | None = None,
-) -> Parts:
+) -> TableContext:
     """Clone a version to a new table and return its parts.
 
     Args:
-        parts: The table that is cloned.
+        context: The table that is cloned.
         source: Its version.
         uri: Where the clone shall lie.
         shallow: Whether it names the source's files, or has copies of them.
@@ -64,18 +64,18 @@ def clone(
         AlreadyExistsError: There is a table already; nothing was written.
         CorruptFileError: A file of the source is missing.
     """
-    source_uri = parts.versions.branch_uri(source.branch)
+    source_uri = context.versions.branch_uri(source.branch)
     if shallow:
         manifest = shallow_clone(source.manifest, source_uri=source_uri, name=str(source))
     else:
         manifest = deep_clone(source.manifest)
-    made = open_parts(uri, _options(parts, manifest, uri, storage_options))
-    write_clone(parts, source, made, manifest, progress=progress)
+    made = open_context(uri, _options(context, manifest, uri, storage_options))
+    write_clone(context, source, made, manifest, progress=progress)
     return made
 
 
 def write_clone(
-    parts: Parts, source: State, made: Parts, manifest: Manifest, *, progress: Progress | None = None
+    context: TableContext, source: State, made: TableContext, manifest: Manifest, *, progress: Progress | None = None
 ) -> None:
     """Make a manifest the first version of a table, once the files it has of its own are there.
 
@@ -84,20 +84,20 @@ def write_clone(
         CorruptFileError: A file of the source is missing.
     """
     shallow = bool(manifest.base_paths)
-    with _claimed(made, f"{parts.uri} {source} {'shallow' if shallow else 'deep'}"):
+    with _claimed(made, f"{context.uri} {source} {'shallow' if shallow else 'deep'}"):
         if made.versions.newest(layout.MAIN) is not None:
             raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
         if shallow:
-            _pin(parts, source, made.uri)
+            _pin(context, source, made.uri)
         else:
-            _copy_files(parts, source, made.store, progress)
-        _commit_first(parts, source, made, manifest)
+            _copy_files(context, source, made.store, progress)
+        _commit_first(context, source, made, manifest)
 
 
-def _pin(parts: Parts, source: State, uri: str) -> None:
+def _pin(context: TableContext, source: State, uri: str) -> None:
     """Leave a tag on a version whose files a clone names, before the clone is there."""
     digest = hashlib.sha256(f"{source} {source.id} {uri}".encode()).hexdigest()[:16]
-    size = parts.versions.manifest_size(source)
+    size = context.versions.manifest_size(source)
     tag = Tag(
         name=f"clone-{digest}",
         branch=source.branch,
@@ -106,7 +106,7 @@ def _pin(parts: Parts, source: State, uri: str) -> None:
         manifest_size=size,
     )
     try:
-        parts.refs.add_tag(tag)
+        context.refs.add_tag(tag)
     except AlreadyExistsError:
         # The same clone was begun before.
         return
@@ -116,7 +116,7 @@ def _pin(parts: Parts, source: State, uri: str) -> None:
 
 
 @contextmanager
-def _claimed(made: Parts, what: str) -> Iterator[None]:
+def _claimed(made: TableContext, what: str) -> Iterator[None]:
     """Keep others from making another clone at the same place: first versions of different numbers do not collide.
 
     A claim that a crash left behind is that of whoever makes the same clone again.
@@ -139,7 +139,7 @@ def _claimed(made: Parts, what: str) -> Iterator[None]:
         made.store.delete(_CLAIM)
 
 
-def _commit_first(parts: Parts, source: State, made: Parts, manifest: Manifest) -> None:
+def _commit_first(context: TableContext, source: State, made: TableContext, manifest: Manifest) -> None:
     transaction = Transaction(
         read_version=source.number,
         uuid=str(uuid.uuid4()),
@@ -147,7 +147,7 @@ def _commit_first(parts: Parts, source: State, made: Parts, manifest: Manifest) 
             is_shallow=bool(manifest.base_paths),
             ref_name=None if source.branch == layout.MAIN else source.branch,
             ref_version=source.number,
-            ref_path=parts.versions.branch_uri(source.branch),
+            ref_path=context.versions.branch_uri(source.branch),
         ),
     )
     manifest = replace(manifest, transaction_file=transaction.file_name, writer=WRITER, timestamp=now_ns())
@@ -155,9 +155,9 @@ def _commit_first(parts: Parts, source: State, made: Parts, manifest: Manifest) 
         raise AlreadyExistsError(f"somebody else made a Lance table at {made.uri} meanwhile")
 
 
-def _options(parts: Parts, manifest: Manifest, uri: str, given: Mapping[str, str] | None) -> dict[str, str]:
+def _options(context: TableContext, manifest: Manifest, uri: str, given: Mapping[str, str] | None) -> dict[str, str]:
     """Return the options the clone is opened with: its own, and for its base paths those of the source."""
-    source = parts.storage_options
+    source = context.storage_options
     result = dict(given or {})
     if given is None and "://" in canonical_uri(uri):
         result = table_options(source)
@@ -173,13 +173,13 @@ def _options(parts: Parts, manifest: Manifest, uri: str, given: Mapping[str, str
     return result
 
 
-def _copy_files(parts: Parts, source: State, dest: Store, progress: Progress | None) -> None:
+def _copy_files(context: TableContext, source: State, dest: Store, progress: Progress | None) -> None:
     """Copy every file a version names to a table's own folder, those that are there by now excepted."""
     there = dest.sizes(layout.DATA)
     blobs = _has_blobs(source.manifest)
     jobs: list[Callable[[], None]] = []
-    for place in file_references(source.manifest, parts.versions.branch_uri(source.branch)):
-        store = base_store(parts, place.base)
+    for place in file_references(source.manifest, context.versions.branch_uri(source.branch)):
+        store = base_store(context, place.base)
         jobs += _data_jobs(place, store, dest, there, blobs=blobs)
         jobs += _other_jobs(place, store, dest)
     with ThreadPoolExecutor(_WORKERS) as pool:

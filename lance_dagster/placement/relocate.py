@@ -37,7 +37,7 @@ from lance_dagster.format.model import BasePath
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Clone, Transaction, UpdateBases
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import Proposal, commit, next_manifest
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import State, Versions
@@ -87,7 +87,7 @@ class How:
             self.progress(done, total)
 
 
-def relocate(parts: Parts, old_uri: str | None, how: How) -> Relocation:
+def relocate(context: TableContext, old_uri: str | None, how: How) -> Relocation:
     """Re-point every base path that means an earlier place of the table, or a folder in it.
 
     Raises:
@@ -99,18 +99,18 @@ def relocate(parts: Parts, old_uri: str | None, how: How) -> Relocation:
 
     def moves(state: State) -> Mapping[str, str]:
         if state.branch not in known:
-            earlier = {given} if given else _earlier_places(parts, state.branch)
-            known[state.branch] = {parts.uri: parts.uri} | dict.fromkeys(earlier, parts.uri)
+            earlier = {given} if given else _earlier_places(context, state.branch)
+            known[state.branch] = {context.uri: context.uri} | dict.fromkeys(earlier, context.uri)
         return known[state.branch]
 
-    return _repoint_all(parts, moves, how)
+    return _repoint_all(context, moves, how)
 
 
-def move_base(parts: Parts, name: str, uri: str, how: How) -> Relocation:
+def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocation:
     """Say that the files under a base path are elsewhere by now, on every branch that has it.
 
     Args:
-        parts: The table.
+        context: The table.
         name: The base path's name, or where it was, for one without a name.
         uri: Where its files are.
         how: Whether to look for the files first, and to commit.
@@ -120,31 +120,31 @@ def move_base(parts: Parts, name: str, uri: str, how: How) -> Relocation:
         CorruptFileError: Files are missing at the new place; no commit was made to that branch.
     """
     new = canonical_uri(uri)
-    if name == ROOT_BASE or spelled(name) == parts.uri:
-        remedy = Remedy("move its folder, then {} for the new place", Call("relocate"))
+    if name == ROOT_BASE or spelled(name) == context.uri:
+        remedy = Remedy("move its folder, then {} for the new place", Call("maintenance.relocate"))
         raise InvalidInputError(f"{name!r} is the table itself", remedy=remedy)
-    bases = [base for head in heads(parts) for base in head.manifest.base_paths]
+    bases = [base for head in heads(context) for base in head.manifest.base_paths]
     if not any(name == base.name or spelled(name) == spelled(base.path) for base in bases):
         known = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
-        raise InvalidInputError(f"{parts.uri} has no base path {name!r}; it has {known}")
+        raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {known}")
 
     def moves(state: State) -> Mapping[str, str]:
         named = [base for base in state.manifest.base_paths if base.name == name]
         old = spelled(named[0].path if named else name)
         return {new: new, old: new}
 
-    return _repoint_all(parts, moves, how)
+    return _repoint_all(context, moves, how)
 
 
-def _repoint_all(parts: Parts, moves: Moves, how: How) -> Relocation:
-    newest, branches = heads(parts), []
+def _repoint_all(context: TableContext, moves: Moves, how: How) -> Relocation:
+    newest, branches = heads(context), []
     for head in newest:
-        branches.append(_repoint(parts, head.branch, moves, how))
+        branches.append(_repoint(context, head.branch, moves, how))
         how.tell(len(branches), len(newest))
     # Read only now: somebody who moves the same table may have carried them meanwhile.
-    named, tags = parts.refs.tags().values(), []
+    named, tags = context.refs.tags().values(), []
     for tag in named:
-        tags.append(_carry(parts, tag, moves, how))
+        tags.append(_carry(context, tag, moves, how))
         how.tell(len(newest) + len(tags), len(newest) + len(named))
     return Relocation(
         branches=tuple(done for done in branches if done is not None),
@@ -157,7 +157,7 @@ def _changed(state: State, moves: Moves) -> tuple[BasePath, ...]:
     return moved_base_paths(bases, moves(state), {base.path: spelled(base.path) for base in bases}) if bases else ()
 
 
-def _repoint(parts: Parts, branch: str, moves: Moves, how: How) -> Repointed | None:
+def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repointed | None:
     """Commit the newest version of a branch again, with other base paths; None when there is nothing to change."""
     transaction_id = str(uuid.uuid4())
     done: Repointed | None = None
@@ -168,7 +168,7 @@ def _repoint(parts: Parts, branch: str, moves: Moves, how: How) -> Repointed | N
         if not changed:
             return head
         new = replace(head, manifest=replace_base_paths(head.manifest, changed))
-        files = check_files(parts, new, [base.id for base in changed]) if how.check else 0
+        files = check_files(context, new, [base.id for base in changed]) if how.check else 0
         old = {base.id: base.path for base in head.manifest.base_paths}
         paths = tuple((old[base.id], base.path) for base in changed)
         done = Repointed(name=branch, before=str(head), after=None, paths=paths, files=files)
@@ -184,17 +184,17 @@ def _repoint(parts: Parts, branch: str, moves: Moves, how: How) -> Repointed | N
             },
         )
         # The rule for added bases refuses ids that are taken; here they are meant.
-        following = next_manifest(parts.versions, head, replace(transaction, operation=UpdateBases(new_bases=())))
+        following = next_manifest(context.versions, head, replace(transaction, operation=UpdateBases(new_bases=())))
         return Proposal(transaction, replace_base_paths(following, changed))
 
-    state = commit(parts.versions, branch, propose)
+    state = commit(context.versions, branch, propose)
     return done if done is None or how.dry_run else replace(done, after=str(state))
 
 
-def _carry(parts: Parts, tag: Tag, moves: Moves, how: How) -> Repointed | None:
+def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed | None:
     """Point a tag on a version that looks in the old place to one with the same rows that does not."""
     try:
-        state = parts.versions.load(tag.branch, tag.version)
+        state = context.versions.load(tag.branch, tag.version)
     except VersionNotFoundError:
         return None
     if not _changed(state, moves):
@@ -202,17 +202,19 @@ def _carry(parts: Parts, tag: Tag, moves: Moves, how: How) -> Repointed | None:
     done = Repointed(name=tag.name, before=tag.ref, after=None)
     if how.dry_run:
         return done
-    found = _repeated(parts, state, moves) or _forked(parts, tag, state, moves, check=how.check)
-    wanted = replace(tag, branch=found.branch, version=found.number, manifest_size=parts.versions.manifest_size(found))
-    parts.refs.swap_tag(wanted, tag.ref)
+    found = _repeated(context, state, moves) or _forked(context, tag, state, moves, check=how.check)
+    wanted = replace(
+        tag, branch=found.branch, version=found.number, manifest_size=context.versions.manifest_size(found)
+    )
+    context.refs.swap_tag(wanted, tag.ref)
     return replace(done, after=wanted.ref)
 
 
-def _repeated(parts: Parts, state: State, moves: Moves) -> State | None:
+def _repeated(context: TableContext, state: State, moves: Moves) -> State | None:
     """Follow the versions that only changed base paths to one that looks in the right places."""
     while _changed(state, moves):
         try:
-            following = parts.versions.load(state.branch, state.number + 1)
+            following = context.versions.load(state.branch, state.number + 1)
         except VersionNotFoundError:
             return None
         if following.transaction is None or REPOINTED not in following.transaction.properties:
@@ -221,20 +223,20 @@ def _repeated(parts: Parts, state: State, moves: Moves) -> State | None:
     return state
 
 
-def _forked(parts: Parts, tag: Tag, state: State, moves: Moves, *, check: bool) -> State:
+def _forked(context: TableContext, tag: Tag, state: State, moves: Moves, *, check: bool) -> State:
     """Fork a branch of its own for a tagged version, and re-point that."""
-    taken = parts.refs.branches()
+    taken = context.refs.branches()
     names = (f"relocated-{tag.name}" if count == 1 else f"relocated-{tag.name}-{count}" for count in range(1, 10**6))
-    tags = parts.refs.tags("relocated-*")
+    tags = context.refs.tags("relocated-*")
     free = (name for name in names if name not in tags)
     name = next(name for name in free if name not in taken or taken[name].parent == tag.ref)
-    create_branch(name, state, parts.refs, parts.versions, exist_ok=True, metadata={REPOINTED: tag.name})
+    create_branch(name, state, context.refs, context.versions, exist_ok=True, metadata={REPOINTED: tag.name})
     there = dict(moves(state))
-    _repoint(parts, name, lambda _: there, How(check=check))
-    return parts.head(name)
+    _repoint(context, name, lambda _: there, How(check=check))
+    return context.head(name)
 
 
-def _earlier_places(parts: Parts, branch: str) -> set[str]:
+def _earlier_places(context: TableContext, branch: str) -> set[str]:
     """Find out where the table was while a branch, or one it was forked from, was written.
 
     Raises:
@@ -242,32 +244,32 @@ def _earlier_places(parts: Parts, branch: str) -> set[str]:
     """
     if branch == layout.MAIN:
         # Main names nothing by the table's place, except base paths that lie in its folder or are that folder.
-        names = [name for name in parts.refs.branches() if parts.versions.newest(name) is not None]
-        return {place for name in names for place in _earlier_places(parts, name)}
+        names = [name for name in context.refs.branches() if context.versions.newest(name) is not None]
+        return {place for name in names for place in _earlier_places(context, name)}
     found: set[str] = set()
     line: str = branch
     while line != layout.MAIN:
-        numbers = parts.versions.numbers(line)
+        numbers = context.versions.numbers(line)
         if numbers:
-            first, newest = parts.versions.load(line, numbers[0]), parts.versions.load(line, numbers[-1])
-            found |= _roots(parts, first, newest)
-        above = parts.refs.branch(line)
+            first, newest = context.versions.load(line, numbers[0]), context.versions.load(line, numbers[-1])
+            found |= _roots(context, first, newest)
+        above = context.refs.branch(line)
         if above is None:
             break
         line = above.parent_branch
-    return found - {parts.uri}
+    return found - {context.uri}
 
 
-def _roots(parts: Parts, first: State, newest: State) -> set[str]:
+def _roots(context: TableContext, first: State, newest: State) -> set[str]:
     """Return the places the first and the newest version of a branch take for the table's own."""
-    foreign = _foreign(parts)
+    foreign = _foreign(context)
     ids = _ids_by_clone(first) or {
         base.id: ""
         for base in newest.manifest.base_paths
         if base.name == ROOT_BASE and spelled(base.path) not in foreign
     }
     if not ids:
-        ids = _ids_by_elimination(parts, newest, foreign)
+        ids = _ids_by_elimination(context, newest, foreign)
     found: set[str] = set()
     for state in (first, newest):
         for base in state.manifest.base_paths:
@@ -276,11 +278,11 @@ def _roots(parts: Parts, first: State, newest: State) -> set[str]:
     return found
 
 
-def _foreign(parts: Parts) -> set[str]:
+def _foreign(context: TableContext) -> set[str]:
     """Return the base paths of main: never the table itself."""
-    if parts.versions.newest(layout.MAIN) is None:
+    if context.versions.newest(layout.MAIN) is None:
         return set()
-    return {spelled(base.path) for base in parts.versions.head(layout.MAIN).manifest.base_paths}
+    return {spelled(base.path) for base in context.versions.head(layout.MAIN).manifest.base_paths}
 
 
 def _ids_by_clone(first: State) -> dict[int, str]:
@@ -299,9 +301,9 @@ def _ids_by_clone(first: State) -> dict[int, str]:
     return found
 
 
-def _ids_by_elimination(parts: Parts, newest: State, foreign: set[str]) -> dict[int, str]:
+def _ids_by_elimination(context: TableContext, newest: State, foreign: set[str]) -> dict[int, str]:
     """Take the one base path that main does not have, where nothing else tells: the first version is cleaned up."""
-    branches = [f"/{layout.branch_root(name)}" for name in parts.refs.branches()]
+    branches = [f"/{layout.branch_root(name)}" for name in context.refs.branches()]
     found: dict[int, str] = {}
     for base in newest.manifest.base_paths:
         path = spelled(base.path)
@@ -313,7 +315,7 @@ def _ids_by_elimination(parts: Parts, newest: State, foreign: set[str]) -> dict[
     if len(roots) > 1:
         raise InvalidInputError(
             f"cannot tell which of {', '.join(sorted(roots))} was the place of the table that {newest} belongs to",
-            remedy=Remedy("say which, as in {}", Call("relocate", (min(roots),))),
+            remedy=Remedy("say which, as in {}", Call("maintenance.relocate", (min(roots),))),
         )
     return found
 

@@ -104,7 +104,7 @@ def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
 
 def _find_by_backfill(publication: Publication, backfill_id: str, instance: dg.DagsterInstance) -> Publication:
     table = publication.table
-    branches = sorted(table.branches().values(), key=lambda branch: branch.created_at)
+    branches = sorted(table.branches.list().values(), key=lambda branch: branch.created_at)
     theirs = [branch.name for branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
     heads = tuple(head for head in map(table.head, theirs) if is_written(head))
     if heads:
@@ -121,7 +121,7 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     """
     table = publication.table
     run_id = run_of(ref)
-    if run_id is not None and ref not in table.branches():
+    if run_id is not None and ref not in table.branches.list():
         since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
         landed = landed_as(table, {md.RUN_ID: (run_id,)}, since)
         if landed is not None:  # published and retired before: the branch may be gone, what it made is not
@@ -200,24 +200,24 @@ def _moved(publication: Publication, tag: str, metadata: Mapping[str, str]) -> P
 
 def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
     table, previous, wanted = publication.table, publication.previous, str(publication.version)
-    current = table.tags().get(tag)
+    current = table.tags.list().get(tag)
     if current is not None and current.ref == wanted:
         return current
     expected = None if previous is None else table.at(f"branch:{previous.ref}")
-    return table.move_tag(tag, wanted, expected=expected, metadata=metadata)
+    return table.tags.move(tag, wanted, expected=expected, metadata=metadata)
 
 
 def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
     table, version = publication.table, publication.version
     for _ in range(_TRIES):
-        current = table.tags().get(tag)
+        current = table.tags.list().get(tag)
         if current is not None and current.branch == MAIN and current.version >= version.number:
             return current
         with suppress(RefMovedError, AlreadyExistsError):  # somebody was faster: look again
             if current is None:
-                return table.create_tag(tag, str(version), metadata=metadata)
+                return table.tags.create(tag, str(version), metadata=metadata)
             expected = table.at(current.ref)
-            return table.move_tag(tag, str(version), expected=expected, metadata=metadata)
+            return table.tags.move(tag, str(version), expected=expected, metadata=metadata)
     raise RefMovedError(tag, str(version), "another version each time it was looked at")
 
 
@@ -247,7 +247,7 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
         since: When the runs began that may have made it; nothing older is read. None if that is not known.
     """
     wanted = {key: frozenset(values) for key, values in made_by.items()}
-    for number in reversed(table.versions_after(0, MAIN)[-_SEARCHED:]):
+    for number in reversed(table.branches.version_numbers()[-_SEARCHED:]):
         version = table.at(f"{MAIN}@{number}")
         if all(version.properties.get(key) in values for key, values in wanted.items()):
             return version

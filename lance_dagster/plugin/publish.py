@@ -225,7 +225,7 @@ class _Publisher:
     def _look(self, node: _Node, chain: RunChain, *, with_backfill: bool) -> Publication:
         lance: LanceResource = self.context.resources.lance
         table = lance.table(node.candidate, node.metadata)
-        tag = table.tags().get(self.tag)
+        tag = table.tags.list().get(self.tag)
         empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=tag)
         if self.config.ref:
             return find_by_ref(empty, self.config.ref, instance=self.instance)

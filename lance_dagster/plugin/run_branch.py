@@ -34,12 +34,12 @@ class RunBranch:
 
     def find(self) -> Branch | None:
         """Return the newest branch of the chain that this table has, or None when no run of the chain wrote it."""
-        branches = self.table.branches()
+        branches = self.table.branches.list()
         return next((branches[name] for name in self.chain.branch_names if name in branches), None)
 
     def written(self) -> Version | None:
         """Return the head of the newest branch of the chain that has a commit of its own, or None."""
-        branches = self.table.branches()
+        branches = self.table.branches.list()
         heads = (self.table.head(name) for name in self.chain.branch_names if name in branches)
         return next((head for head in heads if is_written(head)), None)
 
@@ -60,7 +60,7 @@ class RunBranch:
         parent = self.find()
         if parent is None or parent.name != self.name:
             at = parent.name if parent else MAIN
-            self.table.create_branch(self.name, at=at, exist_ok=True, metadata=self.chain.branch_metadata())
+            self.table.branches.create(self.name, at=at, exist_ok=True, metadata=self.chain.branch_metadata())
         return self.name
 
     def earlier_attempt(self, properties: Mapping[str, str]) -> Version | None:
@@ -85,25 +85,25 @@ class RunBranch:
         names. So is one the run was told to use by its `lance/branch` tag, which belongs to whoever made it.
         """
         kept = []
-        branches = self.table.branches()
+        branches = self.table.branches.list()
         for name in map(branch_of, self.chain.run_ids):
             if name not in branches:
                 continue
             try:
-                if self.table.is_merged(name) is None:
+                if self.table.branches.is_merged(name) is None:
                     kept.append(f"{name}: it has commits that were not published")
                 else:
-                    self.table.delete_branch(name)
+                    self.table.branches.delete(name)
             except LanceDagsterError as error:
                 kept.append(f"{name}: {error}")
         return tuple(kept)
 
     def _own_versions(self) -> Iterator[Version]:
         """Yield the versions of the branch and of the run branches it was forked from, newest first."""
-        branches = self.table.branches()
+        branches = self.table.branches.list()
         name, until = self.name, math.inf
         while name in branches:  # main is none of them: what is there is published, and no attempt any more
-            for number in reversed(self.table.versions_after(0, name)):
+            for number in reversed(self.table.branches.version_numbers(name)):
                 if number <= until:
                     yield self.table.at(f"{name}@{number}")
             name, until = branches[name].parent_branch, branches[name].parent_version

@@ -199,7 +199,7 @@ class _Tick:
                 self._announce_tag(one, table, seen, ref)
 
     def _announce_main(self, one: _Watched, table: LanceTable, seen: dict[str, int | str]) -> None:
-        for number in table.versions_after(int(seen.get(MAIN, 0)), MAIN):
+        for number in table.branches.version_numbers(after=int(seen.get(MAIN, 0))):
             if time.monotonic() >= self.until and self.events:
                 return
             try:
@@ -212,7 +212,7 @@ class _Tick:
             seen[MAIN] = number
 
     def _announce_tag(self, one: _Watched, table: LanceTable, seen: dict[str, int | str], ref: str) -> None:
-        tag = table.tags().get(ref)
+        tag = table.tags.list().get(ref)
         if tag is None or seen.get(ref) == _moved(tag):
             return
         by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
@@ -236,7 +236,7 @@ def is_foreign(version: Version) -> bool:
 
 
 def _where(table: LanceTable, refs: Sequence[str]) -> Iterator[tuple[str, int | str]]:
-    tags = table.tags() if set(refs) != {MAIN} else {}
+    tags = table.tags.list() if set(refs) != {MAIN} else {}
     for ref in refs:
         if ref == MAIN:
             yield ref, table.head(MAIN).number

@@ -69,7 +69,7 @@ def stage(
             column.
         RefNotFoundError: There is no such branch.
     """
-    target = table.target(schema, branch, base)
+    target = table.write_target(schema, branch, base)
     check_fits(df.schema, target.schema, vectors=vectors)
     task = functools.partial(_stage_partition, target)
     with large_batches(df.sparkSession, target.schema), _errors_of_executors():
@@ -155,7 +155,7 @@ class LanceWriter(DataSourceArrowWriter):
         """Fix the branch's head, the schema of the files and the uuid of this write."""
         self._uri = table.uri
         self._branch = branch
-        self._target = table.target(schema, branch)
+        self._target = table.write_target(schema, branch)
         self._overwrite = overwrite
         self._base = table.head(branch).number
         self._write = uuid.uuid4().hex
@@ -181,6 +181,6 @@ class LanceWriter(DataSourceArrowWriter):
         """Leave everything as it is."""
 
     def _landed(self, table: LanceTable) -> bool:
-        since = table.versions_after(self._base, self._branch)
+        since = table.branches.version_numbers(self._branch, after=self._base)
         made = (table.at(f"{self._branch}@{number}") for number in since)
         return any(version.properties.get(WRITE_PROPERTY) == self._write for version in made)

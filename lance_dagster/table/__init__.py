@@ -3,7 +3,7 @@
 from lance_dagster.diff.diff import Diff, RowCounts
 from lance_dagster.merge.preview import MergePreview
 from lance_dagster.placement.relocate import Relocation, Repointed
-from lance_dagster.table.standing import Standing, TableStatus
+from lance_dagster.table.status import RefStatus, TableStatus
 from lance_dagster.table.table import LanceTable
 from lance_dagster.verify.verify import VerifyReport
 
@@ -11,10 +11,10 @@ __all__ = [
     "Diff",
     "LanceTable",
     "MergePreview",
+    "RefStatus",
     "Relocation",
     "Repointed",
     "RowCounts",
-    "Standing",
     "TableStatus",
     "VerifyReport",
 ]

@@ -1,18 +1,24 @@
 """`LanceTable`: the one object a caller holds.
 
-Every method that takes a ref takes a ref expression (`history.resolve`). Every method that writes makes exactly one
-version, atomically: it is there whole or not at all, and readers of other versions notice nothing.
+Every method that makes a version makes it atomically: the version is there whole or not at all, and readers of other
+versions notice nothing. What is done to branches, tags, columns, settings and files is in the namespaces
+`table.branches`, `table.tags`, `table.columns`, `table.config` and `table.maintenance`.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Unpack
 
 import pyarrow as pa
 
 from lance_dagster import datafiles
-from lance_dagster.edit import write
-from lance_dagster.edit.write import create_empty
+from lance_dagster.datafiles import StagedFiles
+from lance_dagster.diff import diff
+from lance_dagster.diff.diff import Diff
+from lance_dagster.edit import row_edits, write
+from lance_dagster.edit.upsert import Rules, When, upsert
+from lance_dagster.edit.write import CommitInfo, Rows, create_empty
 from lance_dagster.errors import (
     AlreadyExistsError,
     InvalidInputError,
@@ -21,77 +27,65 @@ from lance_dagster.errors import (
     UnsupportedFeatureError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.context import open_parts, schema_of
-from lance_dagster.history.table_uri import is_table_uri, parse_table_uri, table_uri
-from lance_dagster.table.collecting import Collecting
-from lance_dagster.table.diffing import Diffing
-from lance_dagster.table.editing import Editing
-from lance_dagster.table.evolving import Evolving
-from lance_dagster.table.history import History
-from lance_dagster.table.keeping import Keeping
-from lance_dagster.table.merging import Merging
-from lance_dagster.table.naming import Naming
-from lance_dagster.table.standing import Surveying
-from lance_dagster.table.tagging import Tagging
-from lance_dagster.table.undoing import Undoing
+from lance_dagster.format.transaction import Transaction
+from lance_dagster.history.commit import commit_transaction
+from lance_dagster.history.context import Properties, Ref, TableContext, open_context, schema_of
+from lance_dagster.history.log import LogFilter
+from lance_dagster.history.table_uri import is_table_uri
+from lance_dagster.history.versions import State, Version
+from lance_dagster.merge import merge_commit, picks, preview
+from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeOptions
+from lance_dagster.merge.picks import PickOptions
+from lance_dagster.merge.preview import MergePreview
+from lance_dagster.merge.rules import Strategy
+from lance_dagster.table.branches import Branches
+from lance_dagster.table.columns import Columns
+from lance_dagster.table.config import Config
+from lance_dagster.table.maintenance import Maintenance
+from lance_dagster.table.status import TableStatus, status_of
+from lance_dagster.table.tags import Tags
+from lance_dagster.table.version_log import first_parent_log, full_log
 
 
-class LanceTable(
-    History, Editing, Evolving, Naming, Tagging, Merging, Undoing, Diffing, Surveying, Keeping, Collecting
-):
+class LanceTable:
     """A Lance table with branches, tags and merges.
 
-    Holds no open file and no lock, and is cheap to make. Use one per process.
+    A table holds no open file and no lock, and is cheap to make. Use one per process.
+
+    `ref` arguments take a branch, a tag, an expression such as `"main@17"`, `"production~2"` or
+    `"main@{2026-01-31}"`, a commit id, or a `Version`. `branch` and `into` name the branch that gets a new version.
+    `message` is what the log says about that version, `properties` are kept with its transaction.
+
+    A ref that names nothing raises `RefNotFoundError`, one whose version was cleaned up `VersionNotFoundError`. When
+    others commit meanwhile, a write is rebased or made again; it raises `CommitConflictError` where the others replaced
+    the table or were faster again and again, and `CommitStateUnknownError` where it may or may not have landed.
     """
+
+    def __init__(self, context: TableContext) -> None:
+        """Wrap the context of a table; `open` and `create` make one."""
+        self._context = context
 
     @classmethod
     def open(cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> "LanceTable":
         """Open an existing table.
 
         Args:
-            uri: A local path or `s3://bucket/path`.
+            uri: A local path or `s3://bucket/path`. `split_table_uri` splits one that names a version.
             storage_options: Credentials and endpoint, in pylance's vocabulary.
 
         Raises:
             TableNotFoundError: There is no Lance table at `uri`.
-            InvalidInputError: The URI's scheme or a storage option is not known, or it names a version, for `open_at`.
+            InvalidInputError: The URI's scheme or a storage option is not known, or the URI names a version.
         """
         if is_table_uri(uri):
             raise InvalidInputError(
-                "this URI names a version of a table: LanceTable.open_at opens the table and returns the ref too"
+                "this URI names a version of a table: split_table_uri returns the URI of the table and the ref"
             )
-        table = cls(open_parts(uri, storage_options))
-        if not table._parts.versions.has_versions(MAIN):
+        table = cls(open_context(uri, storage_options))
+        if not table._context.versions.has_versions(MAIN):
             remedy = Remedy("check the path; tables are made from Python, with LanceTable.create")
             raise TableNotFoundError(f"no Lance table at {table.uri}", remedy=remedy)
         return table
-
-    @classmethod
-    def open_at(
-        cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
-    ) -> tuple["LanceTable", str]:
-        """Open a table by a URI that may name one of its versions, and return it with the ref expression.
-
-        The ref is `main` where none is named. It is not looked up: `table.at(ref)` does that, once, when it is needed.
-
-        Args:
-            uri: `lance+<uri>?ref=<expression>`, such as `lance+s3://bucket/orders.lance?ref=production`; or what
-                `open` takes. `%`, `?`, `#`, `&` and blanks are written `%25`, `%3F`, `%23`, `%26` and `%20` in the
-                first form.
-            storage_options: Credentials and endpoint, in pylance's vocabulary; never part of the URI.
-
-        Raises:
-            TableNotFoundError: There is no Lance table.
-            InvalidInputError: The URI cannot be read, or carries something other than a ref.
-        """
-        if not is_table_uri(uri):
-            return cls.open(uri, storage_options), MAIN
-        place, ref = parse_table_uri(os.fspath(uri))
-        return cls.open(place, storage_options), ref
-
-    def uri_at(self, ref: str = MAIN) -> str:
-        """Return one URI for this table and a ref expression, which `open_at` takes; it holds no credentials."""
-        return table_uri(self.uri, ref)
 
     @classmethod
     def create(
@@ -105,25 +99,25 @@ class LanceTable(
         """Create an empty table with stable row ids, as `main@1`.
 
         Args:
-            uri: Where the table shall lie.
+            uri: A local path or `s3://bucket/path`, where the table shall lie.
             schema: Its columns.
-            storage_options: Credentials and endpoint, in pylance's vocabulary.
+            storage_options: As for `open`.
             exist_ok: Open the table that is there instead of failing; its schema is not compared.
 
         Raises:
             AlreadyExistsError: There is a table already.
         """
-        parts = open_parts(uri, storage_options)
-        if parts.versions.newest(MAIN) is None and create_empty(parts, schema) is not None:
-            return cls(parts)
+        context = open_context(uri, storage_options)
+        if context.versions.newest(MAIN) is None and create_empty(context, schema) is not None:
+            return cls(context)
         if not exist_ok:
-            raise AlreadyExistsError(f"there is a Lance table at {parts.uri} already")
-        return cls(parts)
+            raise AlreadyExistsError(f"there is a Lance table at {context.uri} already")
+        return cls(context)
 
     @staticmethod
     def exists(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> bool:
         """Tell whether there is a Lance table."""
-        return open_parts(uri, storage_options).versions.has_versions(MAIN)
+        return open_context(uri, storage_options).versions.has_versions(MAIN)
 
     def __repr__(self) -> str:
         """Show the URI and nothing secret."""
@@ -133,27 +127,140 @@ class LanceTable(
         """Pickle as URI and options, for processes of the same job."""
         return _reopen, (self.uri, dict(self.storage_options))
 
-    def schema(self, ref: str = MAIN) -> pa.Schema:
-        """Return the Arrow schema of a version."""
-        return schema_of(self._parts.at(ref))
+    @property
+    def uri(self) -> str:
+        """The table's canonical URI: base paths are stored in this spelling, so maintenance should use it too."""
+        return self._context.uri
 
-    def count_rows(self, ref: str = MAIN, filter: str | None = None) -> int:
+    @property
+    def storage_options(self) -> Mapping[str, str]:
+        """The credentials and endpoint given; secret."""
+        return self._context.storage_options
+
+    @property
+    def branches(self) -> Branches:
+        """Create, list, compare, protect and delete branches."""
+        return Branches(self._context)
+
+    @property
+    def tags(self) -> Tags:
+        """Create, move, roll back and delete tags."""
+        return Tags(self._context)
+
+    @property
+    def columns(self) -> Columns:
+        """Add, drop, rename, reorder and cast columns."""
+        return Columns(self._context)
+
+    @property
+    def config(self) -> Config:
+        """Read and change settings, table metadata and schema metadata."""
+        return Config(self._context)
+
+    @property
+    def maintenance(self) -> "Maintenance[LanceTable]":
+        """Compact, verify, move and clone the table; collect garbage; look after indices and base paths."""
+        return Maintenance(self._context, LanceTable)
+
+    def at(self, ref: Ref) -> Version:
+        """Return the version a ref names."""
+        return self._described(self._context.at(ref))
+
+    def head(self, branch: str = MAIN) -> Version:
+        """Return the newest version of a branch."""
+        return self._described(self._context.head(branch))
+
+    def log(
+        self,
+        ref: Ref = MAIN,
+        *,
+        after: Ref | None = None,
+        limit: int | None = None,
+        first_parent: bool = True,
+        only: LogFilter | None = None,
+    ) -> list[Version]:
+        """Return a version and those it was made from, newest first.
+
+        Versions that a clean-up removed are left out; the one made from it is marked as `cut`.
+
+        Args:
+            ref: Where to begin.
+            after: Leave out what this version contains: `log("run/4f2a", after="main")` is what the branch did.
+            limit: Return at most so many.
+            first_parent: Follow first parents only, across forks: what a branch was at each time. Else everything it
+                contains, what was merged into it too, each version once and before those it was made from.
+            only: Return only those a filter lets through.
+        """
+        if first_parent:
+            return first_parent_log(self._context, ref, after=after, limit=limit, only=only)
+        return [version for version, _ in full_log(self._context, ref, after=after, limit=limit, only=only)]
+
+    def diff(self, before: Ref, after: Ref, *, on: Sequence[str] | None = None) -> Diff:
+        """Say what turns version `before` into version `after`, wherever the two are: `before..after`.
+
+        Two manifests are read; rows only when they are asked for.
+
+        Args:
+            before: The version to begin with.
+            after: The version to arrive at.
+            on: The key columns that tell rows apart, such as `["id"]`. Without them a row is told by its stable row
+                id, and in a table without these by all its values, so that a changed row is one removed and one added.
+
+        Raises:
+            InvalidInputError: A key column is not in both versions.
+        """
+        return diff.diff(self._context, self._context.at(before), self._context.at(after), on=on)
+
+    def changes_since_base(self, before: Ref, after: Ref, *, on: Sequence[str] | None = None) -> Diff:
+        """Say what `after` did since its merge base with `before`: `before...after`.
+
+        What was merged from `before` into `after` meanwhile is part of the merge base, and no change.
+
+        Args:
+            before: The version to compare with.
+            after: The version whose changes are wanted.
+            on: As for `diff`.
+
+        Raises:
+            InvalidInputError: The versions have nothing in common, or a key column is not in both.
+            VersionNotFoundError: Their merge base was cleaned up.
+        """
+        old, new = self._context.at(before), self._context.at(after)
+        base = merge_commit.base_of(self._context, old, new)
+        return diff.diff(self._context, base, new, on=on, base_of=str(old))
+
+    def merge_base(self, ref: Ref, other: Ref) -> Version:
+        """Return the newest version that two versions contain."""
+        return self._described(merge_commit.base_of(self._context, self._context.at(ref), self._context.at(other)))
+
+    def status(self) -> TableStatus:
+        """Say how far every branch and tag is ahead of `main` and behind it.
+
+        One version is read for each, and the names of the versions of each branch.
+        """
+        return status_of(self._context)
+
+    def schema(self, ref: Ref = MAIN) -> pa.Schema:
+        """Return the Arrow schema of a version."""
+        return schema_of(self._context.at(ref))
+
+    def count_rows(self, ref: Ref = MAIN, filter: str | None = None) -> int:
         """Count rows; without a filter this reads one manifest and no data.
 
-        Unless it was written by very old programs, which did not put down how many there are.
+        A version written by a very old program does not record how many rows it has; then rows are counted.
         """
-        state = self._parts.at(ref)
+        state = self._context.at(ref)
         if filter is None:
             with suppress(UnsupportedFeatureError):
                 return state.manifest.rows
-        return datafiles.count(self._parts.dataset(state), filter)
+        return datafiles.count(self._context.dataset(state), filter)
 
-    def to_lance(self, ref: str = MAIN) -> datafiles.LanceDataset:
-        """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
-        return self._parts.dataset(self._parts.at(ref))
+    def read(self, ref: Ref = MAIN, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+        """Read rows into memory; the arguments are those of `scan`."""
+        return datafiles.read(self.to_lance(ref), columns, filter)
 
     def scan(
-        self, ref: str = MAIN, columns: Sequence[str] | None = None, filter: str | None = None
+        self, ref: Ref = MAIN, columns: Sequence[str] | None = None, filter: str | None = None
     ) -> pa.RecordBatchReader:
         """Read rows as a stream of record batches.
 
@@ -167,24 +274,326 @@ class LanceTable(
         """
         return datafiles.scan(self.to_lance(ref), columns, filter)
 
-    def read(self, ref: str = MAIN, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
-        """Read rows into memory; the arguments are those of `scan`."""
-        return datafiles.read(self.to_lance(ref), columns, filter)
+    def to_lance(self, ref: Ref = MAIN) -> datafiles.LanceDataset:
+        """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
+        return self._context.dataset(self._context.at(ref))
 
-    def target(
-        self, schema: pa.Schema | None = None, branch: str = MAIN, base: str | None = None
-    ) -> datafiles.WriteTarget:
-        """Return what another process needs to write data files: `datafiles.write_files(target, batches)`.
+    def append(
+        self,
+        data: Rows,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+        partitions: Sequence[str] = (),
+        replaces: Version | None = None,
+    ) -> Version:
+        """Add rows.
 
         Args:
-            schema: The columns of the files; None for those of the branch.
-            branch: Whose schema is meant. The files can be committed to any branch.
+            data: Arrow rows, or data files that are already staged.
+            partitions: The partition keys the rows belong to. A merge compares them with what others claim.
+            replaces: A version an earlier attempt of the same work made; the fragments it added are taken out in
+                the same commit, so that a retry leaves no row twice.
+
+        Raises:
+            SchemaMismatchError: The rows do not fit the table; nothing was written.
+        """
+        info = CommitInfo.of(branch, message, properties, partitions)
+        return self._described(write.append(self._context, data, info, replaces))
+
+    def overwrite(
+        self,
+        data: Rows,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+        partitions: Sequence[str] = (),
+    ) -> Version:
+        """Replace all rows, and the schema where the new rows do not fit the old one; arguments as for `append`."""
+        info = CommitInfo.of(branch, message, properties, partitions)
+        return self._described(write.overwrite(self._context, data, info))
+
+    def replace_where(
+        self,
+        predicate: str,
+        data: Rows,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+        partitions: Sequence[str] = (),
+    ) -> Version:
+        """Take out the rows that match a predicate and put others in, as one version; arguments as for `append`.
+
+        The new rows are not tested against the predicate. A merge refuses when another branch replaced rows of the
+        same partitions, or put rows there.
+
+        Raises:
+            InvalidInputError: The predicate cannot be understood.
+        """
+        info = CommitInfo.of(branch, message, properties, partitions)
+        return self._described(write.replace_where(self._context, predicate, data, info))
+
+    def delete(
+        self, predicate: str, *, branch: str = MAIN, message: str | None = None, properties: Properties = None
+    ) -> Version:
+        """Take out the rows that match a predicate.
+
+        When another commit touches the same fragments meanwhile, the rows are looked up again.
+
+        Args:
+            predicate: A condition in Lance SQL, such as `"distance > 100"`; `"true"` takes out every row.
+
+        Returns:
+            The version without the rows; the newest one as it is when no row matches, where pylance would make a
+            version that changes nothing.
+
+        Raises:
+            InvalidInputError: The predicate cannot be understood.
+        """
+        info = CommitInfo.of(branch, message, properties)
+        return self._described(row_edits.delete(self._context, predicate, info))
+
+    def update(
+        self,
+        values: Mapping[str, str],
+        *,
+        where: str | None = None,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Give the rows that match a predicate new values.
+
+        Rows keep their ids and the version they were created at, on a table with stable row ids. When another commit
+        touches the same rows meanwhile, the values are computed again from what it left.
+
+        Args:
+            values: An expression in Lance SQL for each column that changes, over the values before the update:
+                `{"price": "price * 2", "currency": "'EUR'"}`. Values are converted to the column's type where that
+                can be done for each of them.
+            where: The predicate; None for every row.
+
+        Returns:
+            The version with the new values; the newest one as it is when no row matches.
+
+        Raises:
+            SchemaMismatchError: A value does not fit its column; nothing was committed.
+            InvalidInputError: A column does not exist, an expression or the predicate cannot be understood, or a
+                column holds blobs inside.
+        """
+        info = CommitInfo.of(branch, message, properties)
+        return self._described(row_edits.update(self._context, values, where, info))
+
+    def upsert(
+        self,
+        data: Rows,
+        *,
+        on: Sequence[str],
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+        partitions: Sequence[str] = (),
+        **when: Unpack[When],
+    ) -> Version:
+        """Change the rows whose key is given, and add the given rows whose key is not there, as one version.
+
+        Rows that change keep their ids and the version they were created at, on a table with stable row ids. A key
+        with a null in it is equal to no other: a given row with one is always added. When several rows of the table
+        have a key, all of them change. Of two writers that add the same key at the same time, the second one changes
+        the row the first one added.
+
+        Args:
+            data: Arrow rows, held in memory. They may lack columns of the table: rows that change keep their values
+                there, rows that are added get nulls.
+            on: The columns of the key, of single values.
+            **when: `when_matched`, what becomes of rows whose key is given: `"update"` (if left out), `"keep"`, or a
+                condition in Lance SQL for an update, such as `"source.changed_at > target.changed_at"`.
+                `when_not_matched`, what becomes of given rows whose key is not there: `"insert"` (if left out) or
+                `"ignore"`. `when_missing`, what becomes of rows whose key is not given: `"keep"` (if left out) or
+                `"delete"`.
+
+        Returns:
+            The version with the rows; the newest one as it is when nothing changes.
+
+        Raises:
+            InvalidInputError: A key is given twice or a key column is not there; the condition cannot be understood;
+                a column holds blobs inside.
+            SchemaMismatchError: The rows do not fit the table.
+        """
+        info = CommitInfo.of(branch, message, properties, partitions)
+        return self._described(upsert(self._context, data, on, rules=Rules.of(when), info=info))
+
+    def stage(self, data: Rows, *, branch: str = MAIN, base: str | None = None) -> StagedFiles:
+        """Write rows as data files that no version names yet, for any write of the table to commit.
+
+        Args:
+            data: Arrow rows.
+            branch: The branch they will be committed to, whose columns they must have.
+            base: The name of the base path to write to; None for the table itself.
+
+        Raises:
+            SchemaMismatchError: The rows do not fit the table.
+            InvalidInputError: The branch has no base path of that name.
+        """
+        return write.stage(self._context, data, branch, base)
+
+    def write_target(
+        self, schema: pa.Schema | None = None, branch: str = MAIN, base: str | None = None
+    ) -> datafiles.WriteTarget:
+        """Return what another process needs to stage data files: `write_files(target, batches)`.
+
+        Args:
+            schema: The columns of the files; None for those of `branch`. Any branch can take the files.
             base: The name of the base path the files shall lie under, which the branch has to know; None for the
                 table itself. Give the target's `base` on to the `StagedFiles` made of them.
         """
-        head = self._parts.head(branch)
-        return write.target(self._parts, schema or schema_of(head), head, base)
+        head = self._context.head(branch)
+        return write.target(self._context, schema or schema_of(head), head, base)
+
+    def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
+        """Commit a transaction, or find the version it made when it landed before.
+
+        Raises:
+            CommitConflictError: A version committed since it read the table contradicts it.
+        """
+        self._context.head(branch)
+        return self._described(commit_transaction(self._context.versions, branch, transaction))
+
+    def preview_merge(
+        self, source: Ref, into: str = MAIN, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
+    ) -> MergePreview:
+        """Say what a merge would do now, every conflict included; nothing is written.
+
+        The arguments are those of `merge`; the preview's `conflicting_rows` reads the rows the conflicts are about.
+        """
+        return preview.preview(self._context, self._context.at(source), into, strategy=strategy, mode=mode)
+
+    def merge(
+        self,
+        source: Ref,
+        into: str = MAIN,
+        *,
+        strategy: Strategy = None,
+        mode: str = MERGE_COMMIT,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Merge a version into a branch; only metadata is written.
+
+        Whatever either side did to rows, columns and settings since their merge base is carried over, or is a
+        conflict. When everything was merged before, the version that did it is returned and nothing is written.
+
+        Args:
+            source: The branch, or another ref, to merge.
+            strategy: Who wins conflicts, "source-wins" or "dest-wins": for all of them, or by unit or kind of
+                conflict, such as `{"rows": "source-wins", "column price": "dest-wins"}`, with "*" for all others. What
+                is no conflict is kept of both sides whatever the strategy.
+            mode: "merge"; "ff-only" to refuse when `into` has changes that `source` does not contain; "squash" to
+                take the changes over as one commit that does not record what was merged, after which the branch can
+                only be deleted or reset.
+
+        Raises:
+            InvalidInputError: There is no such mode or strategy, or what is to be kept is no text.
+            MergeConflictError: With every reason why not; nothing was written.
+        """
+        state = self._context.at(source)
+        options = MergeOptions(strategy=strategy, mode=mode, message=message, properties=properties or {})
+        return self._described(merge_commit.merge(self._context, state, into, options))
+
+    def sync(
+        self, branch: str, *, strategy: Strategy = None, message: str | None = None, properties: Properties = None
+    ) -> Version:
+        """Merge what happened on the branch that a branch was forked from into it; otherwise as `merge`.
+
+        Raises:
+            InvalidInputError: `branch` is main, which was forked from nothing; or as for `merge`.
+            MergeConflictError: With every reason why not; nothing was written.
+        """
+        if branch == MAIN:
+            raise InvalidInputError(f"main of {self.uri} was forked from nothing, so there is nothing to sync it with")
+        found = self._context.refs.branch(branch)
+        if found is None:
+            raise self._context.refs.branch_not_found(branch)
+        return self.merge(found.parent_branch, branch, strategy=strategy, message=message, properties=properties)
+
+    def cherry_pick(
+        self,
+        source: Ref,
+        into: str = MAIN,
+        *,
+        parent: int | None = None,
+        strategy: Strategy = None,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Make the change of one version on another branch too; the newest version of that when it has it already.
+
+        A branch that took the change back gets it again. The new version keeps the committer of the picked one, and
+        its message unless another one is given; the property `lance_dagster.cherry_pick.by` says who picked it.
+
+        Args:
+            source: The version whose change is meant.
+            into: The branch that gets it.
+            parent: For a merge, which of its parents the change is seen from, counted from 1.
+            strategy: As for `merge`; the picked version is the source.
+
+        Raises:
+            MergeConflictError: With every reason why not; nothing was written.
+            InvalidInputError: It is a merge and no parent was given.
+        """
+        options = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
+        return self._described(picks.cherry_pick(self._context, self._context.at(source), into, options))
+
+    def revert(
+        self,
+        ref: Ref,
+        branch: str = MAIN,
+        *,
+        parent: int | None = None,
+        strategy: Strategy = None,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Take the change of one version back, and keep everything that was done since.
+
+        When there is nothing to take back, the newest version is returned and nothing is written. Rows it added go,
+        rows it deleted come back, rows it gave new values get those they had. The version stays in the log. A merge
+        that was taken back counts as merged all the same: what it brought comes again only with a revert of the
+        revert.
+
+        Args:
+            ref: The version whose change is meant.
+            parent: For a merge, which of its parents to go back to, counted from 1.
+            strategy: Who wins conflicts, as for `merge`; the state before the version is the source.
+
+        Raises:
+            MergeConflictError: Later changes contradict it; nothing was written.
+            InvalidInputError: It is a merge and no parent was given.
+        """
+        options = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
+        return self._described(picks.revert(self._context, self._context.at(ref), branch, options))
+
+    def restore(
+        self, ref: Ref, branch: str = MAIN, *, message: str | None = None, properties: Properties = None
+    ) -> Version:
+        """Make an older version of a branch its newest one; what came after stays in the log.
+
+        A branch that was restored to that version just now is left as it is.
+
+        Args:
+            ref: The version to go back to: one of that branch, or of those it was forked from, before that.
+        """
+        to = self._context.at(ref)
+        info = CommitInfo.of(branch, message or f"restore {to}", properties)
+        options = PickOptions(properties=info.as_properties())
+        return self._described(picks.restore(self._context, to, branch, options))
+
+    def _described(self, state: State) -> Version:
+        return self._context.versions.describe(state)
 
 
 def _reopen(uri: str, storage_options: Mapping[str, str]) -> LanceTable:
-    return LanceTable(open_parts(uri, storage_options))
+    return LanceTable(open_context(uri, storage_options))

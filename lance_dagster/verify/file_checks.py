@@ -13,7 +13,7 @@ from lance_dagster.format.deletions import decode_offsets
 from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
 from lance_dagster.format.model import BasePath, DataFile, Fragment, IndexMetadata
 from lance_dagster.format.schema import BLOB
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options
 from lance_dagster.transactions.base_paths import base_path_of
@@ -49,9 +49,9 @@ class NamedFile:
 class FileChecks:
     """The folders of one table, its base paths included."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, context: TableContext) -> None:
         """Look at the files of a table; nothing is listed yet."""
-        self._parts = parts
+        self._context = context
         self._listings: dict[tuple[str, int, str], Listing] = {}
         self.data_files: set[str] = set()
         self.deletion_files: set[str] = set()
@@ -94,9 +94,9 @@ class FileChecks:
         Raises:
             CorruptFileError: It cannot be opened or decoded.
         """
-        uri = self._parts.uri
+        uri = self._context.uri
         own = named.base.path == uri or named.base.path.startswith(f"{uri}/")
-        options = self._parts.storage_options
+        options = self._context.storage_options
         # Blobs are described in the data file, in a shape only a table can read; the values lie elsewhere.
         return inspector.inspect(
             named.uri,
@@ -109,7 +109,7 @@ class FileChecks:
         """Check that the file of a version's transaction, where it still is, says the same as the version."""
         name = state.manifest.transaction_file
         path = layout.join(layout.branch_root(state.branch), layout.TRANSACTIONS, name)
-        data = self._parts.store.get(path) if name else None
+        data = self._context.store.get(path) if name else None
         if data is None or state.transaction is None:
             return
         right = "it says the same as its version; programs that read it take the version for something else"
@@ -191,7 +191,7 @@ class FileChecks:
     def _base(self, state: State, base_id: int | None) -> BasePath | None:
         """Return where a file lies; None for a base path that is not there, which other rules report."""
         try:
-            return base_path_of(state.manifest, base_id, self._parts.versions.branch_uri(state.branch))
+            return base_path_of(state.manifest, base_id, self._context.versions.branch_uri(state.branch))
         except CorruptFileError:
             return None
 
@@ -206,7 +206,7 @@ class FileChecks:
     def _list(self, base: BasePath, folder: str) -> Listing:
         uri = layout.join(base.path.rstrip("/"), folder)
         try:
-            store, key = self._parts.versions.locate(base.path, folder, base.id)
+            store, key = self._context.versions.locate(base.path, folder, base.id)
             # A key of a folder of the table itself carries the way to it.
             key = key.rstrip("/")
             return Listing(store, key, f"{store.uri}/{key}".rstrip("/"), store.sizes(key))
@@ -236,4 +236,4 @@ class FileChecks:
         )
 
     def _shown(self, listing: Listing, name: str) -> str:
-        return layout.join(listing.uri, name).removeprefix(f"{self._parts.uri}/")
+        return layout.join(listing.uri, name).removeprefix(f"{self._context.uri}/")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from lance_dagster.errors import CorruptFileError, FormatError
 from lance_dagster.format import layout
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.ref_store import READY, Branch, Tag
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
@@ -29,23 +29,23 @@ class RefListing:
     problems: list[Problem] = field(default_factory=list)
 
 
-def list_refs(parts: Parts) -> RefListing:
+def list_refs(context: TableContext) -> RefListing:
     """Read every name and list every branch's versions; what cannot be read is a problem and left out."""
     names = RefListing()
-    for file in parts.store.list(layout.BRANCHES):
+    for file in context.store.list(layout.BRANCHES):
         name = layout.parse_branch_file_name(file)
         if name is not None:
             names.lines.append(name)
-            branch = _read(parts.refs.branch, name, f"{layout.BRANCHES}/{file}", names)
+            branch = _read(context.refs.branch, name, f"{layout.BRANCHES}/{file}", names)
             if branch is not None:
                 names.branches[name] = branch
-    for file in parts.store.list(layout.TAGS):
+    for file in context.store.list(layout.TAGS):
         name = layout.parse_tag_file_name(file)
-        tag = None if name is None else _read(parts.refs.tag, name, f"{layout.TAGS}/{file}", names)
+        tag = None if name is None else _read(context.refs.tag, name, f"{layout.TAGS}/{file}", names)
         if tag is not None:
             names.tags[tag.name] = tag
     for line in names.lines:
-        _list_versions(parts, line, names)
+        _list_versions(context, line, names)
     return names
 
 
@@ -63,22 +63,22 @@ def _read(read: Callable[[str], T | None], name: str, path: str, names: RefListi
         return None
 
 
-def _list_versions(parts: Parts, line: str, names: RefListing) -> None:
-    hinted = _hint(parts, line)
+def _list_versions(context: TableContext, line: str, names: RefListing) -> None:
+    hinted = _hint(context, line)
     try:
-        names.numbers[line] = parts.versions.numbers(line)
+        names.numbers[line] = context.versions.numbers(line)
     except FormatError as error:
         path = layout.join(layout.branch_root(line), layout.VERSIONS)
         what = error.problem if isinstance(error, CorruptFileError) else str(error)
         names.problems.append(Problem(what=what, right="a folder whose versions can be told by their names", path=path))
         return
-    if names.numbers[line] and not parts.store.ordered_listing:
-        names.problems.extend(_check_hint(parts, line, hinted, names.numbers[line][-1]))
+    if names.numbers[line] and not context.store.ordered_listing:
+        names.problems.extend(_check_hint(context, line, hinted, names.numbers[line][-1]))
 
 
-def _hint(parts: Parts, line: str) -> int | str | None:
+def _hint(context: TableContext, line: str) -> int | str | None:
     """Return the version a hint names, what it holds if it is none, or None."""
-    data = parts.store.get(layout.join(layout.branch_root(line), layout.VERSION_HINT))
+    data = context.store.get(layout.join(layout.branch_root(line), layout.VERSION_HINT))
     if data is None:
         return None
     try:
@@ -89,7 +89,7 @@ def _hint(parts: Parts, line: str) -> int | str | None:
     return version if isinstance(version, int) else repr(data[:40])
 
 
-def _check_hint(parts: Parts, line: str, before: int | str | None, newest: int) -> Iterator[Problem]:
+def _check_hint(context: TableContext, line: str, before: int | str | None, newest: int) -> Iterator[Problem]:
     """Check the hint that was read before the versions were listed: a commit in between is no mistake."""
     path = layout.join(layout.branch_root(line), layout.VERSION_HINT)
     right = f"it names version {newest}; pylance looks for newer versions from there on before it commits"
@@ -98,7 +98,7 @@ def _check_hint(parts: Parts, line: str, before: int | str | None, newest: int) 
     elif before is not None and before > newest:
         yield Problem(what=f"the version hint names version {before}", right=right, severity=WARNING, path=path)
     elif before is None or before < newest:
-        after = _hint(parts, line)
+        after = _hint(context, line)
         if after is None and not isinstance(before, int):
             yield Problem(what="there is no version hint", right=right, severity=WARNING, path=path)
         elif isinstance(after, int) and after < newest:

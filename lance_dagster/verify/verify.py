@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Versions
 from lance_dagster.verify.manifest_rules import ERROR, Problem
@@ -57,21 +57,21 @@ class VerifyReport:
         return all(problem.severity != ERROR for problem in self.problems)
 
 
-def verify(parts: Parts, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
+def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
     """Look at every version, or at the one a ref names.
 
     Raises:
         NotFoundError: There is no such ref.
     """
     # What this process has read before says nothing about the bytes that are there.
-    parts = replace(parts, versions=Versions(parts.store, parts.storage_options))
-    check = Verification(parts, deep, progress)
+    context = replace(context, versions=Versions(context.store, context.storage_options))
+    check = Verification(context, deep, progress)
     if ref is not None:
-        branch, number = resolve(ref, parts.refs, parts.versions)
+        branch, number = resolve(ref, context.refs, context.versions)
         check.branch(branch, (number,))
         report = _report(check)
-        return replace(report, problems=_confirmed(parts, report.problems))
-    names = list_refs(parts)
+        return replace(report, problems=_confirmed(context, report.problems))
+    names = list_refs(context)
     check.expect(sum(len(own) for own in names.numbers.values()))
     for branch, own in names.numbers.items():
         check.branch(branch, own)
@@ -81,7 +81,7 @@ def verify(parts: Parts, ref: str | None, *, deep: bool, progress: Progress | No
     problems = (*check_names(names), *report.problems)
     return replace(
         report,
-        problems=_confirmed(parts, problems),
+        problems=_confirmed(context, problems),
         gaps=gaps(names.numbers),
         branches=len(names.numbers),
         tags=len(names.tags),
@@ -103,8 +103,8 @@ def _report(check: Verification) -> VerifyReport:
     )
 
 
-def _confirmed(parts: Parts, problems: Sequence[Problem]) -> tuple[Problem, ...]:
-    return tuple(_still_there(problems, list_refs(parts))) if problems else ()
+def _confirmed(context: TableContext, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    return tuple(_still_there(problems, list_refs(context))) if problems else ()
 
 
 def _still_there(problems: Sequence[Problem], names: RefListing) -> Iterator[Problem]:

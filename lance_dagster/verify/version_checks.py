@@ -10,7 +10,7 @@ from lance_dagster.errors import CorruptFileError, FormatError, StoreError, Vers
 from lance_dagster.format.file_versions import data_file_version, file_version_name
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
 from lance_dagster.verify.manifest_rules import (
@@ -45,7 +45,7 @@ class _Checked:
 class Verification:
     """A look at versions under way: what was found, and what need not be looked at twice."""
 
-    parts: Parts
+    context: TableContext
     deep: bool
     progress: Progress | None
     places: FileChecks = field(init=False)
@@ -63,7 +63,7 @@ class Verification:
     _total: int = 0
 
     def __post_init__(self) -> None:
-        self.places = FileChecks(self.parts)
+        self.places = FileChecks(self.context)
 
     def expect(self, versions: int) -> None:
         """Say how many versions there are, for whoever watches."""
@@ -120,9 +120,9 @@ class Verification:
 
     def _version(self, branch: str, number: int) -> State | None:
         name = f"{branch}@{number}"
-        path = self.parts.versions.manifest_path(branch, number)
+        path = self.context.versions.manifest_path(branch, number)
         try:
-            state = self.parts.versions.load(branch, number)
+            state = self.context.versions.load(branch, number)
         except VersionNotFoundError:
             # A clean-up was faster; a listing that is right no longer is no problem of the table's.
             return None

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from lance_dagster import LanceTable
 from lance_dagster.cli.main import main
+from lance_dagster.history.table_uri import table_uri
 from tests.conftest import S3Storage
 from tests.damage import removed
 from tests.table_factory import SCHEMA, as_pylance, entries, new_table
@@ -32,10 +33,10 @@ def run(*arguments: str) -> Result:
 def table(tmp_path: Path) -> LanceTable:
     """A table with a branch, a tag and a message."""
     made = new_table(tmp_path, entries("a", 1, 2, 3))
-    made.create_branch("run/1")
+    made.branches.create("run/1")
     made.append(entries("r", 1), branch="run/1", message="one more")
     made.delete("value = 2")
-    made.create_tag("production", "main@2")
+    made.tags.create("production", "main@2")
     return made
 
 
@@ -106,8 +107,8 @@ def test_a_version_shows_its_ids(table: LanceTable) -> None:
     assert ("main@2", table.at("main@2").id) == (facts["version"], facts["id"])
     assert "content" not in facts
     document = json.loads(run("show", table.uri, "--content", "--json").stdout)
-    assert (table.content_id(), table.head().id) == (document["content_id"], document["id"])
-    assert table.content_id() in run("show", table.uri, "--content").stdout
+    assert (table.maintenance.content_id(), table.head().id) == (document["content_id"], document["id"])
+    assert table.maintenance.content_id() in run("show", table.uri, "--content").stdout
     assert "main@3" in run("show", table.uri, table.head().id[:8]).stdout
 
 
@@ -150,7 +151,7 @@ def test_the_log_is_drawn(table: LanceTable) -> None:
 def test_the_log_is_filtered(tmp_path: Path, options: list[str], shown: list[str]) -> None:
     """By what another version contains, who, what and when; in lines and as JSON."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     table.append(entries("r", 1), branch="run/1", message="one more")
     table.append(entries("b", 1), properties={"lance_dagster.committer": "ann", "ticket": "4=2"})
     table.merge("run/1")
@@ -188,7 +189,7 @@ def test_what_is_shown_leaves_the_terminal_alone(table: LanceTable) -> None:
 
 def test_a_table_is_named_with_a_version(table: LanceTable) -> None:
     """As one URI; its ref stands in for the option or the argument."""
-    text = table.uri_at("run/1@3")
+    text = table_uri(table.uri, "run/1@3")
     assert run("log", table.uri, "--ref", "run/1@3").stdout == run("log", text).stdout
     assert run("show", table.uri, "run/1@3").stdout == run("show", text).stdout
     assert "looked at 1 version" in run("verify", text).stdout
@@ -210,7 +211,7 @@ def test_names_are_listed(table: LanceTable) -> None:
     assert ["main@3", "run/1@3"] == heads
     assert run("tags", table.uri).stdout.startswith("production  main@2  20")
     assert "main@2" == json.loads(run("tags", table.uri, "--json").stdout)[0]["version"]
-    table.delete_tag("production")
+    table.tags.delete("production")
     assert ("", []) == (run("tags", table.uri).stdout, json.loads(run("tags", table.uri, "--json").stdout))
 
 

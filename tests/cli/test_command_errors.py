@@ -3,6 +3,7 @@
 import ast
 import pickle
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,12 @@ from tests.table_factory import entries, new_table
 def table(tmp_path: Path) -> LanceTable:
     """A table with a branch, a tag that stays and a protected one."""
     made = new_table(tmp_path, entries("a", 1))
-    made.create_branch("work")
-    made.create_tag("v1", "main@2", immutable=True)
-    made.create_tag("stable", "main@2")
-    made.protect(branches=["release/*"], tags=["stable"])
-    made.create_branch("release/1")
+    made.branches.create("work")
+    made.tags.create("v1", "main@2", immutable=True)
+    made.tags.create("stable", "main@2")
+    made.branches.protect(["release/*"])
+    made.tags.protect(["stable"])
+    made.branches.create("release/1")
     return made
 
 
@@ -36,10 +38,10 @@ def methods_named() -> Iterator[str]:
                 yield str(node.args[0].value)
 
 
-def test_every_method_that_errors_name_can_be_typed() -> None:
+def test_every_method_that_errors_name_can_be_typed(table: LanceTable) -> None:
     """And each is a method of a table."""
     assert set(COMMANDS) == set(methods_named())
-    assert all(callable(getattr(LanceTable, name)) for name in COMMANDS)
+    assert all(callable(attrgetter(name)(table)) for name in COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,8 @@ def test_what_is_typed_puts_it_right(table: LanceTable) -> None:
 def test_python_is_told_what_to_call(table: LanceTable) -> None:
     """By the same error, which survives pickling."""
     with pytest.raises(ProtectedError) as caught:
-        table.delete_tag("v1")
-    said = "give the version another name, or delete the tag with delete_tag('v1', force=True)"
+        table.tags.delete("v1")
+    said = "give the version another name, or delete the tag with tags.delete('v1', force=True)"
     assert said == caught.value.hint
     assert str(caught.value).endswith(f"; {said}")
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
@@ -89,7 +91,7 @@ def test_an_error_without_a_remedy_is_told_as_it_is() -> None:
     """On one line, whatever it has."""
     assert "wrong: this; that" == error_line(InvalidInputError("wrong:\n  this\n  that"), "t")
     assert "no; `lance-dagster relocate t --from '/an old place'` does it" == error_line(
-        InvalidInputError("no", remedy=Remedy("{} does it", Call("relocate", ("/an old place",)))), "t"
+        InvalidInputError("no", remedy=Remedy("{} does it", Call("maintenance.relocate", ("/an old place",)))), "t"
     )
 
 

@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> LanceTable:
     rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
     made = LanceTable.create(tmp_path / "t", rows.schema)
     made.append(rows)
-    made.create_branch("run/1")
+    made.branches.create("run/1")
     made.append(pa.table({"id": [9], "name": ["main"]}))
     made.append(pa.table({"id": [4], "name": ["new\nline " + "x" * 60]}), branch="run/1")
     made.update({"name": "'B'"}, where="id = 2", branch="run/1")
@@ -102,7 +102,7 @@ def test_a_terminal_shows_colours(table: LanceTable) -> None:
 
 def test_json_has_it_all(table: LanceTable) -> None:
     """One document, with numbers that JSON has no word for as text."""
-    table.add_columns(pa.field("x", pa.float64()), branch="run/1")
+    table.columns.add(pa.field("x", pa.float64()), branch="run/1")
     table.append(pa.table({"id": [7], "name": ["n"], "x": [math.nan]}), branch="run/1")
     found = json.loads(run(table.uri, "main..run/1", "--json", "--stat", "--rows").stdout)
     assert ("main@3", "run/1@7", None, 4, 4) == (

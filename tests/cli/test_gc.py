@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> LanceTable:
     made = new_table(tmp_path, *(entries("a", number) for number in range(2)))
     for number in range(4):
         made.overwrite(entries("a", number))
-    made.create_tag("production", "main@4")
+    made.tags.create("production", "main@4")
     made.stage(entries("s", 1))
     age(made, 30 * DAY)
     return made
@@ -52,7 +52,7 @@ def test_it_deletes_when_it_is_told_to(table: LanceTable) -> None:
     assert (0, "") == (result.exit_code, result.stderr)
     assert "expired: main@1 to main@3, main@5 to main@6" in result.stdout.splitlines()
     assert "--delete" not in result.stdout
-    assert [4, 7] == table.versions_after(0)
+    assert [4, 7] == table.branches.version_numbers()
     assert [("a", 0)] == contents(table, "production")
     again = run(table.uri, "--older-than", "7d", "--grace", "0s", "--delete")
     assert "0 versions and 0 files (0 B) deleted" == again.stdout.splitlines()[-1]
@@ -110,12 +110,12 @@ def test_what_is_deleted_is_told_apart(table: LanceTable) -> None:
 
 def test_who_keeps_a_lot_is_told(table: LanceTable) -> None:
     """Those who keep the most first, and not all of many."""
-    table.create_branch("idle", at="main@5")
+    table.branches.create("idle", at="main@5")
     age(table, 30 * DAY)
     line = "branch 'idle' alone keeps 2 versions: merge it, sync it, or delete it"
     assert line == run(table.uri, "--older-than", "7d").stdout.splitlines()[-2]
     for number in range(12):
-        table.create_branch(f"run/{number:02}", at="main@7")
+        table.branches.create(f"run/{number:02}", at="main@7")
         table.append(entries("r", 1), branch=f"run/{number:02}")
         table.append(entries("r", 2), branch=f"run/{number:02}")
     age(table, 30 * DAY)

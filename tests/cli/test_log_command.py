@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.history.table_uri import table_uri
 from tests.cli.running import document_of, lines_of, process, run
 from tests.table_factory import entries, new_table
 
@@ -13,7 +14,7 @@ from tests.table_factory import entries, new_table
 def table(tmp_path: Path) -> LanceTable:
     """A table with a branch that main does not contain, and the other way round."""
     made = new_table(tmp_path, entries("a", 1, 2))
-    made.create_branch("left")
+    made.branches.create("left")
     made.append(entries("l", 1), branch="left", message="on the left")
     made.delete("value = 2", message="two goes")
     return made
@@ -61,15 +62,15 @@ def test_a_log_says_what_it_does_not_take(table: LanceTable, arguments: list[str
 
 def test_a_log_begins_at_the_ref_of_the_table(table: LanceTable) -> None:
     """Which is given once."""
-    assert ["left@3", "left@2", "main@2", "main@1"] == versions_of(table.uri_at("left"))
+    assert ["left@3", "left@2", "main@2", "main@1"] == versions_of(table_uri(table.uri, "left"))
     for given in (["main"], ["--ref", "main"]):
-        assert "TABLE names the ref 'left' already" in run("log", table.uri_at("left"), *given).stderr
+        assert "TABLE names the ref 'left' already" in run("log", table_uri(table.uri, "left"), *given).stderr
 
 
 def test_names_are_beside_versions(table: LanceTable) -> None:
     """Branches at their newest version, tags where they are; not when they are not wanted."""
     for name, at in (("v1", "main@2"), ("stable", "main@2"), ("tip", "main")):
-        table.create_tag(name, at)
+        table.tags.create(name, at)
     newest, second, first = lines_of("log", table.uri)
     assert newest.endswith("(main, tag tip) two goes")
     assert second.endswith("(tag stable, tag v1)")
@@ -80,7 +81,7 @@ def test_names_are_beside_versions(table: LanceTable) -> None:
 
 def test_a_damaged_tag_is_no_reason_not_to_show_a_log(table: LanceTable) -> None:
     """Verify tells of it."""
-    table.create_tag("v1", "main@2")
+    table.tags.create("v1", "main@2")
     (Path(table.uri) / "_refs/tags/v1.json").write_bytes(b"{")
     assert lines_of("log", table.uri)[0].endswith("(main) two goes")
 
@@ -98,7 +99,7 @@ def test_a_log_says_who_committed(table: LanceTable, monkeypatch: pytest.MonkeyP
 def test_conflicts_name_who_committed(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """The committer, or else the program."""
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
-    table.create_branch("right")
+    table.branches.create("right")
     table.update({"value": "11"}, where="value = 1", branch="right")
     monkeypatch.delenv("LANCE_DAGSTER_COMMITTER")
     table.update({"value": "12"}, where="value = 1")

@@ -22,7 +22,7 @@ def table(tmp_path: Path) -> LanceTable:
     """A table with a branch that can be merged, and one that cannot."""
     made = new_table(tmp_path, entries("a", 1, 2))
     for name, value in (("run/1", 10), ("run/2", 20)):
-        made.create_branch(name)
+        made.branches.create(name)
         made.update({"value": str(value)}, where="value = 2", branch=name)
     made.merge("run/1")
     return made
@@ -47,10 +47,10 @@ def test_processes_exit_as_told(table: LanceTable) -> None:
 def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
     """Branches that are merged at the same time are all merged; of two that expect the same of a tag one moves it."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
-    table.create_tag("production", "main@1")
+    table.tags.create("production", "main@1")
     calls = []
     for value in (1, 2, 3):
-        table.create_branch(f"run/{value}")
+        table.branches.create(f"run/{value}")
         table.append(entries("r", value), branch=f"run/{value}")
         calls.append(["merge", table.uri, f"run/{value}"])
     calls += [["promote", table.uri, "--expect", "main@1", "--at", f"main@{number}"] for number in (2, 3)]
@@ -60,7 +60,7 @@ def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
     assert [0, 0, 0, 0, 1] == [*(each.returncode for each in started[:3]), *sorted(e.returncode for e in started[3:])]
     assert 1 == sum(b"someone moved it meanwhile" in error for error in said)
     assert [("a", 1), ("a", 2), ("r", 1), ("r", 2), ("r", 3)] == contents(table)
-    assert 2 == len(table.tag_history("production"))
+    assert 2 == len(table.tags.history("production"))
 
 
 @pytest.mark.parametrize("arguments,code", [(("log",), 0), (("log", "--json"), 0), (("merge", "run/2"), 1)])
@@ -195,7 +195,7 @@ def completed(*words: str) -> list[str]:
 
 def test_a_shell_completes_what_is_typed(table: LanceTable) -> None:
     """Commands, options, and the branches and tags of the table; nothing of a table that is not there."""
-    table.create_tag("production", "main@1")
+    table.tags.create("production", "main@1")
     assert ["merge", "merge-base"] == completed("mer")
     assert ["--into"] == completed("merge", table.uri, "run/1", "--in")
     assert ["run/1", "run/2"] == completed("merge", table.uri, "run/")
@@ -290,7 +290,7 @@ def widths(shown: str) -> list[int]:
 def test_lines_fit_the_terminal(table: LanceTable) -> None:
     """Tables are cut, sentences wrapped, columns without room are named; a pipe gets all of it."""
     name = f"run/{'0123456789' * 4}"
-    table.create_branch(name)
+    table.branches.create(name)
     table.append(entries("a" * 60, 1), branch=name, message="a long message " * 10)
     for arguments in (
         ("log", table.uri, name),

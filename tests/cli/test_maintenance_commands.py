@@ -15,7 +15,7 @@ from tests.table_factory import contents, entries, new_table
 def table(tmp_path: Path) -> LanceTable:
     """A table of small fragments with a branch."""
     made = new_table(tmp_path, entries("a", 1), entries("a", 2), entries("a", 3))
-    made.create_branch("work")
+    made.branches.create("work")
     return made
 
 
@@ -84,7 +84,7 @@ def test_a_base_path_is_moved(table: LanceTable, tmp_path: Path) -> None:
     """On every branch that has it."""
     for place in ("cold", "colder"):
         (tmp_path / place).mkdir()
-    table.add_base("archive", tmp_path / "cold")
+    table.maintenance.add_base("archive", tmp_path / "cold")
     table.append(table.stage(entries("c", 1), base="archive"))
     for file in (tmp_path / "cold").iterdir():
         shutil.move(file, tmp_path / "colder")

@@ -12,14 +12,14 @@ from lance_dagster.store import LocalStore
 from tests.cli.running import document_of, lines_of, run
 from tests.conftest import S3Storage
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
-from tests.table_factory import SCHEMA, contents, entries, new_table, parts_on
+from tests.table_factory import SCHEMA, contents, context_on, entries, new_table
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
     """A table with a branch that added a row, updated one and removed one."""
     made = new_table(tmp_path, entries("a", 1, 2, 3))
-    made.create_branch("run/1")
+    made.branches.create("run/1")
     made.append(entries("r", 1), branch="run/1")
     made.update({"value": "value + 10"}, where="value = 2", branch="run/1")
     made.delete("value = 3", branch="run/1")
@@ -29,8 +29,8 @@ def table(tmp_path: Path) -> LanceTable:
 @pytest.fixture
 def torn(table: LanceTable) -> LanceTable:
     """The same, and main contradicts it twice."""
-    table.set_config({"owner": "ann"}, branch="run/1")
-    table.set_config({"owner": "bob"})
+    table.config.set({"owner": "ann"}, branch="run/1")
+    table.config.set({"owner": "bob"})
     table.update({"value": "value + 20"}, where="value = 2")
     return table
 
@@ -68,7 +68,7 @@ def test_a_merge_keeps_what_is_said_about_it(table: LanceTable) -> None:
 
 def test_a_merge_goes_into_any_branch(table: LanceTable) -> None:
     """And says so."""
-    table.create_branch("next")
+    table.branches.create("next")
     (line,) = lines_of("merge", table.uri, "run/1", "--into", "next")
     assert line.startswith("next@2 -> next@3  3 rows  merge run/1@5 into next")
     assert "main@2" == str(table.head())
@@ -146,7 +146,7 @@ def test_a_key_finds_rows_without_stable_ids(tmp_path: Path) -> None:
     uri = str(tmp_path / "addresses")
     lance.write_dataset(entries("a", 1, 2), uri)
     table = LanceTable.open(uri)
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     table.update({"key": "'b'"}, where="value = 2", branch="run/1")
     table.update({"key": "'c'"}, where="value = 2")
     told = run("merge", uri, "run/1", "--preview", "--rows").stdout
@@ -160,8 +160,8 @@ def test_rows_are_shown_of_a_preview(table: LanceTable) -> None:
     assert (2, True) == ((result := run("merge", table.uri, "run/1", "--rows")).exit_code, "--preview" in result.stderr)
     clean = lines_of("merge", table.uri, "run/1", "--preview")
     assert clean == lines_of("merge", table.uri, "run/1", "--preview", "--rows")
-    table.set_config({"owner": "ann"}, branch="run/1")
-    table.set_config({"owner": "bob"})
+    table.config.set({"owner": "ann"}, branch="run/1")
+    table.config.set({"owner": "bob"})
     result = run("merge", table.uri, "run/1", "--preview", "--rows")
     assert (1, "these conflicts have no rows that can be shown") == (result.exit_code, result.stdout.splitlines()[-1])
 
@@ -213,9 +213,9 @@ def test_a_hint_can_be_typed_as_it_is(torn: LanceTable) -> None:
 def test_a_hint_offers_no_strategy_that_was_given(tmp_path: Path) -> None:
     """What it did not settle is changed on one side; nor one for what no strategy can settle."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run/1")
-    table.cast_column("value", pa.int32(), branch="run/1")
-    table.cast_column("value", pa.int8())
+    table.branches.create("run/1")
+    table.columns.cast("value", pa.int32(), branch="run/1")
+    table.columns.cast("value", pa.int8())
     (conflict,) = document_of("merge", table.uri, "run/1", code=1)["conflicts"]
     unit = conflict["unit"]
     assert f"--strategy '{unit}=source-wins'" in run("merge", table.uri, "run/1").stderr
@@ -236,7 +236,7 @@ def test_a_wrong_strategy_is_a_wrong_call(table: LanceTable, wrong: str) -> None
 def test_a_unit_may_hold_an_equals_sign(tmp_path: Path) -> None:
     """As the condition of a replacement does."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     table.replace_where("key = 'a'", entries("a", 2), branch="run/1")
     table.append(entries("a", 3))
     (conflict,) = document_of("merge", table.uri, "run/1", code=1)["conflicts"]
@@ -246,7 +246,7 @@ def test_a_unit_may_hold_an_equals_sign(tmp_path: Path) -> None:
 
 def test_a_merge_is_previewed(table: LanceTable) -> None:
     """What would come, what would be missing; nothing is written."""
-    table.add_columns(pa.schema({"note": pa.string()}), branch="run/1")
+    table.columns.add(pa.schema({"note": pa.string()}), branch="run/1")
     lines = lines_of("merge", table.uri, "run/1", "--preview")
     assert "run/1@6 into main@2; merge base main@2" == lines[0]
     facts = {line[4:18].strip(): line[18:].strip() for line in lines[1:]}
@@ -264,7 +264,7 @@ def test_a_merge_is_previewed(table: LanceTable) -> None:
 
 def test_a_preview_says_what_is_left_to_do(table: LanceTable) -> None:
     """Values that only one side has for a new column, and that main has changes of its own."""
-    table.add_columns({"double": "value * 2"}, branch="run/1")
+    table.columns.add({"double": "value * 2"}, branch="run/1")
     table.append(entries("b", 5, 6))
     lines = lines_of("merge", table.uri, "run/1", "--preview")
     assert "needs backfill  double, null in 2 rows" in "\n".join(lines)
@@ -344,10 +344,10 @@ def test_a_preview_is_made_anew(table: LanceTable) -> None:
     assert line.endswith(", 4 rows")
     assert contents(table, "run/1") == contents(table, "preview/run/1")
     assert 0 == run("preview-branch", table.uri, "run/1", "--name", "other", "--replace").exit_code
-    table.create_branch("work")
+    table.branches.create("work")
     refused = run("preview-branch", table.uri, "run/1", "--name", "work", "--replace")
     assert (1, True) == (refused.exit_code, "branch 'work' of " in refused.stderr)
-    assert ["other", "preview/run/1", "run/1", "work"] == sorted(table.branches())
+    assert ["other", "preview/run/1", "run/1", "work"] == sorted(table.branches.list())
 
 
 def test_a_preview_that_died_is_made_anew(table: LanceTable) -> None:
@@ -355,13 +355,13 @@ def test_a_preview_that_died_is_made_anew(table: LanceTable) -> None:
 
     def script(request: Request) -> object:
         # What comes next is the merge: the branch and its first version are there.
-        if request.writes and table.branches("preview/*"):
+        if request.writes and table.branches.list("preview/*"):
             raise PlugPulledError
         return request.send()
 
-    died = LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    died = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
     with pytest.raises(PlugPulledError):
-        died.preview_branch("run/1")
+        died.branches.preview("run/1")
     table.append(entries("m", 9))
     assert 1 == run("preview-branch", table.uri, "run/1").exit_code
     (line,) = lines_of("preview-branch", table.uri, "run/1", "--replace")
@@ -374,14 +374,14 @@ def test_a_preview_stays_when_the_next_one_is_in_conflict(table: LanceTable) -> 
     lines_of("preview-branch", table.uri, "run/1")
     table.update({"value": "value + 20"}, where="value = 2")
     assert 1 == run("preview-branch", table.uri, "run/1", "--replace").exit_code
-    assert ["preview/run/1", "run/1"] == sorted(table.branches())
+    assert ["preview/run/1", "run/1"] == sorted(table.branches.list())
 
 
 def test_no_branch_is_made_of_a_conflict(torn: LanceTable) -> None:
     """The conflicts are told as those of a merge."""
     result = run("preview-branch", torn.uri, "run/1")
     assert (1, 2) == (result.exit_code, len(result.stdout.splitlines()))
-    assert ["run/1"] == list(torn.branches())
+    assert ["run/1"] == list(torn.branches.list())
     assert 2 == len(document_of("preview-branch", torn.uri, "run/1", code=1)["conflicts"])
 
 
@@ -415,7 +415,7 @@ def test_a_merge_base_is_shown(table: LanceTable) -> None:
 def test_a_table_on_s3_is_merged(s3_storage: S3Storage) -> None:
     """And promoted, by the options on the command line."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     table.append(entries("r", 1), branch="run/1")
     options = [f"--storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
     assert document_of("merge", table.uri, "run/1", *options)["made"]

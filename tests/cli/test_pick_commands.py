@@ -9,14 +9,14 @@ from lance_dagster.cli.command_errors import quoted
 from lance_dagster.store import open_store
 from tests.cli.running import document_of, lines_of, run
 from tests.store.scripted import PlugPulledError, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import contents, entries, new_table, parts_on
+from tests.table_factory import contents, context_on, entries, new_table
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
     """A table with a branch of two commits."""
     made = new_table(tmp_path, entries("a", 1, 2))
-    made.create_branch("fix")
+    made.branches.create("fix")
     made.append(entries("f", 1), branch="fix", message="the first")
     made.append(entries("f", 2), branch="fix", message="the second")
     return made
@@ -110,11 +110,11 @@ def test_a_branch_starts_anew(table: LanceTable) -> None:
 @pytest.mark.parametrize("step", [1, 4, 9, 14])
 def test_a_reset_that_died_is_made_again(table: LanceTable, step: int) -> None:
     """By the same call, which tells where the branch was if that can be told; a branch that never was is named."""
-    table.create_branch("work")
+    table.branches.create("work")
     script = plug_pulled_before_write(step)
     with pytest.raises(PlugPulledError):
-        LanceTable(parts_on(ScriptedStore(open_store(table.uri, None), script))).reset("work", "main@1")
-    assert {} == {name: found for name, found in table.branches().items() if name == "work"}
+        LanceTable(context_on(ScriptedStore(open_store(table.uri, None), script))).branches.reset("work", "main@1")
+    assert {} == {name: found for name, found in table.branches.list().items() if name == "work"}
     answer = document_of("reset", table.uri, "work", "--at", "main@1")
     assert ("work", None, "main@1") == (answer["branch"], answer["before"], answer["forked_from"])
     assert answer["head"] == str(table.head("work"))

@@ -24,16 +24,16 @@ def test_a_tag_is_made_and_moved(table: LanceTable) -> None:
     assert {"tag": "stage", "moved": True, "from": None, "to": "main@4"} == document_of(
         "promote", table.uri, "--tag", "stage", "--at", "main~1"
     )
-    assert "main@5" == table.tag("production").ref
+    assert "main@5" == table.tags.get("production").ref
 
 
 def test_a_tag_is_where_it_was_expected(table: LanceTable) -> None:
     """Or nothing is moved, and the exit code is 1."""
-    table.create_tag("production", "main@3")
+    table.tags.create("production", "main@3")
     result = run("promote", table.uri, "--expect", "main@2")
     assert (1, "") == (result.exit_code, result.stdout)
     assert "lance-dagster: 'production' points to main@3, not to main@2: someone moved it meanwhile\n" == result.stderr
-    assert "main@3" == table.tag("production").ref
+    assert "main@3" == table.tags.get("production").ref
     assert ["production: main@3 -> main@5"] == lines_of("promote", table.uri, "--expect", "main@3")
     assert 2 == run("promote", table.uri, "--expect", "nothing").exit_code
 
@@ -41,13 +41,13 @@ def test_a_tag_is_where_it_was_expected(table: LanceTable) -> None:
 def test_nothing_can_be_expected_of_a_tag_that_is_not_there(table: LanceTable) -> None:
     """It is not made then."""
     assert 2 == run("promote", table.uri, "--expect", "main@3").exit_code
-    assert {} == table.tags()
+    assert {} == table.tags.list()
 
 
 def test_a_tag_goes_back(table: LanceTable) -> None:
     """Step by step, by many, or to a version it was at."""
     for number in (2, 3, 4, 5):
-        table.move_tag("production", f"main@{number}")
+        table.tags.move("production", f"main@{number}")
     assert ["production: main@5 -> main@4"] == lines_of("rollback", table.uri)
     assert ["production: main@4 -> main@3"] == lines_of("rollback", table.uri, "--steps", "1")
     assert {"tag": "production", "moved": True, "from": "main@3", "to": "main@2"} == document_of(
@@ -56,35 +56,35 @@ def test_a_tag_goes_back(table: LanceTable) -> None:
     assert ["production: main@2 already"] == lines_of("rollback", table.uri, "--to", "main@2")
     result = run("rollback", table.uri)
     assert (2, True) == (result.exit_code, "nothing is known from before main@2" in result.stderr)
-    assert [1, 1, 1, 0] == [move.steps_back for move in table.tag_history("production")][:4]
+    assert [1, 1, 1, 0] == [move.steps_back for move in table.tags.history("production")][:4]
 
 
 def test_a_tag_goes_back_by_many(table: LanceTable) -> None:
     """Over what was moved between."""
     for number in (2, 3, 4, 5):
-        table.move_tag("production", f"main@{number}")
+        table.tags.move("production", f"main@{number}")
     assert ["production: main@5 -> main@3"] == lines_of("rollback", table.uri, "--steps", "2")
-    table.move_tag("production", "main@5")
+    table.tags.move("production", "main@5")
     assert ["production: main@5 -> main@2"] == lines_of("rollback", table.uri, "--to", "main@2")
 
 
 def test_a_tag_goes_back_to_where_it_was_only(table: LanceTable) -> None:
     """Else promote is what is meant; what it was at is told."""
     for number in (2, 4):
-        table.move_tag("production", f"main@{number}")
+        table.tags.move("production", f"main@{number}")
     result = run("rollback", table.uri, "--to", "main@3")
     assert (2, True) == (result.exit_code, "at main@3; it was at main@4, main@2; `lance-d" in result.stderr)
     assert f"`lance-dagster promote {table.uri} --tag production --at main@3` moves it there" in result.stderr
     assert 2 == run("rollback", table.uri, "--to", "main@2", "--steps", "1").exit_code
     assert 2 == run("rollback", table.uri, "--tag", "stage").exit_code
     assert 1 == run("rollback", table.uri, "--expect", "main@3").exit_code
-    assert "main@4" == table.tag("production").ref
+    assert "main@4" == table.tags.get("production").ref
 
 
 def test_protection_is_told(table: LanceTable) -> None:
     """With exit code 1."""
-    table.create_branch("work")
-    table.protect(tags=["production"])
+    table.branches.create("work")
+    table.tags.protect(["production"])
     result = run("promote", table.uri, "--at", "work")
     assert (1, 1) == (result.exit_code, result.stderr.count("\n"))
 
@@ -92,8 +92,8 @@ def test_protection_is_told(table: LanceTable) -> None:
 def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTable) -> None:
     """Which would be a way forward."""
     for number in (2, 4):
-        table.move_tag("production", f"main@{number}")
-    table.roll_back_tag("production")
+        table.tags.move("production", f"main@{number}")
+    table.tags.roll_back("production")
     back = run("rollback", table.uri, "--to", "main@4")
     assert (2, True) == (back.exit_code, "cannot be rolled back to main@4, from where it was rolled" in back.stderr)
 
@@ -101,7 +101,7 @@ def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTab
 def test_what_is_expected_of_a_tag_holds_where_nothing_moves(table: LanceTable) -> None:
     """A tag that is where it is to go back to was perhaps not where somebody thought."""
     for number in (1, 2):
-        table.move_tag("production", f"main@{number}")
+        table.tags.move("production", f"main@{number}")
     assert ["production: main@2 already"] == lines_of("rollback", table.uri, "--to", "main@2", "--expect", "main@2")
     result = run("rollback", table.uri, "--to", "main@2", "--expect", "main@1")
     assert (1, "") == (result.exit_code, result.stdout)
@@ -110,8 +110,8 @@ def test_what_is_expected_of_a_tag_holds_where_nothing_moves(table: LanceTable) 
 
 def test_a_tag_moves_though_the_branch_it_is_on_has_the_name_of_another_tag(table: LanceTable) -> None:
     """Which pylance makes; where a tag is, is a branch and a number."""
-    table.create_branch("run", "main@3")
-    table.create_tag("production", "run")
+    table.branches.create("run", "main@3")
+    table.tags.create("production", "run")
     as_pylance(table).tags.create("run", 1)
     assert ["production: run@3 -> main@5"] == lines_of("promote", table.uri)
     assert ["production: main@5 -> run@3"] == lines_of("rollback", table.uri)
@@ -120,15 +120,15 @@ def test_a_tag_moves_though_the_branch_it_is_on_has_the_name_of_another_tag(tabl
 
 def test_a_tag_does_not_go_back_to_another_branch_of_the_name(table: LanceTable) -> None:
     """One line says so, and the exit code is 2."""
-    table.create_branch("run", "main@2")
+    table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("run@3", "main@4"):
-        table.move_tag("production", ref)
-    table.delete_branch("run")
+        table.tags.move("production", ref)
+    table.branches.delete("run")
     free_names(table)
-    table.create_branch("run", "main@3")
+    table.branches.create("run", "main@3")
     for arguments in ([], ["--to", "run@3"]):
         result = run("rollback", table.uri, *arguments)
         assert (2, 1) == (result.exit_code, result.stderr.count("\n"))
         assert "is gone: its branch was deleted, and another one has its name" in result.stderr
-    assert "main@4" == table.tag("production").ref
+    assert "main@4" == table.tags.get("production").ref

@@ -23,7 +23,7 @@ def test_a_branch_is_forked_renamed_and_deleted(table: LanceTable) -> None:
     assert 1 == run("branch", table.uri, "work").exit_code
     assert ["play from main@2"] == lines_of("branch", table.uri, "work", "--rename", "play")
     assert ["play deleted"] == lines_of("branch", table.uri, "play", "--delete")
-    assert {} == table.branches()
+    assert {} == table.branches.list()
     assert 2 == run("branch", table.uri, "play", "-d").exit_code
     assert 2 == run("branch", table.uri, "play", "-d", "-r", "work").exit_code
     assert 2 == run("branch", table.uri, "no name").exit_code
@@ -50,12 +50,12 @@ def test_a_branch_is_forked_renamed_and_deleted(table: LanceTable) -> None:
 )
 def test_what_is_named_wrongly_is_told(table: LanceTable, arguments: tuple[str, ...], said: str) -> None:
     """With what was meant, where that can be told."""
-    table.create_branch("work")
-    table.create_tag("v1", "main@2")
+    table.branches.create("work")
+    table.tags.create("v1", "main@2")
     command, *others = arguments
     result = run(command, table.uri, *others)
     assert (2, True) == (result.exit_code, said.replace("TABLE", table.uri) in result.stderr), result.stderr
-    assert ["work"] == list(table.branches())
+    assert ["work"] == list(table.branches.list())
 
 
 def test_a_branch_is_told_to_programs(table: LanceTable) -> None:
@@ -74,14 +74,14 @@ def test_a_tag_is_made_renamed_and_deleted(table: LanceTable) -> None:
     assert {"name": "old", "version": "main@3", "immutable": False} == document_of("tag", table.uri, "old")
     assert "new" == document_of("tag", table.uri, "old", "--rename", "new")["name"]
     assert {"name": "new", "deleted": True} == document_of("tag", table.uri, "new", "-d")
-    assert {} == table.tags()
+    assert {} == table.tags.list()
 
 
 def test_where_a_tag_was_is_shown(table: LanceTable) -> None:
     """Newest first, with who moved it when, and what was a roll-back."""
     for number in (1, 2):
-        table.move_tag("production", f"main@{number}")
-    table.roll_back_tag("production")
+        table.tags.move("production", f"main@{number}")
+    table.tags.roll_back("production")
     lines = lines_of("tag", table.uri, "production", "--history")
     assert ["main@2 -> main@1", "main@1 -> main@2", "new -> main@1"] == [line[:16].strip() for line in lines]
     assert lines[0].endswith("rolled back by 1")
@@ -106,11 +106,11 @@ def test_names_are_protected(table: LanceTable) -> None:
 def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> None:
     """The others are listed; one that lost its manifests is damage, and has no newest version."""
     for name in ("a", "b", "c", "d"):
-        table.create_branch(name)
-    listed = list(table.branches().values())
+        table.branches.create(name)
+    listed = list(table.branches.list().values())
     found = heads(table, listed)
     assert "a" == next(found)[0].name
-    table.delete_branch("c")
+    table.branches.delete("c")
     assert ["b", "d"] == [branch.name for branch, _ in found]
     for path in Path(table.uri).glob("tree/d/_versions/*"):
         path.unlink()
@@ -121,7 +121,7 @@ def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> Non
 @pytest.mark.parametrize("remedy", [("reset", "d", "--at", "main@3"), ("branch", "d", "--delete", "--force")])
 def test_a_branch_without_versions_is_listed(table: LanceTable, remedy: tuple[str, ...]) -> None:
     """With what is wrong and what to type, which puts it right."""
-    table.create_branch("d")
+    table.branches.create("d")
     for path in Path(table.uri).glob("tree/d/_versions/*"):
         path.unlink()
     listed = process("branches", table.uri)
@@ -171,10 +171,10 @@ def test_a_branch_without_versions_is_listed(table: LanceTable, remedy: tuple[st
 )
 def test_options_that_would_be_ignored_are_refused(table: LanceTable, arguments: tuple[str, ...], said: str) -> None:
     """With those that do not go together, before anything is done."""
-    table.create_branch("work")
+    table.branches.create("work")
     table.append(entries("w", 1), branch="work")
-    table.create_tag("v1", "main@2")
+    table.tags.create("v1", "main@2")
     command, *others = arguments
     result = run(command, table.uri, *others)
     assert (2, "", 1, True) == (result.exit_code, result.stdout, result.stderr.count("\n"), said in result.stderr)
-    assert (["work"], ["v1"], "main@3") == (list(table.branches()), list(table.tags()), str(table.head()))
+    assert (["work"], ["v1"], "main@3") == (list(table.branches.list()), list(table.tags.list()), str(table.head()))

@@ -39,9 +39,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
     folder = tmp_path_factory.mktemp("reference")
     (folder / "cold").mkdir()
     made = new_table(folder, entries("a", 1), entries("a", 2))
-    made.add_base("archive", folder / "cool", message="a place for more")
+    made.maintenance.add_base("archive", folder / "cool", message="a place for more")
     for name in ("run/1", "work"):
-        made.create_branch(name)
+        made.branches.create(name)
         made.append(entries(name, 1), branch=name)
     return made
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lance_dagster.history.table_uri import table_uri
 from tests.cli.running import document_of, lines_of, run
 from tests.table_factory import entries, new_table
 
@@ -9,9 +10,9 @@ from tests.table_factory import entries, new_table
 def test_names_stand_beside_main(tmp_path: Path) -> None:
     """Branches and tags with what they have and lack, and the run branches that wait."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_tag("production", "main@1")
+    table.tags.create("production", "main@1")
     for name in ("run/1", "run/2", "work"):
-        table.create_branch(name)
+        table.branches.create(name)
         table.append(entries(name, 1, 2), branch=name)
     table.append(entries("b", 1), branch="work")
     table.merge("run/1", message="the first run")
@@ -50,4 +51,4 @@ def test_a_table_without_names_is_one_line(tmp_path: Path) -> None:
     """Its newest version."""
     table = new_table(tmp_path)
     assert ["main@1"] == [line.split()[0] for line in lines_of("status", table.uri)]
-    assert 2 == run("status", table.uri_at("main")).exit_code
+    assert 2 == run("status", table_uri(table.uri, "main")).exit_code

@@ -61,14 +61,14 @@ def _replace_twice(table: LanceTable) -> Rows:
 
 
 def _branch(table: LanceTable) -> Rows:
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(new(), branch="run")
     return BEFORE
 
 
 def _nested_branch(table: LanceTable) -> Rows:
     _branch(table)
-    table.create_branch("inner", "run")
+    table.branches.create("inner", "run")
     table.replace_where("key = 'a'", entries("z", 1), branch="inner")
     return BEFORE
 
@@ -80,14 +80,14 @@ def _merge_of_appends(table: LanceTable) -> Rows:
 
 
 def _merge_of_a_fragment(table: LanceTable) -> Rows:
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("key = 'c'", new(), branch="run")
     table.merge("run")
     return without("c") + NEW
 
 
 def _merge_of_deletions(table: LanceTable) -> Rows:
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(pa.concat_tables([new(), entries("gone", 1)]), branch="run")
     table.replace_where("key = 'a' or key = 'gone'", entries("x"), branch="run")
     table.merge("run")
@@ -95,16 +95,16 @@ def _merge_of_deletions(table: LanceTable) -> Rows:
 
 
 def _merge_of_an_overwrite(table: LanceTable) -> Rows:
-    table.create_branch("run")
+    table.branches.create("run")
     table.overwrite(new().append_column("note", pa.array(["x"] * 2)), branch="run")
     table.merge("run")
     return NEW
 
 
 def _merge_of_a_chain(table: LanceTable) -> Rows:
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("key = 'c'", entries("x"), branch="run")
-    table.create_branch("inner", "run")
+    table.branches.create("inner", "run")
     table.append(new(), branch="inner")
     table.merge("inner", into="run")
     table.merge("run")
@@ -112,24 +112,24 @@ def _merge_of_a_chain(table: LanceTable) -> Rows:
 
 
 def _merge_of_pylance_rows(table: LanceTable) -> Rows:
-    table.create_branch("run")
+    table.branches.create("run")
     as_pylance(table, "run").insert(new())
     as_pylance(table, "run").delete("key = 'a'")
     table.merge("run")
-    table.delete_branch("run")
+    table.branches.delete("run")
     return without("a") + NEW
 
 
 def _tags(table: LanceTable) -> Rows:
-    table.create_tag("release", "main@2")
-    table.move_tag("release", "main@1")
+    table.tags.create("release", "main@2")
+    table.tags.move("release", "main@1")
     table.append(new())
     return BEFORE + NEW
 
 
 def _deleted_branch(table: LanceTable) -> Rows:
     rows = _merge_of_deletions(table)
-    table.delete_branch("run")
+    table.branches.delete("run")
     return rows
 
 

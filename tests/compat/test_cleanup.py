@@ -33,10 +33,10 @@ LATER: dict[str, Callable[[LanceTable], object]] = {
 def table(tmp_path: Path) -> LanceTable:
     """A run branch with appended, replaced and deleted rows, and a branch of that."""
     made = new_table(tmp_path, pa.concat_tables([entries("a", 1, 2), entries("b", 1)]), entries("c", 1))
-    made.create_branch("run")
+    made.branches.create("run")
     made.append(entries("r", *range(100)), branch="run")
     made.replace_where("key = 'a' and value = 1", entries("r", 100), branch="run")
-    made.create_branch("inner", "run")
+    made.branches.create("inner", "run")
     made.replace_where("key = 'c'", entries("i", 1), branch="inner")
     made.append(entries("r", 101), branch="run")
     return made
@@ -74,7 +74,7 @@ def test_automatic_clean_up_loses_nothing_of_a_branch(table: LanceTable) -> None
     dataset.update_config({"lance.auto_cleanup.interval": "1", "lance.auto_cleanup.older_than": "0ms"})
     for value in range(4):
         dataset.insert(entries("m", value))
-    assert table.versions_after(0)[0] > 1
+    assert table.branches.version_numbers()[0] > 1
     assert before == contents(LanceTable.open(table.uri), "run")
 
 
@@ -87,8 +87,8 @@ def test_rows_merged_before_a_clean_up_are_there_after_it(table: LanceTable, opt
     as_pylance(table).cleanup_old_versions(**CLEAN_UPS[options])
     again = LanceTable.open(table.uri)
     assert rows == contents(again)
-    again.delete_branch("inner")
-    again.delete_branch("run")
+    again.branches.delete("inner")
+    again.branches.delete("run")
     as_pylance(again).cleanup_old_versions(**CLEAN_UPS[options])
     again = LanceTable.open(table.uri)
     assert rows == contents(again)
@@ -97,8 +97,8 @@ def test_rows_merged_before_a_clean_up_are_there_after_it(table: LanceTable, opt
 
 def test_what_a_deleted_branch_left_is_taken_away(table: LanceTable) -> None:
     """Files nobody names any more do not stay for ever."""
-    table.delete_branch("inner")
-    table.delete_branch("run")
+    table.branches.delete("inner")
+    table.branches.delete("run")
     before = len(list((Path(table.uri) / "data").iterdir()))
     as_pylance(table).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
     assert before - 4 == len(list((Path(table.uri) / "data").iterdir()))
@@ -107,7 +107,7 @@ def test_what_a_deleted_branch_left_is_taken_away(table: LanceTable) -> None:
 
 def test_a_tagged_version_of_a_branch_is_kept(table: LanceTable) -> None:
     """A promoted version survives the clean-up of its line."""
-    table.create_tag("release", "run@4")
+    table.tags.create("release", "run@4")
     rows = contents(table, "release")
     as_pylance(table, "run").cleanup_old_versions(
         older_than=timedelta(microseconds=1), error_if_tagged_old_versions=False, delete_unverified=True

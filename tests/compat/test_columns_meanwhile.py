@@ -13,7 +13,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.store import open_store
 from tests.store.scripted import ScriptedStore, intruder_at_commit
-from tests.table_factory import entries, parts_on
+from tests.table_factory import context_on, entries
 
 WRITES: dict[str, Callable[[LanceTable], object]] = {
     "append": lambda table: table.append(entries("new", 50, 51)),
@@ -56,7 +56,7 @@ def test_rows_are_whole_or_refused(tmp_path: Path, write: str, change: str) -> N
     WRITES[write](LanceTable.open(alone))
     CHANGES[change](lance.dataset(alone))
     script = intruder_at_commit(lambda: CHANGES[change](lance.dataset(raced)))
-    table = LanceTable(parts_on(ScriptedStore(open_store(raced), script)))
+    table = LanceTable(context_on(ScriptedStore(open_store(raced), script)))
     try:
         WRITES[write](table)
     except (CommitConflictError, InvalidInputError):
@@ -73,7 +73,7 @@ def test_rows_of_pylance_meet_our_cast(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True)
     stale = lance.dataset(uri)
-    LanceTable.open(uri).cast_column("value", pa.int32())
+    LanceTable.open(uri).columns.cast("value", pa.int32())
     with pytest.raises(OSError, match="conflict"):
         stale.insert(entries("late", 2))
     assert [("a", 1)] == rows(uri)
@@ -85,7 +85,7 @@ def test_values_beside_rows_without_a_mode(tmp_path: Path, *, stable: bool) -> N
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=stable)
     script = intruder_at_commit(lambda: _write_beside(uri))
-    LanceTable(parts_on(ScriptedStore(open_store(uri), script))).update({"value": "10"}, where="value = 1")
+    LanceTable(context_on(ScriptedStore(open_store(uri), script))).update({"value": "10"}, where="value = 1")
     assert [("a", 2), ("a", 3), ("beside", 10)] == rows(uri)
 
 
@@ -96,7 +96,7 @@ def test_values_beside_rows_are_committed_as_pylance_says_them(tmp_path: Path, *
     lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=stable)
     _write_beside(uri)
     table = LanceTable.open(uri)
-    transaction = parts_on(open_store(uri)).at("main@2").transaction
+    transaction = context_on(open_store(uri)).at("main@2").transaction
     assert transaction is not None
     table.restore("main@1")
     again = replace(transaction, uuid="again", read_version=3)

@@ -52,40 +52,43 @@ def _both(*changes: Callable[[lance.LanceDataset], object]) -> Callable[[lance.L
 JOINED = pa.table({"key": pa.array([1, 2, 99]), "name": ["one", "two", "no"]})
 NESTED = pa.field("nested", pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]))
 CHANGES: dict[str, Change] = {
-    "add nulls": (lambda t: t.add_columns(pa.field("n", pa.int8())), lambda d: d.add_columns(pa.field("n", pa.int8()))),
-    "add nested nulls": (lambda t: t.add_columns(NESTED), lambda d: d.add_columns(NESTED)),
+    "add nulls": (lambda t: t.columns.add(pa.field("n", pa.int8())), lambda d: d.add_columns(pa.field("n", pa.int8()))),
+    "add nested nulls": (lambda t: t.columns.add(NESTED), lambda d: d.add_columns(NESTED)),
     "add computed": (
-        lambda t: t.add_columns({"double": "key * 2", "sum": "key + other"}),
+        lambda t: t.columns.add({"double": "key * 2", "sum": "key + other"}),
         lambda d: d.add_columns({"double": "key * 2", "sum": "key + other"}),
     ),
     "add by function": (
-        lambda t: t.add_columns(_double, reads=["key"]),
+        lambda t: t.columns.add(_double, reads=["key"]),
         lambda d: d.add_columns(lance.batch_udf()(_double), read_columns=["key"]),
     ),
-    "add joined": (lambda t: t.add_columns(JOINED, on=["key"]), lambda d: d.merge(JOINED, "key")),
-    "drop": (lambda t: t.drop_columns(["other"]), lambda d: d.drop_columns(["other"])),
-    "drop nested": (lambda t: t.drop_columns(["place.x"]), lambda d: d.drop_columns(["place.x"])),
-    "drop indexed": (lambda t: t.drop_columns(["text"]), lambda d: d.drop_columns(["text"])),
-    "rename": (lambda t: t.rename_column("key", "id"), _theirs({"path": "key", "name": "id"})),
-    "rename nested": (lambda t: t.rename_column("place.x", "z"), _theirs({"path": "place.x", "name": "z"})),
-    "cast": (lambda t: t.cast_column("other", pa.int64()), _theirs({"path": "other", "data_type": pa.int64()})),
-    "forbid nulls": (lambda t: t.set_nullable("key", nullable=False), _theirs({"path": "key", "nullable": False})),
+    "add joined": (lambda t: t.columns.add(JOINED, on=["key"]), lambda d: d.merge(JOINED, "key")),
+    "drop": (lambda t: t.columns.drop(["other"]), lambda d: d.drop_columns(["other"])),
+    "drop nested": (lambda t: t.columns.drop(["place.x"]), lambda d: d.drop_columns(["place.x"])),
+    "drop indexed": (lambda t: t.columns.drop(["text"]), lambda d: d.drop_columns(["text"])),
+    "rename": (lambda t: t.columns.rename("key", "id"), _theirs({"path": "key", "name": "id"})),
+    "rename nested": (lambda t: t.columns.rename("place.x", "z"), _theirs({"path": "place.x", "name": "z"})),
+    "cast": (lambda t: t.columns.cast("other", pa.int64()), _theirs({"path": "other", "data_type": pa.int64()})),
+    "forbid nulls": (
+        lambda t: t.columns.set_nullable("key", nullable=False),
+        _theirs({"path": "key", "nullable": False}),
+    ),
     "describe a column": (
-        lambda t: t.set_column_metadata("key", {"unit": "m"}),
+        lambda t: t.columns.set_metadata("key", {"unit": "m"}),
         lambda d: d.update_field_metadata({"key": {"unit": "m"}}),
     ),
     "primary key": (
-        lambda t: (t.set_nullable("key", nullable=False), t.set_column_metadata("key", PRIMARY)),
+        lambda t: (t.columns.set_nullable("key", nullable=False), t.columns.set_metadata("key", PRIMARY)),
         _both(_theirs({"path": "key", "nullable": False}), lambda d: d.update_field_metadata({"key": PRIMARY})),
     ),
     "describe the schema": (
-        lambda t: t.set_schema_metadata({"a": "b"}, replace=True),
+        lambda t: t.config.set_schema_metadata({"a": "b"}, replace=True),
         lambda d: d.update_schema_metadata({"a": "b"}, replace=True),
     ),
-    "describe the table": (lambda t: t.set_table_metadata({"a": "b"}), lambda d: d.update_metadata({"a": "b"})),
-    "settings": (lambda t: t.set_config({"a": "b"}), lambda d: d.update_config({"a": "b"})),
+    "describe the table": (lambda t: t.config.set_table_metadata({"a": "b"}), lambda d: d.update_metadata({"a": "b"})),
+    "settings": (lambda t: t.config.set({"a": "b"}), lambda d: d.update_config({"a": "b"})),
     "one after the other": (
-        lambda t: (t.add_columns({"double": "key * 2"}), t.drop_columns(["double"]), t.add_columns({"d": "other + 1"})),
+        lambda t: (t.columns.add({"double": "key * 2"}), t.columns.drop(["double"]), t.columns.add({"d": "other + 1"})),
         lambda d: (d.add_columns({"double": "key * 2"}), d.drop_columns(["double"]), d.add_columns({"d": "other + 1"})),
     ),
 }
@@ -178,8 +181,8 @@ def test_we_go_on_where_pylance_changed_columns(twins: tuple[LanceTable, lance.L
     before = table.read()
     table.append(before.slice(0, 2))
     table.delete(f"{number} = 12")
-    table.add_columns({"more": f"{number} * 3"})
-    table.compact()
+    table.columns.add({"more": f"{number} * 3"})
+    table.maintenance.compact()
     found = lance.dataset(theirs.uri)
     found.validate()
     keys: list[Any] = before[number].to_pylist()

@@ -26,7 +26,7 @@ CHANGES: dict[str, Callable[[LanceTable], object]] = {
 
 def merged(table: LanceTable, change: Callable[[], object]) -> None:
     """Do something on a branch, something else on main, and merge."""
-    table.create_branch("run")
+    table.branches.create("run")
     change()
     table.append(entries("m", *range(100, 110)))
     table.merge("run")
@@ -79,11 +79,11 @@ def test_an_index_answers_after_our_commit(table: LanceTable, change: str) -> No
 
 def test_a_branch_uses_the_indices_it_inherited(table: LanceTable) -> None:
     """Through the base path, for old rows and new ones."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("x", *range(100, 120)), branch="run")
     table.replace_where("value % 3 = 0", entries("x", 120), branch="run")
     assert_answers(as_pylance(table, "run"))
-    table.create_branch("inner", "run")
+    table.branches.create("inner", "run")
     table.append(entries("x", 130), branch="inner")
     assert_answers(as_pylance(table, "inner"))
 
@@ -100,7 +100,7 @@ def test_an_overwrite_drops_the_indices(table: LanceTable) -> None:
 
 def test_an_index_made_on_a_branch_is_not_merged(table: LanceTable) -> None:
     """It would point at fragments that have other ids on main; main's own answer."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("x", *range(100, 120)), branch="run")
     as_pylance(table, "run").create_scalar_index("value", "BTREE", name="of_the_branch")
     table.merge("run")
@@ -128,7 +128,7 @@ def test_a_vector_index_answers_after_our_commits(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "vectors", schema)
     table.append(pa.table({"id": range(300), "vector": vectors}, schema=schema))
     as_pylance(table).create_index("vector", "IVF_FLAT", num_partitions=2)
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("id = 100", pa.table({"id": [1000], "vector": [[100.25, 0.0]]}, schema=schema), branch="run")
     table.merge("run")
     query = {"column": "vector", "q": [100.0, 0.0], "k": 3, "nprobes": 2}

@@ -122,7 +122,7 @@ def test_indices_are_exact_after_a_change(table: LanceTable, change: str) -> Non
 def test_indices_are_exact_after_our_compaction(table: LanceTable, change: str) -> None:
     """In whatever order the two come."""
     CHANGES[change](table)
-    table.compact()
+    table.maintenance.compact()
     assert_exact(as_pylance(table))
     CHANGES[change](table)
     assert_exact(as_pylance(table))
@@ -131,7 +131,7 @@ def test_indices_are_exact_after_our_compaction(table: LanceTable, change: str) 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_branch_uses_the_indices_it_inherited(table: LanceTable, change: str) -> None:
     """And main's stay what they were."""
-    table.create_branch("run")
+    table.branches.create("run")
     before = as_pylance(table).to_table().to_pylist()
     dataset = as_pylance(table, "run")
     assert_exact(dataset)
@@ -146,7 +146,7 @@ class _On(LanceTable):
     """A table whose changes go to a branch."""
 
     def __init__(self, table: LanceTable, branch: str) -> None:
-        super().__init__(table._parts)  # noqa: SLF001 - the same table
+        super().__init__(table._context)  # noqa: SLF001 - the same table
         self._branch = branch
 
     def delete(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever it takes

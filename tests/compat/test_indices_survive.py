@@ -85,7 +85,7 @@ def _twice(table: LanceTable, branch: str) -> None:
     table.update({"value": "value + 1000"}, where="id < 40", branch=branch)
     table.upsert(rows(range(20, 60), salt=5), on=["id"], branch=branch)
     table.delete("id BETWEEN 30 AND 50", branch=branch)
-    table.compact(branch=branch)
+    table.maintenance.compact(branch=branch)
 
 
 # What only adds and takes out rows; a merge carries it over.
@@ -94,8 +94,8 @@ MERGEABLE: dict[str, Change] = {
     "delete rows": lambda t, b: t.delete("value % 3 = 0", branch=b),
     "delete a fragment": lambda t, b: t.delete("id < 90", branch=b),
     "replace": lambda t, b: t.replace_where("id < 60", rows(range(300, 340), salt=3), branch=b),
-    "set config": lambda t, b: t.set_config({"a": "b"}, branch=b),
-    "set metadata": lambda t, b: t.set_table_metadata({"a": "b"}, branch=b),
+    "set config": lambda t, b: t.config.set({"a": "b"}, branch=b),
+    "set metadata": lambda t, b: t.config.set_table_metadata({"a": "b"}, branch=b),
 }
 CHANGES: dict[str, Change] = {
     **MERGEABLE,
@@ -107,14 +107,14 @@ CHANGES: dict[str, Change] = {
     "update another column": lambda t, b: t.update({"spare": "spare + 1"}, where="id % 5 = 2", branch=b),
     "update everything": lambda t, b: t.update({"value": "id"}, branch=b),
     "upsert": lambda t, b: t.upsert(rows(range(250, 320), salt=9), on=["id"], branch=b),
-    "add nulls": lambda t, b: t.add_columns(pa.field("more", pa.int8()), branch=b),
-    "add computed": lambda t, b: t.add_columns({"more": "value + 1"}, branch=b),
-    "drop": lambda t, b: t.drop_columns(["spare"], branch=b),
-    "rename another column": lambda t, b: t.rename_column("spare", "other", branch=b),
-    "cast another column": lambda t, b: t.cast_column("spare", pa.int64(), branch=b),
-    "reorder": lambda t, b: t.reorder_columns(list(reversed(SCHEMA.names)), branch=b),
-    "describe a column": lambda t, b: t.set_column_metadata("value", {"unit": "m"}, branch=b),
-    "compact": lambda t, b: t.compact(branch=b),
+    "add nulls": lambda t, b: t.columns.add(pa.field("more", pa.int8()), branch=b),
+    "add computed": lambda t, b: t.columns.add({"more": "value + 1"}, branch=b),
+    "drop": lambda t, b: t.columns.drop(["spare"], branch=b),
+    "rename another column": lambda t, b: t.columns.rename("spare", "other", branch=b),
+    "cast another column": lambda t, b: t.columns.cast("spare", pa.int64(), branch=b),
+    "reorder": lambda t, b: t.columns.reorder(list(reversed(SCHEMA.names)), branch=b),
+    "describe a column": lambda t, b: t.columns.set_metadata("value", {"unit": "m"}, branch=b),
+    "compact": lambda t, b: t.maintenance.compact(branch=b),
     "restore": _restore,
     "a lot": _twice,
 }
@@ -123,7 +123,7 @@ CHANGES: dict[str, Change] = {
 def exact(table: LanceTable, branch: str = "main") -> None:
     """Every index is there, used unless it knows no row any more, and what it finds is what is there."""
     dataset = as_pylance(table, branch)
-    known = {status.name for status in table.indices(branch) if status.indexed_rows}
+    known = {status.name for status in table.maintenance.indices(branch) if status.indexed_rows}
     assert set(INDEXED) == {index.name for index in dataset.describe_indices()}
     for condition in ("value = 30", "value >= 20 AND value < 45", "value > 1000", "value IN (1, 51, 101)"):
         plan = dataset.scanner(filter=condition).explain_plan()
@@ -148,7 +148,7 @@ def ids(found: pa.Table) -> list[int]:
 
 def unindexed(table: LanceTable, branch: str = "main") -> set[int]:
     """How many rows an index does not know, over all indices."""
-    return {status.unindexed_rows for status in table.indices(branch)}
+    return {status.unindexed_rows for status in table.maintenance.indices(branch)}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -166,7 +166,7 @@ def test_on_main(table: LanceTable, change: str) -> None:
 def test_on_a_branch(table: LanceTable, change: str) -> None:
     """That inherited the indices; main does not notice."""
     before = table.read("main", columns=["id"])
-    table.create_branch("run")
+    table.branches.create("run")
     CHANGES[change](table, "run")
     exact(table, "run")
     exact(table)
@@ -179,12 +179,12 @@ def test_on_a_branch(table: LanceTable, change: str) -> None:
 @pytest.mark.parametrize("change", MERGEABLE)
 def test_after_a_merge(table: LanceTable, change: str) -> None:
     """Into a main that moved on."""
-    table.create_branch("run")
+    table.branches.create("run")
     MERGEABLE[change](table, "run")
     table.append(rows(range(400, 420), salt=7))
     table.merge("run")
     exact(table)
-    table.delete_branch("run")
+    table.branches.delete("run")
     as_pylance(table).optimize.optimize_indices()
     exact(table)
     assert {0} == unindexed(table)
@@ -193,7 +193,7 @@ def test_after_a_merge(table: LanceTable, change: str) -> None:
 @pytest.mark.parametrize("shallow", [True, False], ids=["shallow", "deep"])
 def test_in_a_clone(table: LanceTable, tmp_path: Path, *, shallow: bool) -> None:
     """A clone has the indices, and changes to it are answered."""
-    clone = table.clone(tmp_path / "clone", shallow=shallow)
+    clone = table.maintenance.clone(tmp_path / "clone", shallow=shallow)
     exact(clone)
     clone.replace_where("id % 4 = 1", rows(range(300, 340), salt=3))
     exact(clone)
@@ -201,18 +201,18 @@ def test_in_a_clone(table: LanceTable, tmp_path: Path, *, shallow: bool) -> None
 
 def test_after_a_move(table: LanceTable, tmp_path: Path) -> None:
     """On main and on a branch, once the table was moved and told so."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(rows(range(300, 340), salt=3), branch="run")
     moved = shutil.move(table.uri, tmp_path / "moved")
     here = LanceTable.open(moved)
-    here.relocate()
+    here.maintenance.relocate()
     exact(here)
     exact(here, "run")
 
 
 def test_a_renamed_column_keeps_its_index(table: LanceTable) -> None:
     """Under the name it has."""
-    table.rename_column("value", "worth")
+    table.columns.rename("value", "worth")
     dataset = as_pylance(table)
     assert "ScalarIndexQuery" in dataset.scanner(filter="worth = 30").explain_plan()
     without = dataset.scanner(columns=["id"], filter="worth = 30", use_scalar_index=False).to_table()
@@ -222,7 +222,7 @@ def test_a_renamed_column_keeps_its_index(table: LanceTable) -> None:
 @pytest.mark.parametrize("column", ["value", "text", "near", "coded"])
 def test_a_dropped_column_takes_its_index_along(table: LanceTable, column: str) -> None:
     """And no other."""
-    table.drop_columns([column])
+    table.columns.drop([column])
     assert set(INDEXED) - {f"{column}_idx"} == {index.name for index in as_pylance(table).describe_indices()}
 
 

@@ -33,20 +33,20 @@ def table(tmp_path: Path) -> LanceTable:
     made = new_table(tmp_path, entries("a", *range(20)), entries("b", *range(20)))
     as_pylance(made).create_scalar_index("value", "BTREE")
     for name in ("merged", "gone", "live"):
-        made.create_branch(name)
+        made.branches.create(name)
         made.append(entries(name, *range(5)), branch=name)
         made.replace_where(f"key = '{name}' and value = 1", entries(name, 100), branch=name)
     made.delete("key = 'a' and value = 3", branch="live")
     as_pylance(made, "live").update({"value": "200"}, where="key = 'a' and value = 4")
-    made.create_tag("candidate", "live")
+    made.tags.create("candidate", "live")
     made.append(entries("live", 50), branch="live")
-    made.create_branch("inner", "live")
+    made.branches.create("inner", "live")
     made.delete("key = 'live' and value = 2", branch="inner")
     as_pylance(made).create_branch("theirs").insert(entries("theirs", 1, 2))
     made.merge("merged")
     made.merge("gone")
-    made.delete_branch("gone")
-    made.create_tag("production", "main")
+    made.branches.delete("gone")
+    made.tags.create("production", "main")
     as_pylance(made).update({"value": "300"}, where="key = 'b' and value = 4")
     made.delete("key = 'b' and value = 5")
     made.append(entries("m", 1))
@@ -57,9 +57,9 @@ def state(table: LanceTable) -> Mapping[str, Rows]:
     """The rows of every branch and tag, the same through pylance and through us, by scan and by index."""
     fresh = LanceTable.open(table.uri)
     found: dict[str, Rows] = {}
-    for name in ("main", *fresh.branches(), *fresh.tags()):
+    for name in ("main", *fresh.branches.list(), *fresh.tags.list()):
         dataset = lance.dataset(fresh.uri)
-        tagged = name in fresh.tags()
+        tagged = name in fresh.tags.list()
         dataset = dataset if name == "main" else dataset.checkout_version(name if tagged else (name, None))
         dataset.validate()
         found[name] = contents(fresh, name)
@@ -73,10 +73,10 @@ def held(before: Mapping[str, Rows], table: LanceTable, *gone: str) -> None:
     """Everything but what is gone reads as before, and works on."""
     expected = {name: rows for name, rows in before.items() if name not in gone}
     assert expected == state(table)
-    errors = [str(problem) for problem in table.verify().problems if problem.severity == "error"]
+    errors = [str(problem) for problem in table.maintenance.verify().problems if problem.severity == "error"]
     assert [] == errors
     fresh = LanceTable.open(table.uri)
-    for name in ("main", *fresh.branches()):
+    for name in ("main", *fresh.branches.list()):
         fresh.append(entries("later", 1), branch=name)
         as_pylance(fresh, name).delete("key = 'later'")
     assert expected == state(fresh)
@@ -104,7 +104,7 @@ def test_a_clean_up_of_every_line_one_after_the_other(table: LanceTable) -> None
 @pytest.mark.parametrize("line", LINES)
 def test_automatic_clean_up_in_ordinary_commits(table: LanceTable, line: str) -> None:
     """Of any line, by commits of pylance. While a tag names an old version of the line, it does nothing at all."""
-    for name in table.tags():
+    for name in table.tags.list():
         as_pylance(table).tags.delete(name)
     dataset = as_pylance(table, line)
     dataset.update_config(
@@ -180,12 +180,12 @@ def _optimized(dataset: lance.LanceDataset) -> None:
 
 def _merged(table: LanceTable, line: str) -> Rows:
     """The rows of main after a merge of a line, tried on branches that are gone when this returns."""
-    table.create_branch("source", line)
-    table.create_branch("dest", "main")
+    table.branches.create("source", line)
+    table.branches.create("dest", "main")
     table.merge("source", "dest")
     rows = contents(table, "dest")
     for name in ("dest", "source"):
-        table.delete_branch(name)
+        table.branches.delete(name)
     return rows
 
 
@@ -226,13 +226,13 @@ def test_a_branch_whose_inherited_index_pylance_broke_is_merged(table: LanceTabl
     assert before[line] == contents(table, line) == sorted_rows(as_pylance(table, line).to_table())
     with pytest.raises(OSError, match="Not found"):
         as_pylance(table, line).count_rows("value = 7")
-    problems = table.verify(line).problems
+    problems = table.maintenance.verify(line).problems
     assert problems
     assert all("_indices/" in str(problem) and "is missing" in str(problem) for problem in problems)
     table.merge(line)
     assert wanted == contents(table)
     assert sum(1 for _, value in wanted if value == 7) == as_pylance(table).count_rows("value = 7")
-    assert () == table.verify("main").problems
+    assert () == table.maintenance.verify("main").problems
     as_pylance(table, line).create_scalar_index("value", "BTREE", replace=True)
     assert {**before, "main": wanted} == state(LanceTable.open(table.uri))
 
@@ -252,24 +252,24 @@ def test_collecting_and_pylances_clean_up_take_turns(table: LanceTable) -> None:
     """Neither misses what the other took away."""
     before = state(table)
     age(table, 30 * DAY)
-    assert table.collect_garbage(timedelta(0), dry_run=False).done
+    assert table.maintenance.collect_garbage(timedelta(0), dry_run=False).done
     as_pylance(table).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
     age(table, 30 * DAY)
-    assert table.collect_garbage(timedelta(0), dry_run=False).done
+    assert table.maintenance.collect_garbage(timedelta(0), dry_run=False).done
     as_pylance(table, "live").cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
-    assert table.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
+    assert table.maintenance.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
     held(before, table)
 
 
 def test_a_shallow_clone_keeps_what_it_names(table: LanceTable, tmp_path: Path) -> None:
     """By the tag it left: through pylance's clean-up, and through ours."""
-    clone = table.clone(tmp_path / "clone", "main@3")
+    clone = table.maintenance.clone(tmp_path / "clone", "main@3")
     rows = contents(clone)
     table.overwrite(entries("new", 1))
     age(table, 30 * DAY)
     as_pylance(table).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
-    assert table.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
+    assert table.maintenance.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
     assert rows == contents(clone)
     as_pylance(clone).validate()
-    (tag,) = [tag for tag in table.tags().values() if tag.name.startswith("clone-")]
+    (tag,) = [tag for tag in table.tags.list().values() if tag.name.startswith("clone-")]
     assert ("main@3", str(tmp_path / "clone")) == (tag.ref, tag.metadata["lance_dagster.clone"])

@@ -81,22 +81,22 @@ OPERATIONS: dict[str, Twin] = {
     "update everything": Twin(lambda t: t.update({"key": "'u'"}), lambda d: d.update({"key": "'u'"})),
     "upsert": Twin(lambda t: t.upsert(noted("m", 3, 4, 90), on=["value"]), _upsert),
     "add nulls": Twin(
-        lambda t: t.add_columns(pa.field("n", pa.int32())), lambda d: d.add_columns(pa.field("n", pa.int32()))
+        lambda t: t.columns.add(pa.field("n", pa.int32())), lambda d: d.add_columns(pa.field("n", pa.int32()))
     ),
     "add computed": Twin(
-        lambda t: t.add_columns({"twice": "value * 2"}), lambda d: d.add_columns({"twice": "value * 2"})
+        lambda t: t.columns.add({"twice": "value * 2"}), lambda d: d.add_columns({"twice": "value * 2"})
     ),
-    "drop": Twin(lambda t: t.drop_columns(["note"]), lambda d: d.drop_columns(["note"])),
+    "drop": Twin(lambda t: t.columns.drop(["note"]), lambda d: d.drop_columns(["note"])),
     "rename": Twin(
-        lambda t: t.rename_column("note", "remark"), lambda d: _alter(d, {"path": "note", "name": "remark"})
+        lambda t: t.columns.rename("note", "remark"), lambda d: _alter(d, {"path": "note", "name": "remark"})
     ),
     "cast": Twin(
-        lambda t: t.cast_column("note", pa.large_string()),
+        lambda t: t.columns.cast("note", pa.large_string()),
         lambda d: _alter(d, {"path": "note", "data_type": pa.large_string()}),
     ),
-    "set config": Twin(lambda t: t.set_config({"a": "1"}), lambda d: d.update_config({"a": "1"})),
-    "set metadata": Twin(lambda t: t.set_table_metadata({"a": "1"}), lambda d: d.update_metadata({"a": "1"})),
-    "compact": Twin(lambda t: t.compact(), lambda d: d.optimize.compact_files()),
+    "set config": Twin(lambda t: t.config.set({"a": "1"}), lambda d: d.update_config({"a": "1"})),
+    "set metadata": Twin(lambda t: t.config.set_table_metadata({"a": "1"}), lambda d: d.update_metadata({"a": "1"})),
+    "compact": Twin(lambda t: t.maintenance.compact(), lambda d: d.optimize.compact_files()),
     "restore": Twin(lambda t: committed(t, Restore(version=1)), lambda d: d.checkout_version(1).restore()),
     "drop an index": Twin(_drop_index, lambda d: d.drop_index("value_idx")),
 }
@@ -104,7 +104,7 @@ OPERATIONS: dict[str, Twin] = {
 
 def manifest_of(table: LanceTable) -> Manifest:
     """The newest manifest of main."""
-    return table._parts.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+    return table._context.head("main").manifest  # noqa: SLF001 - the one way to a manifest
 
 
 def portrait(uri: str) -> dict[str, Any]:
@@ -176,12 +176,12 @@ def _clean_up(uri: str) -> None:
 
 def _ours_merge(uri: str) -> None:
     table = LanceTable.open(uri)
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(fitted(entries("branch", 70), uri), branch="run")
     table.delete("value = 11", branch="run")
     table.append(fitted(entries("main", 71), uri))
     table.merge("run")
-    table.delete_branch("run")
+    table.branches.delete("run")
 
 
 LATER: dict[str, tuple[Callable[[str], object], ...]] = {
@@ -203,9 +203,9 @@ LATER: dict[str, tuple[Callable[[str], object], ...]] = {
         lambda uri: LanceTable.open(uri).delete("value = 2 OR value = 60"),
         lambda uri: LanceTable.open(uri).upsert(fitted(entries("late", 4, 61), uri), on=["value"]),
         lambda uri: LanceTable.open(uri).replace_where("value > 17", fitted(entries("late", 62), uri)),
-        lambda uri: LanceTable.open(uri).compact(),
+        lambda uri: LanceTable.open(uri).maintenance.compact(),
         _ours_merge,
-        lambda uri: LanceTable.open(uri).add_columns({"later": "value + 1"}),
+        lambda uri: LanceTable.open(uri).columns.add({"later": "value + 1"}),
         lambda uri: LanceTable.open(uri).append(fitted(entries("last", 80), uri)),
     ),
 }

@@ -92,9 +92,9 @@ def test_pylance_reads_what_we_wrote(tmp_path: Path, operation: str) -> None:
     assert table.schema() == dataset.schema
     created = dataset.to_table(columns=["_row_created_at_version"], filter="key = 'new'")
     assert {table.head().number} >= set(created["_row_created_at_version"].to_pylist())
-    manifest = table._parts.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+    manifest = table._context.head("main").manifest  # noqa: SLF001 - the one way to a manifest
     assert () == manifest.base_paths
-    assert [version["version"] for version in dataset.versions()] == table.versions_after(0)
+    assert [version["version"] for version in dataset.versions()] == table.branches.version_numbers()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -102,8 +102,8 @@ def test_pylance_reads_every_branch(tmp_path: Path, operation: str) -> None:
     """With the rows we see, and the lineage that leads to it."""
     table = prepared(tmp_path)
     OPERATIONS[operation](table)
-    assert set(table.branches()) == set(as_pylance(table).branches.list())
-    for name in table.branches():
+    assert set(table.branches.list()) == set(as_pylance(table).branches.list())
+    for name in table.branches.list():
         dataset = as_pylance(table, name)
         dataset.validate()
         rows = contents(table, name)
@@ -117,7 +117,7 @@ def test_pylance_goes_on_and_so_do_we(tmp_path: Path, operation: str, step: str)
     table = prepared(tmp_path)
     stale = as_pylance(table)
     rows = OPERATIONS[operation](table)
-    branches = {name: contents(table, name) for name in table.branches()}
+    branches = {name: contents(table, name) for name in table.branches.list()}
     act, model = STEPS[step]
     theirs = stale if step == "stale append" and "over" not in operation and "empt" not in operation else None
     act(theirs or as_pylance(table))
@@ -128,7 +128,7 @@ def test_pylance_goes_on_and_so_do_we(tmp_path: Path, operation: str, step: str)
     again = LanceTable.open(table.uri)
     again.append(fitted(entries("o", 1), again.schema()))
     again.replace_where("key = 'p'", fitted(entries("o", 2), again.schema()))
-    again.create_branch("further")
+    again.branches.create("further")
     again.append(fitted(entries("o", 3), again.schema()), branch="further")
     again.merge("further")
     wanted = [*(row for row in after if row[0] != "p"), ("o", 1), ("o", 2), ("o", 3)]
@@ -158,14 +158,14 @@ def test_pylance_goes_on_on_our_branch(tmp_path: Path, operation: str, step: str
 def test_pylance_reads_our_tags_and_moves_them(tmp_path: Path) -> None:
     """And we read where it moved them to."""
     table = prepared(tmp_path)
-    table.create_tag("release", "main@1")
-    table.move_tag("release", "main@2")
+    table.tags.create("release", "main@1")
+    table.tags.move("release", "main@2")
     assert 4 == as_pylance(table).checkout_version("release").count_rows()
     as_pylance(table).tags.update("release", 3)
-    assert "main@3" == table.tags()["release"].ref
-    table.move_tag("release", "main@1", expected=table.at("main@3"))
+    assert "main@3" == table.tags.list()["release"].ref
+    table.tags.move("release", "main@1", expected=table.at("main@3"))
     as_pylance(table).tags.delete("release")
-    assert {} == table.tags()
+    assert {} == table.tags.list()
 
 
 def test_pylance_deletes_our_branch(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_pylance_deletes_our_branch(tmp_path: Path) -> None:
     table = prepared(tmp_path)
     rows = OPERATIONS["merge of deletion vectors"](table)
     as_pylance(table).branches.delete("run")
-    assert {} == table.branches()
+    assert {} == table.branches.list()
     clean_up(as_pylance(table))
     assert_sound(as_pylance(table), rows)
 
@@ -181,10 +181,10 @@ def test_pylance_deletes_our_branch(tmp_path: Path) -> None:
 def test_pylance_forks_from_our_branch_and_we_from_its(tmp_path: Path) -> None:
     """Alternating, each with a row of its own; the innermost is merged all the way down."""
     table = prepared(tmp_path)
-    table.create_branch("one")
+    table.branches.create("one")
     table.append(entries("one", 1), branch="one")
     as_pylance(table, "one").create_branch("two").insert(entries("two", 1))
-    table.create_branch("three", "two")
+    table.branches.create("three", "two")
     table.append(entries("three", 1), branch="three")
     wanted = sorted([*contents(table), ("one", 1), ("two", 1), ("three", 1)])
     assert_sound(as_pylance(table, "three"), wanted)

@@ -28,7 +28,7 @@ def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, s
     dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     table = LanceTable.open(dataset.uri)
     for branch in ["main", *dataset.branches.list()]:
-        for version in table.versions_after(0, branch):
+        for version in table.branches.version_numbers(branch):
             ref = f"{branch}@{version}"
             theirs = (
                 dataset.checkout_version((branch, version))
@@ -56,7 +56,7 @@ def test_we_go_on_with_what_pylance_made(tmp_path: Path, operation: str, *, stab
     table = LanceTable.open(dataset.uri)
     before = contents(table)
     table.append(entries("o", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("value = 4", entries("o", 2), branch="run")
     table.append(entries("o", 3))
     table.merge("run")
@@ -91,7 +91,7 @@ def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, *, nested: bool) -> Non
         theirs.create_branch("deep").insert(entries("deep", 1))
         name = "deep"
     table = LanceTable.open(dataset.uri)
-    branch = table.branches()[name]
+    branch = table.branches.list()[name]
     assert ("dev@2" if nested else "main@1") == branch.parent
     table.append(entries("o", 1), branch=name)
     table.replace_where("key = 'a' and value = 1", entries("o", 2), branch=name)
@@ -102,7 +102,7 @@ def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, *, nested: bool) -> Non
     table.merge(name)
     assert wanted == contents(table)
     as_pylance(table).validate()
-    table.delete_branch(name)
+    table.branches.delete(name)
     assert wanted == contents(table)
 
 
@@ -113,7 +113,7 @@ def test_a_branch_of_a_table_called_something_else_can_be_read_and_merged(tmp_pa
     table = LanceTable.open(dataset.uri)
     with pytest.raises(InvalidInputError, match=f"looks for the table's files elsewhere than {tmp_path}/t: "):
         table.append(entries("o", 1), branch="dev")
-    table.create_branch("again", "dev")
+    table.branches.create("again", "dev")
     table.append(entries("o", 1), branch="again")
     assert [("a", 1), ("a", 2), ("dev", 1), ("o", 1)] == contents(table, "again")
     table.merge("again")
@@ -126,7 +126,7 @@ def test_our_branch_of_a_branch_of_pylance_is_protected(tmp_path: Path) -> None:
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "t"))
     dataset.create_branch("dev")
     table = LanceTable.open(dataset.uri)
-    lineage = table.create_branch("ours", "dev").lineage
+    lineage = table.branches.create("ours", "dev").lineage
     assert [1, NEVER_A_VERSION] == [version for version, _ in lineage]
 
 
@@ -138,10 +138,10 @@ def test_blobs_written_by_pylance_on_our_branch_come_along(tmp_path: Path) -> No
     uri = str(tmp_path / "t")
     dataset = lance.write_dataset(rows.slice(0, 0), uri, data_storage_version="2.2", enable_stable_row_ids=True)
     table = LanceTable.open(dataset.uri)
-    table.create_branch("run")
+    table.branches.create("run")
     as_pylance(table, "run").insert(rows)
     table.merge("run")
-    table.delete_branch("run")
+    table.branches.delete("run")
     found = as_pylance(table).take_blobs("blob", indices=[0, 1, 2])
     assert blobs == [blob.readall() for blob in found if blob is not None]
 

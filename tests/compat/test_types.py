@@ -216,11 +216,11 @@ def test_blobs_in_files_of_their_own(tmp_path: Path) -> None:
 
     first = [b"small", b"m" * 100_000, b"l" * 5_000_000]
     table.append(rows(*first))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(rows(b"q" * 200_000), branch="run")
     assert [*first, b"q" * 200_000] == contents("run")
     table.merge("run")
-    table.delete_branch("run")
+    table.branches.delete("run")
     plain = pa.table({"first": [9], "c": pa.array([b"plain"], pa.binary())})
     table.append(plain)
     assert [*first, b"q" * 200_000, b"plain"] == contents()

@@ -154,7 +154,7 @@ def test_the_corpus_is_whole() -> None:
 def test_every_version_is_what_its_release_read(unpacked: Path, table: Written) -> None:
     """Count, schema and rows; or an error that says what is in the way."""
     found = opened(unpacked, table)
-    assert sorted(map(int, table.expected["branches"]["main"])) == found.versions_after(0)
+    assert sorted(map(int, table.expected["branches"]["main"])) == found.branches.version_numbers()
     refused = refusal(table)
     for number, expected in table.expected["branches"]["main"].items():
         ref = f"main@{number}"
@@ -190,7 +190,7 @@ def test_history_and_soundness(unpacked: Path, table: Written) -> None:
     assert {written} == {version.writer for version in found.log()}
     counts = [expected["count"] for expected in table.expected["branches"]["main"].values()]
     assert counts == [version.rows for version in reversed(found.log())]
-    assert dict(table.expected["tags"]) == {tag.name: tag.version for tag in found.tags().values()}
+    assert dict(table.expected["tags"]) == {tag.name: tag.version for tag in found.tags.list().values()}
 
 
 # What is wrong with tables, beyond what cannot be read: of a release when it is named.
@@ -214,8 +214,12 @@ def test_nothing_is_said_to_be_wrong_that_is_not(unpacked: Path, tmp_path: Path,
     """Old tables look different from those of today; some are verified with all that is in their files."""
     found = opened(unpacked, table, tmp_path)
     if table.name == "branched":
-        found.relocate()
-    problems = [problem.what for problem in found.verify(deep=table.name in DEEP).problems if problem.severity == ERROR]
+        found.maintenance.relocate()
+    problems = [
+        problem.what
+        for problem in found.maintenance.verify(deep=table.name in DEEP).problems
+        if problem.severity == ERROR
+    ]
     known = WRONG.get(table.label, WRONG.get(table.name, "nothing"))
     # Versions of a branch from before its table was moved look for files where it was.
     moved = [what for what in problems if what == "the file is missing" and table.name == "branched"]
@@ -257,12 +261,12 @@ def test_we_go_on_with_it(unpacked: Path, tmp_path: Path, table: Written) -> Non
     assert theirs.count_rows() == mine.count_rows() == mine.read().num_rows
     assert mine.read() == theirs.to_table()
     old = "1.manifest" in names(mine)
-    assert {(f"{n}.manifest" if old else manifest_name(n)) for n in mine.versions_after(0)} == names(mine)
-    assert old == (mine.migrate_manifest_names() > 0)
-    assert 0 == mine.migrate_manifest_names()
+    assert {(f"{n}.manifest" if old else manifest_name(n)) for n in mine.branches.version_numbers()} == names(mine)
+    assert old == (mine.maintenance.migrate_manifest_names() > 0)
+    assert 0 == mine.maintenance.migrate_manifest_names()
     count = mine.count_rows()
     lance.dataset(mine.uri).insert(row)
-    assert set(map(manifest_name, mine.versions_after(0))) == names(mine)
+    assert set(map(manifest_name, mine.branches.version_numbers())) == names(mine)
     assert count + 1 == mine.count_rows()
 
 
@@ -275,7 +279,7 @@ def test_branches_work_at_another_place(unpacked: Path, tmp_path: Path, table: W
     mine = opened(unpacked, table, tmp_path)
     ((number, expected),) = table.expected["branches"]["dev"].items()
     assert expected["count"] == mine.count_rows(f"dev@{number}")
-    mine.relocate()
+    mine.maintenance.relocate()
     rows = mine.read("dev")
     assert expected["rows"] == told(rows.to_pylist())
     mine.append(rows.take(pa.array([0])), branch="dev")
@@ -283,5 +287,5 @@ def test_branches_work_at_another_place(unpacked: Path, tmp_path: Path, table: W
     mine.merge("dev")
     lance.dataset(mine.uri).validate()
     assert mine.read() == lance.dataset(mine.uri).to_table()
-    mine.migrate_manifest_names()
+    mine.maintenance.migrate_manifest_names()
     assert expected["count"] + 1 == LanceTable.open(mine.uri).count_rows("dev")

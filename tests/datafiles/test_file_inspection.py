@@ -15,7 +15,7 @@ ROWS = pa.table({"id": range(1000), "text": ["some text"] * 1000})
 def file(tmp_path: Path) -> Path:
     """A data file."""
     table = LanceTable.create(tmp_path / "t", ROWS.schema)
-    (staged,) = write_files(table.target(), ROWS.to_batches())
+    (staged,) = write_files(table.write_target(), ROWS.to_batches())
     return tmp_path / "t/data" / staged.name
 
 

@@ -15,7 +15,7 @@ from lance_dagster.format.layout import manifest_name
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import as_pylance, entries, new_table, parts_on
+from tests.table_factory import as_pylance, context_on, entries, new_table
 
 Change = tuple[str, dict[str, Any]]
 NOTHING = (0, 0, 0)
@@ -98,7 +98,7 @@ def test_a_compaction_changes_no_row(tmp_path: Path, by: str, *, stable: bool) -
     table.delete("id = 4")
     before = str(table.head())
     if by == "us":
-        table.compact()
+        table.maintenance.compact()
     else:
         as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0)
     for key in (None, ["id"], ["id", "name"]):
@@ -112,12 +112,12 @@ def test_a_compaction_changes_no_row(tmp_path: Path, by: str, *, stable: bool) -
 def test_versions_written_beside_rows_change_none(tmp_path: Path) -> None:
     """A new column sets them for all rows, and so does compaction after it."""
     table = made(tmp_path)
-    table.add_columns({"twice": "id * 2"})
+    table.columns.add({"twice": "id * 2"})
     added = table.diff("main@1", "main")
     assert NOTHING == counts(added)
     assert ["schema:", "  + twice: int64"] == lines(added)[:2]
     assert ("twice",) == added.fragments[0].columns
-    table.compact()
+    table.maintenance.compact()
     assert NOTHING == counts(table.diff("main@1", "main"))
     table.update({"twice": "0"}, where="id = 1")
     assert NOTHING == counts(table.diff("main@1", "main"))
@@ -146,7 +146,7 @@ def test_fragments_that_are_the_same_are_not_opened(tmp_path: Path) -> None:
     """Their files may even be gone."""
     table = made(tmp_path, rows=20)
     table.update({"name": "'x'"}, where="id = 7")
-    table.add_columns(pa.field("more", pa.int64()))
+    table.columns.add(pa.field("more", pa.int64()))
     files = {
         file.path
         for fragment in as_pylance(table).get_fragments()
@@ -163,7 +163,7 @@ def test_fragments_that_are_the_same_are_not_opened(tmp_path: Path) -> None:
 def test_a_cast_column_is_compared_in_the_new_type(tmp_path: Path) -> None:
     """Rows of equal values do not change; the older values stand beside under a name of their own."""
     table = made(tmp_path)
-    table.cast_column("id", pa.int32())
+    table.columns.cast("id", pa.int32())
     diff = table.diff("main@1", "main")
     assert ["schema:", "  ~ id: int64 -> int32"] == lines(diff)[:2]
     assert NOTHING == counts(diff)
@@ -179,8 +179,8 @@ def test_a_cast_that_changes_a_value_changes_the_row(tmp_path: Path) -> None:
     """Numbers written as text and as numbers are compared as numbers; what is none differs."""
     table = LanceTable.create(tmp_path / "t", TEXTS)
     table.append(pa.table({"key": [1, 2, 3], "value": ["1", "2", "3"]}))
-    table.create_branch("x")
-    table.cast_column("value", pa.int64())
+    table.branches.create("x")
+    table.columns.cast("value", pa.int64())
     assert NOTHING == counts(table.diff("x", "main"))
     table.update({"value": "7"}, where="key = 3")
     table.update({"value": "'no number'"}, where="key = 1", branch="x")
@@ -191,13 +191,13 @@ def test_a_cast_that_changes_a_value_changes_the_row(tmp_path: Path) -> None:
 def test_columns_renamed_dropped_and_reordered(tmp_path: Path) -> None:
     """None of it changes a row; rows are shown under the names of the newer version."""
     table = made(tmp_path)
-    table.rename_column("name", "title")
-    table.drop_columns(["price"])
-    table.reorder_columns(["title", "id"])
+    table.columns.rename("name", "title")
+    table.columns.drop(["price"])
+    table.columns.reorder(["title", "id"])
     diff = table.diff("main@1", "main")
     assert ["  - price: double", "  ~ title: renamed from name"] == [line for line in lines(diff) if "e" in line][1:3]
     assert NOTHING == counts(diff)
-    table.compact()
+    table.maintenance.compact()
     table.update({"title": "'x'"}, where="id = 1")
     assert [
         ("update_preimage", {"title": "n1", "id": 1, "price": 1.5}),
@@ -208,8 +208,8 @@ def test_columns_renamed_dropped_and_reordered(tmp_path: Path) -> None:
 def test_a_column_put_in_anew_under_its_name_is_compared(tmp_path: Path) -> None:
     """Dropped and added again it is another field without values, though no fragment is written differently."""
     table = made(tmp_path)
-    table.drop_columns(["name"])
-    table.add_columns(pa.field("name", pa.string()))
+    table.columns.drop(["name"])
+    table.columns.add(pa.field("name", pa.string()))
     diff = table.diff("main@1", "main")
     assert (0, 0, 10) == counts(diff)
     assert ("name",) == diff.fragments[0].columns
@@ -220,7 +220,7 @@ def test_swapped_names_change_no_row(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "t", pa.schema({"a": pa.int64(), "b": pa.int64()}))
     table.append(pa.table({"a": [1], "b": [2]}))
     for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
-        table.rename_column(old, new)
+        table.columns.rename(old, new)
     diff = table.diff("main@2", "main")
     assert {"  ~ b: renamed from a", "  ~ a: renamed from b"} == {line for line in lines(diff) if "renamed" in line}
     assert NOTHING == counts(diff)
@@ -254,11 +254,11 @@ def test_a_restored_version_has_no_difference(tmp_path: Path) -> None:
 def test_branches_give_the_same_ids_to_other_rows(tmp_path: Path) -> None:
     """An id given after the fork says nothing about the other branch, not even after a compaction."""
     table = made(tmp_path)
-    table.create_branch("x")
+    table.branches.create("x")
     table.append(pa.table({"id": [10], "name": ["main"], "price": [0.0]}))
     table.append(pa.table({"id": [11], "name": ["x"], "price": [0.0]}), branch="x")
-    table.compact()
-    table.compact(branch="x")
+    table.maintenance.compact()
+    table.maintenance.compact(branch="x")
     table.update({"name": "'changed'"}, where="id = 5", branch="x")
     diff = table.diff("main", "x")
     assert (1, 1, 1) == counts(diff)
@@ -270,13 +270,13 @@ def test_branches_give_the_same_ids_to_other_rows(tmp_path: Path) -> None:
 def test_what_was_merged_is_the_same_in_both(tmp_path: Path) -> None:
     """Rows of the branch have other ids on main, and are known there wherever they are moved to."""
     table = made(tmp_path)
-    table.create_branch("x")
+    table.branches.create("x")
     table.append(pa.table({"id": [10], "name": ["main"], "price": [0.0]}))
     table.append(pa.table({"id": [11, 12], "name": ["x", "x"], "price": [0.0, 0.0]}), branch="x")
     table.update({"name": "'changed'"}, where="id = 5", branch="x")
     table.merge("x")
     assert [("insert", 10)] == [(kind, row["id"]) for kind, row in feed(table.diff("x", "main"))]
-    table.compact()
+    table.maintenance.compact()
     table.update({"name": "'later'"}, where="id = 12")
     assert [("update_preimage", 12), ("update_postimage", 12), ("insert", 10)] == [
         (kind, row["id"]) for kind, row in feed(table.diff("x", "main"))
@@ -286,7 +286,7 @@ def test_what_was_merged_is_the_same_in_both(tmp_path: Path) -> None:
 def test_three_dots_are_what_a_branch_did(tmp_path: Path) -> None:
     """Since it was forked, or since it was last merged."""
     table = made(tmp_path)
-    table.create_branch("x")
+    table.branches.create("x")
     table.delete("id = 0")
     table.append(pa.table({"id": [11], "name": ["x"], "price": [0.0]}), branch="x")
     diff = table.changes_since_base("main", "x")
@@ -305,9 +305,9 @@ def test_three_dots_are_what_a_branch_did(tmp_path: Path) -> None:
 def test_without_the_fork_rows_are_told_by_their_values(tmp_path: Path) -> None:
     """Where it was cleaned up, nobody knows any more which ids both branches share."""
     table = made(tmp_path)
-    table.create_branch("x")
+    table.branches.create("x")
     table.update({"name": "'x'"}, where="id = 1", branch="x")
-    table.compact()
+    table.maintenance.compact()
     assert (0, 0, 1) == counts(table.diff("main", "x"))
     for line in ("", "tree/x"):
         (Path(table.uri) / line / "_versions" / manifest_name(1)).unlink(missing_ok=True)
@@ -327,7 +327,7 @@ def test_nested_values_are_compared_to_the_bottom(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "t", NESTED)
     values = [{"x": math.nan, "of": [{"y": "a"}, None]}, None, {"x": None, "of": None}, {"x": 1.0, "of": []}]
     table.append(pa.Table.from_pylist([{"id": place, "s": value} for place, value in enumerate(values)], NESTED))
-    table.create_branch("x")
+    table.branches.create("x")
     table.update({"s": "s"}, where="true")
     assert NOTHING == counts(table.diff("x", "main"))
     changed: list[dict[str, Any] | None] = [
@@ -348,9 +348,9 @@ def test_a_field_dropped_from_a_struct_changes_no_row(tmp_path: Path) -> None:
     table.append(
         pa.Table.from_pylist([{"id": 1, "s": {"x": 1.0, "of": None}}, {"id": 2, "s": {"x": 2.0, "of": []}}], NESTED)
     )
-    table.drop_columns(["s.of"])
+    table.columns.drop(["s.of"])
     assert ["  - s.of: list<item: struct<y: string>>"] == lines(table.diff("main@2", "main"))[1:2]
-    table.compact()
+    table.maintenance.compact()
     assert NOTHING == counts(table.diff("main@2", "main"))
     table.update({"s": "named_struct('x', CAST(9.0 AS DOUBLE))"}, where="id = 2")
     assert [
@@ -363,7 +363,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
     """A list where a number was: the column is left out, and said so."""
     table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64(), "v": pa.int64()}))
     table.append(pa.table({"id": [1, 2], "v": [1, 2]}))
-    table.create_branch("x")
+    table.branches.create("x")
     table.overwrite(pa.table({"id": [1, 3], "v": [[1], [2]]}))
     diff = table.diff("x", "main", on=["id"])
     assert ("v",) == diff.not_compared
@@ -390,7 +390,7 @@ def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
     table = made(tmp_path)
     table.update({"name": "'x'"}, where="id = 1")
     table.update({"price": "2.5"}, where="id = 2")
-    table.drop_columns(["price"])
+    table.columns.drop(["price"])
     diff = table.diff("main@1", "main@3")
     assert ["_change_type", "_change_id", "price", "id"] == diff.rows(columns=["price", "id"]).schema.names
     assert [("update_preimage", {"price": 1.5, "id": 2}), ("update_postimage", {"price": 2.5, "id": 2})] == feed(
@@ -408,7 +408,7 @@ def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
 def test_columns_may_be_named_as_before(tmp_path: Path) -> None:
     """By every method alike, unless the newer version has another column of that name; and each once."""
     table = made(tmp_path)
-    table.rename_column("name", "label")
+    table.columns.rename("name", "label")
     table.upsert(pa.table({"id": [2, 99], "label": ["x", "new"], "price": [1.5, 1.5]}), on=["id"])
     table.delete("id = 3")
     diff = table.diff("main@1", "main")
@@ -420,7 +420,7 @@ def test_columns_may_be_named_as_before(tmp_path: Path) -> None:
         assert [{"label": "new"}] == diff.added(names).read_all().to_pylist()
         assert [{"name": "n3"}] == diff.removed(names).read_all().to_pylist()
         assert 2 == diff.changed(names).read_all().num_rows
-    table.add_columns({"name": "'other'"})
+    table.columns.add({"name": "'other'"})
     taken = table.diff("main@1", "main")
     assert (0, 1) == (taken.stat(["name"]).changed, taken.stat(["label"]).changed)
     assert [{"name": "other"}] == taken.added(["name"]).read_all().to_pylist()
@@ -440,9 +440,9 @@ def test_indices_are_compared_by_name(tmp_path: Path, *, stable: bool) -> None:
         diff.indices[0].after,
     )
     assert (False, NOTHING) == (diff.unchanged, counts(diff))
-    assert table.content_id("main@1") != table.content_id("main")
+    assert table.maintenance.content_id("main@1") != table.maintenance.content_id("main")
     as_pylance(table).create_scalar_index("id", "BTREE", replace=True)
-    table.drop_index("names")
+    table.maintenance.drop_index("names")
     as_pylance(table).create_scalar_index("price", "BTREE", name="names")
     assert ["  ~ id_idx: BTree on id, built anew", "  ~ names: Bitmap on name -> BTree on price"] == lines(
         table.diff("main@3", "main")
@@ -467,12 +467,12 @@ def test_a_compaction_leaves_indices_as_they_are(tmp_path: Path, by: str, *, sta
     table = made(tmp_path, stable=stable)
     as_pylance(table).create_scalar_index("id", "BTREE")
     table.delete("id = 3")
-    before, built = str(table.head()), table.indices()[0].uuids
+    before, built = str(table.head()), table.maintenance.indices()[0].uuids
     if by == "us":
-        table.compact(deleted_share=0.0)
+        table.maintenance.compact(deleted_share=0.0)
     elif by == "pylance":
         as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0)
-        assert built != table.indices()[0].uuids
+        assert built != table.maintenance.indices()[0].uuids
     else:
         as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0, defer_index_remap=True)
     diff = table.diff(before, "main")
@@ -485,7 +485,7 @@ def test_a_squash_is_no_change_of_settings(tmp_path: Path) -> None:
     """Nor is a merge: what they record is for the next merge."""
     table = new_table(tmp_path, entries("a", 1))
     for name, mode in (("one", "squash"), ("two", "merge")):
-        table.create_branch(name)
+        table.branches.create(name)
         table.append(entries(name, 1), branch=name)
         table.append(entries("a", 2))
         table.merge(name, mode=mode)
@@ -495,9 +495,9 @@ def test_a_squash_is_no_change_of_settings(tmp_path: Path) -> None:
 def test_settings_are_compared(tmp_path: Path) -> None:
     """Configuration, and descriptions of the table and its columns."""
     table = made(tmp_path)
-    table.set_config({"lance.auto_cleanup.interval": "5"})
-    table.set_table_metadata({"owner": "me"})
-    table.set_column_metadata("price", {"unit": "EUR"})
+    table.config.set({"lance.auto_cleanup.interval": "5"})
+    table.config.set_table_metadata({"owner": "me"})
+    table.columns.set_metadata("price", {"unit": "EUR"})
     assert [
         "settings:",
         "  + config: lance.auto_cleanup.interval = '5'",
@@ -517,7 +517,7 @@ def test_blobs_are_compared_by_their_bytes(tmp_path: Path, version: Literal["2.1
     rows = pa.table({"id": range(4), "blob": blobs}, schema)
     lance.write_dataset(rows, str(tmp_path / "t"), data_storage_version=version, enable_stable_row_ids=True)
     table = LanceTable.open(tmp_path / "t")
-    table.create_branch("x")
+    table.branches.create("x")
     table.update({"id": "id"}, where="true")
     assert NOTHING == counts(table.diff("x", "main"))
     changed = pa.table({"id": [1], "blob": pa.array([b"b" * 199_999 + b"c"], pa.large_binary())})
@@ -560,7 +560,7 @@ def test_only_two_manifests_are_read(tmp_path: Path) -> None:
         asked.append(request)
         return request.send()
 
-    traced = LanceTable(parts_on(ScriptedStore(open_store(table.uri, None), script)))
+    traced = LanceTable(context_on(ScriptedStore(open_store(table.uri, None), script)))
     diff = traced.diff("main@1", "main@2")
     assert 2 == len([request for request in asked if request.verb == "get"])
     assert [] == [request.key for request in asked if "_versions/" not in request.key and request.verb == "get"]
@@ -576,7 +576,7 @@ def test_a_diff_on_object_storage(s3_storage: S3Storage) -> None:
         storage_options=s3_storage.storage_options,
     )
     table.append(pa.table({"key": [1, 2], "value": ["a", "b"]}))
-    table.create_branch("x")
+    table.branches.create("x")
     table.update({"value": "'c'"}, where="key = 2", branch="x")
     diff = table.diff("main", "x")
     assert [("update_preimage", {"key": 2, "value": "b"}), ("update_postimage", {"key": 2, "value": "c"})] == feed(diff)
@@ -587,6 +587,6 @@ def test_a_diff_on_object_storage(s3_storage: S3Storage) -> None:
 def test_a_key_that_was_renamed_is_told(tmp_path: Path) -> None:
     """With the name it has in the newer version."""
     table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64(), "customer": pa.int64()}))
-    table.rename_column("customer", "client")
+    table.columns.rename("customer", "client")
     with pytest.raises(InvalidInputError, match="have in common id, client; customer is called client in main@2"):
         table.diff("main@1", "main", on=["customer"])

@@ -65,7 +65,7 @@ def valid(table: LanceTable) -> lance.LanceDataset:
 def test_a_column_of_nulls_writes_no_file(table: LanceTable) -> None:
     """It reads as null; rows appended later have values, and pylance goes on."""
     before = files(table)
-    version = table.add_columns(
+    version = table.columns.add(
         [pa.field("a", pa.int8()), pa.field("b", pa.struct([("c", pa.string())]))], message="more"
     )
     assert ("Merge", "more") == (version.operation, version.message)
@@ -83,12 +83,12 @@ def test_values_stand_beside_their_rows(table: LanceTable, kind: str) -> None:
     before, versions = files(table), table.to_lance().to_table(columns=VERSIONS)
 
     if kind == "expression":
-        table.add_columns({"double": "key * 2"})
+        table.columns.add({"double": "key * 2"})
     elif kind == "function":
-        table.add_columns(doubled, reads=["key"])
+        table.columns.add(doubled, reads=["key"])
     else:
         keys = pa.array(range(100), pa.int16())
-        table.add_columns(pa.table({"key": keys, "double": pa.array(range(0, 200, 2), pa.int64())}), on=["key"])
+        table.columns.add(pa.table({"key": keys, "double": pa.array(range(0, 200, 2), pa.int64())}), on=["key"])
     assert 2 == len(files(table) - before)
     assert [(key, 2 * key) for key in LEFT] == [(row["key"], row["double"]) for row in table.read().to_pylist()]
     found = valid(table).to_table(columns=VERSIONS)
@@ -101,7 +101,7 @@ def test_values_stand_beside_their_rows(table: LanceTable, kind: str) -> None:
 
 def test_constants_may_be_null_later(table: LanceTable) -> None:
     """An expression that is never null makes a column that may be."""
-    table.add_columns({"source": "'FAA'", "one": "1"})
+    table.columns.add({"source": "'FAA'", "one": "1"})
     assert [("FAA", 1)] * 5 == [(row["source"], row["one"]) for row in table.read().to_pylist()]
     assert table.schema().field("source").nullable
 
@@ -109,14 +109,14 @@ def test_constants_may_be_null_later(table: LanceTable) -> None:
 def test_keys_that_are_not_found_are_null(table: LanceTable) -> None:
     """So are null keys, and rows of the other table without a partner do nothing."""
     other = pa.table({"key": pa.array([1, 99, None, None]), "name": ["one", "no", "a", "b"], "n": [[1], [2], [3], [4]]})
-    table.add_columns(other, on=["key"])
+    table.columns.add(other, on=["key"])
     assert [("one", [1]), *[(None, None)] * 4] == [(row["name"], row["n"]) for row in table.read().to_pylist()]
 
 
 def test_columns_are_added_on_a_branch(table: LanceTable) -> None:
     """Its files lie under the root, and main does not notice."""
-    table.create_branch("run/1")
-    table.add_columns({"double": "key * 2"}, branch="run/1")
+    table.branches.create("run/1")
+    table.columns.add({"double": "key * 2"}, branch="run/1")
     assert [2 * key for key in LEFT] == table.read("run/1")["double"].to_pylist()
     assert rows().schema.names == table.schema().names
     table.to_lance("run/1").validate()
@@ -135,7 +135,7 @@ def test_rows_that_come_and_go_meanwhile_are_computed_too(table: LanceTable) -> 
         table.append(rows(30))
         table.delete("key = 2")
 
-    through(table, intruder_at_commit(others)).add_columns(double, reads=["key"])
+    through(table, intruder_at_commit(others)).columns.add(double, reads=["key"])
     assert [(1, 2), (5, 10), (6, 12), (7, 14), (30, 60)] == [(r["key"], r["double"]) for r in table.read().to_pylist()]
     assert [1, 2, 3, 1] == calls
     valid(table)
@@ -172,7 +172,7 @@ def test_columns_that_cannot_be_added(
     """One error that says why, and no version."""
     before = table.head()
     with pytest.raises((InvalidInputError, SchemaMismatchError), match=said):
-        table.add_columns(columns, **arguments)  # type: ignore[arg-type]
+        table.columns.add(columns, **arguments)  # type: ignore[arg-type]
     assert before == table.head()
 
 
@@ -183,30 +183,30 @@ def test_errors_of_a_function_are_its_own(table: LanceTable) -> None:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        table.add_columns(fails, reads=["key"])
+        table.columns.add(fails, reads=["key"])
 
 
 def test_dropped_columns_are_gone_and_their_files_with_them(table: LanceTable) -> None:
     """Older versions keep them; a file that holds nothing else is named no more."""
-    table.add_columns({"double": "key * 2"})
+    table.columns.add({"double": "key * 2"})
     kept = table.head()
-    table.drop_columns(["double", "place.x"])
+    table.columns.drop(["double", "place.x"])
     assert ["key", "text", "place"] == table.schema().names
     assert [{"y": 1.0}] == table.read(filter="key = 1")["place"].to_pylist()
     assert {1} == {len(fragment.data_files()) for fragment in valid(table).get_fragments()}
     assert [2 * key for key in LEFT] == table.read(str(kept))["double"].to_pylist()
-    table.add_columns(pa.field("double", pa.int64()))
+    table.columns.add(pa.field("double", pa.int64()))
     assert [None] * 5 == table.read()["double"].to_pylist()
 
 
 def test_the_last_written_column_of_a_fragment_stays(table: LanceTable) -> None:
     """Only a column of nulls would be left, and pylance, which allows it, cannot read the table any more."""
-    version = table.add_columns(pa.field("empty", pa.int8()))
+    version = table.columns.add(pa.field("empty", pa.int8()))
     with pytest.raises(InvalidInputError, match="fragment 0 would be left without a file"):
-        table.drop_columns(["key", "text", "place"])
+        table.columns.drop(["key", "text", "place"])
     assert version == table.head()
-    table.cast_column("empty", pa.int16())
-    table.drop_columns(["key", "text", "place"])
+    table.columns.cast("empty", pa.int16())
+    table.columns.drop(["key", "text", "place"])
     assert [{"empty": None}] * 5 == valid(table).to_table().to_pylist()
 
 
@@ -215,9 +215,9 @@ def test_an_index_goes_with_its_column_and_the_others_stay(table: LanceTable) ->
     dataset = lance.dataset(table.uri)
     dataset.create_scalar_index("key", "BTREE", name="by_key")
     dataset.create_scalar_index("text", "BTREE", name="by_text")
-    table.drop_columns(["text"])
-    table.rename_column("key", "number")
-    assert [("by_key", ("number",))] == [(index.name, index.columns) for index in table.indices()]
+    table.columns.drop(["text"])
+    table.columns.rename("key", "number")
+    assert [("by_key", ("number",))] == [(index.name, index.columns) for index in table.maintenance.indices()]
     plan = valid(table).scanner(filter="number = 5").explain_plan()
     assert "ScalarIndexQuery" in plan
     assert [5] == table.read(filter="number = 5")["number"].to_pylist()
@@ -226,14 +226,14 @@ def test_an_index_goes_with_its_column_and_the_others_stay(table: LanceTable) ->
 def test_renamed_and_reordered(table: LanceTable) -> None:
     """Nothing is written; fields inside structs have names too."""
     before = files(table)
-    table.rename_column("place.x", "longitude")
-    table.rename_column("text", "name")
-    version = table.reorder_columns(["place", "key", "name"])
+    table.columns.rename("place.x", "longitude")
+    table.columns.rename("text", "name")
+    version = table.columns.reorder(["place", "key", "name"])
     assert "Project" == version.operation
     assert ["place", "key", "name"] == table.schema().names
     assert {"place": {"longitude": 1, "y": 1.0}, "key": 1, "name": "t1"} == valid(table).to_table().to_pylist()[0]
     assert before == files(table)
-    assert version == table.reorder_columns(["place", "key", "name"])
+    assert version == table.columns.reorder(["place", "key", "name"])
     lance.dataset(table.uri).insert(table.read(filter="key = 1"))
     table.append(table.read(filter="key = 2"))
     assert 7 == valid(table).count_rows()
@@ -242,18 +242,18 @@ def test_renamed_and_reordered(table: LanceTable) -> None:
 @pytest.mark.parametrize(
     "call,said",
     [
-        (lambda table: table.drop_columns(["nothing"]), "there is no column 'nothing'"),
-        (lambda table: table.drop_columns(["place.z"]), "there is no column 'place.z'; 'place' has 'x', 'y'"),
-        (lambda table: table.drop_columns(["place.x", "place.y"]), "nothing would be left of the struct 'place'"),
-        (lambda table: table.drop_columns(["key", "text", "place"]), "cannot be without any column"),
-        (lambda table: table.drop_columns([]), "no column to drop"),
-        (lambda table: table.rename_column("key", "text"), "that name is taken"),
-        (lambda table: table.rename_column("key", ""), "a column needs a name$"),
-        (lambda table: table.reorder_columns(["key"]), "has to name every column once"),
-        (lambda table: table.cast_column("place.x", pa.int64()), "only whole columns can be cast"),
-        (lambda table: table.cast_column("text", pa.int64()), "cannot become int64"),
-        (lambda table: table.set_nullable("nothing", nullable=False), "there is no column 'nothing'"),
-        (lambda table: table.set_column_metadata("nothing", {}), "there is no column 'nothing'"),
+        (lambda table: table.columns.drop(["nothing"]), "there is no column 'nothing'"),
+        (lambda table: table.columns.drop(["place.z"]), "there is no column 'place.z'; 'place' has 'x', 'y'"),
+        (lambda table: table.columns.drop(["place.x", "place.y"]), "nothing would be left of the struct 'place'"),
+        (lambda table: table.columns.drop(["key", "text", "place"]), "cannot be without any column"),
+        (lambda table: table.columns.drop([]), "no column to drop"),
+        (lambda table: table.columns.rename("key", "text"), "that name is taken"),
+        (lambda table: table.columns.rename("key", ""), "a column needs a name$"),
+        (lambda table: table.columns.reorder(["key"]), "has to name every column once"),
+        (lambda table: table.columns.cast("place.x", pa.int64()), "only whole columns can be cast"),
+        (lambda table: table.columns.cast("text", pa.int64()), "cannot become int64"),
+        (lambda table: table.columns.set_nullable("nothing", nullable=False), "there is no column 'nothing'"),
+        (lambda table: table.columns.set_metadata("nothing", {}), "there is no column 'nothing'"),
     ],
 )
 def test_changes_that_cannot_be(table: LanceTable, call: Callable[[LanceTable], object], said: str) -> None:
@@ -267,14 +267,14 @@ def test_changes_that_cannot_be(table: LanceTable, call: Callable[[LanceTable], 
 def test_a_cast_writes_one_column(table: LanceTable) -> None:
     """In its place, with its name, and with a new id; the same type makes no version."""
     before = files(table)
-    table.cast_column("key", pa.int16())
+    table.columns.cast("key", pa.int16())
     assert 2 == len(files(table) - before)
     assert [("key", pa.int16()), ("text", pa.string())] == [(f.name, f.type) for f in table.schema()][:2]
     assert LEFT == valid(table).to_table()["key"].to_pylist()
     version = table.head()
-    assert version == table.cast_column("key", pa.int16())
+    assert version == table.columns.cast("key", pa.int16())
     table.append(rows(40).set_column(0, "key", pa.array([40], pa.int16())))
-    table.compact()
+    table.maintenance.compact()
     assert [*LEFT, 40] == valid(table).to_table().sort_by("key")["key"].to_pylist()
 
 
@@ -282,9 +282,9 @@ def test_a_cast_that_would_lose_values_is_refused(table: LanceTable) -> None:
     """Nothing is rounded or cut off; deleted rows do not matter."""
     table.append(rows(70_000))
     with pytest.raises(SchemaMismatchError, match=r"column 'key' cannot become int16: .*70000"):
-        table.cast_column("key", pa.int16())
+        table.columns.cast("key", pa.int16())
     table.delete("key = 70000")
-    table.cast_column("key", pa.int16())
+    table.columns.cast("key", pa.int16())
     assert LEFT == valid(table).to_table()["key"].to_pylist()
 
 
@@ -292,41 +292,41 @@ def test_an_indexed_column_is_not_cast(table: LanceTable) -> None:
     """The index would answer for values of the old type."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE", name="by_key")
     with pytest.raises(InvalidInputError, match=r"column 'key' has the index 'by_key'.*drop_index it first"):
-        table.cast_column("key", pa.int16())
-    table.drop_index("by_key")
-    table.cast_column("key", pa.int16())
-    assert () == table.indices()
+        table.columns.cast("key", pa.int16())
+    table.maintenance.drop_index("by_key")
+    table.columns.cast("key", pa.int16())
+    assert () == table.maintenance.indices()
     valid(table)
 
 
 def test_nulls_are_refused_from_then_on(table: LanceTable) -> None:
     """When there are none; and allowed again."""
-    table.add_columns(pa.field("empty", pa.int8()))
+    table.columns.add(pa.field("empty", pa.int8()))
     with pytest.raises(InvalidInputError, match="column 'empty' of main@5 is null in 5 rows"):
-        table.set_nullable("empty", nullable=False)
-    table.set_nullable("key", nullable=False)
+        table.columns.set_nullable("empty", nullable=False)
+    table.columns.set_nullable("key", nullable=False)
     assert not valid(table).schema.field("key").nullable
     with pytest.raises(SchemaMismatchError, match="column 'key' has nulls"):
         table.append(NULL_KEY.append_column("empty", pa.array([1], pa.int8())))
-    table.set_nullable("key", nullable=True)
+    table.columns.set_nullable("key", nullable=True)
     assert valid(table).schema.field("key").nullable
 
 
 def test_nulls_that_come_meanwhile_are_found(table: LanceTable) -> None:
     """The check and the commit are about the same rows."""
     with pytest.raises(InvalidInputError, match="is null in 1 rows"):
-        through(table, intruder_at_commit(lambda: table.append(NULL_KEY))).set_nullable("key", nullable=False)
+        through(table, intruder_at_commit(lambda: table.append(NULL_KEY))).columns.set_nullable("key", nullable=False)
 
 
 def test_metadata_is_set_and_taken_out(table: LanceTable) -> None:
     """Of a column, a field inside one, the schema, the table, and settings; pylance reads each."""
-    table.set_column_metadata("key", {"unit": "m", "gone": "x"})
-    table.set_column_metadata("key", {"gone": None})
-    table.set_column_metadata("place.x", {"a": "b"}, replace=True)
-    table.set_schema_metadata({"about": "flights"})
-    table.set_table_metadata({"owner": "ann", "team": "data"})
-    table.set_table_metadata({"team": "ops"}, replace=True)
-    table.set_config({"lance.auto_cleanup.interval": "100"})
+    table.columns.set_metadata("key", {"unit": "m", "gone": "x"})
+    table.columns.set_metadata("key", {"gone": None})
+    table.columns.set_metadata("place.x", {"a": "b"}, replace=True)
+    table.config.set_schema_metadata({"about": "flights"})
+    table.config.set_table_metadata({"owner": "ann", "team": "data"})
+    table.config.set_table_metadata({"team": "ops"}, replace=True)
+    table.config.set({"lance.auto_cleanup.interval": "100"})
     dataset = valid(table)
     assert {b"unit": b"m"} == dataset.schema.field("key").metadata
     assert {b"a": b"b"} == dataset.schema.field("place").type.field(0).metadata
@@ -338,8 +338,8 @@ def test_metadata_is_set_and_taken_out(table: LanceTable) -> None:
 
 def test_two_settings_of_one_key_need_a_person(table: LanceTable) -> None:
     """Nobody can say which of them is right; other keys are no matter."""
-    other = through(table, intruder_at_commit(lambda: table.set_config({"a": "theirs"})))
+    other = through(table, intruder_at_commit(lambda: table.config.set({"a": "theirs"})))
     with pytest.raises(CommitConflictError):
-        other.set_config({"a": "mine"})
-    through(table, intruder_at_commit(lambda: table.set_config({"b": "theirs"}))).set_config({"c": "mine"})
+        other.config.set({"a": "mine"})
+    through(table, intruder_at_commit(lambda: table.config.set({"b": "theirs"}))).config.set({"c": "mine"})
     assert {"a": "theirs", "b": "theirs", "c": "mine"} == lance.dataset(table.uri).config()

@@ -41,7 +41,7 @@ def lineage(table: LanceTable, ref: str = "main") -> pa.Table:
 def test_rows_their_ids_and_versions_stay(table: LanceTable) -> None:
     """Only the fragments are other ones; pylance finds nothing to complain of and goes on."""
     before = lineage(table)
-    version = table.compact(target_rows=1_000, message="tidy")
+    version = table.maintenance.compact(target_rows=1_000, message="tidy")
     assert ("Rewrite", "tidy", len(before)) == (version.operation, version.message, version.rows)
     assert before == lineage(table)
     dataset = lance.dataset(table.uri)
@@ -57,19 +57,19 @@ def test_rows_their_ids_and_versions_stay(table: LanceTable) -> None:
 def test_fragments_reach_the_target_and_the_large_ones_stay(table: LanceTable) -> None:
     """Neighbours are put together until there are enough rows."""
     table.append(rows(*range(1_000, 1_030)))
-    table.compact(target_rows=25)
+    table.maintenance.compact(target_rows=25)
     found = [fragment.count_rows() for fragment in lance.dataset(table.uri).get_fragments()]
     assert sum(found) == table.count_rows()
     assert 1 >= sum(count < 25 for count in found)
-    assert str(table.head()) == str(table.compact(target_rows=25))
+    assert str(table.head()) == str(table.maintenance.compact(target_rows=25))
 
 
 def test_fragments_of_one_and_of_several_files_are_put_together(table: LanceTable) -> None:
     """A column that was added is a file of its own, and no reason to stay apart."""
-    table.add_columns({"more": "key + 1"})
+    table.columns.add({"more": "key + 1"})
     table.append(table.read(filter="key = 2"))
     before = lineage(table)
-    table.compact()
+    table.maintenance.compact()
     assert 1 == len(lance.dataset(table.uri).get_fragments())
     assert before == lineage(table)
 
@@ -77,9 +77,9 @@ def test_fragments_of_one_and_of_several_files_are_put_together(table: LanceTabl
 def test_nothing_to_do_makes_no_version(tmp_path: Path) -> None:
     """A table of one good fragment, or of none, is left as it is."""
     table = LanceTable.create(tmp_path / "table", rows().schema)
-    assert "main@1" == str(table.compact())
+    assert "main@1" == str(table.maintenance.compact())
     table.append(rows(1, 2, 3))
-    assert "main@2" == str(table.compact())
+    assert "main@2" == str(table.maintenance.compact())
 
 
 def test_a_fragment_with_many_deleted_rows_is_rewritten_alone(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_a_fragment_with_many_deleted_rows_is_rewritten_alone(tmp_path: Path) ->
     table = LanceTable.create(tmp_path / "table", rows().schema)
     table.append(rows(*range(10)))
     table.replace_where("key < 3", rows())
-    assert "main@3" == str(table.compact(target_rows=5, deleted_share=0.5))
-    table.compact(target_rows=5, deleted_share=0.2)
+    assert "main@3" == str(table.maintenance.compact(target_rows=5, deleted_share=0.5))
+    table.maintenance.compact(target_rows=5, deleted_share=0.2)
     (fragment,) = lance.dataset(table.uri).get_fragments()
     assert (7, None) == (fragment.physical_rows, fragment.deletion_file())
 
@@ -105,12 +105,12 @@ def test_indices_answer_as_before(tmp_path: Path, *, stable: bool) -> None:
     dataset.insert(rows(*range(600, 650)))
     dataset.delete("key % 9 = 0")
     table = LanceTable.open(uri)
-    table.compact(target_rows=10_000)
+    table.maintenance.compact(target_rows=10_000)
     after = lance.dataset(uri)
     assert 2 == len(after.get_fragments())
-    assert ["key", "text", "vector"] == [index.columns[0] for index in table.indices()]
-    assert all(50 >= index.unindexed_rows > 0 for index in table.indices())
-    assert all(index.needs_work for index in table.indices())
+    assert ["key", "text", "vector"] == [index.columns[0] for index in table.maintenance.indices()]
+    assert all(50 >= index.unindexed_rows > 0 for index in table.maintenance.indices())
+    assert all(index.needs_work for index in table.maintenance.indices())
     left = [key for key in range(650) if key % 9]
     for key in (1, 9, 301, 649):
         found = after.to_table(filter=f"key = {key}")["key"].to_pylist()
@@ -124,10 +124,10 @@ def test_indices_answer_as_before(tmp_path: Path, *, stable: bool) -> None:
 def test_a_branch_is_compacted_without_copying_and_main_does_not_notice(table: LanceTable) -> None:
     """Its files lie under the root, where branch files lie; an index it inherited leaves the rows to the search."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE")
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     table.append(rows(500), branch="run/1")
     before, main = lineage(table, "run/1"), table.head()
-    table.compact(branch="run/1", target_rows=1_000)
+    table.maintenance.compact(branch="run/1", target_rows=1_000)
     assert before == lineage(table, "run/1")
     assert str(main) == str(table.head())
     dataset = table.to_lance("run/1")
@@ -135,7 +135,7 @@ def test_a_branch_is_compacted_without_copying_and_main_does_not_notice(table: L
     assert [500] == dataset.to_table(filter="key = 500")["key"].to_pylist()
     assert [12] == dataset.to_table(filter="key = 12")["key"].to_pylist()
     assert [(0, dataset.count_rows())] == [
-        (index.indexed_rows, index.unindexed_rows) for index in table.indices("run/1")
+        (index.indexed_rows, index.unindexed_rows) for index in table.maintenance.indices("run/1")
     ]
     assert not (Path(table.uri) / "tree/run/1/data").exists()
 
@@ -143,11 +143,11 @@ def test_a_branch_is_compacted_without_copying_and_main_does_not_notice(table: L
 def test_an_inherited_index_beside_one_of_its_own_is_refused(table: LanceTable) -> None:
     """Pylance would have to move the rows for the one, and would break the other; nothing is written."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE", name="by_key")
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     table.to_lance("run/1").create_scalar_index("text", "BTREE", name="by_text")
     before = table.head("run/1")
     with pytest.raises(InvalidInputError, match="the index 'by_key', which it inherited"):
-        table.compact(branch="run/1")
+        table.maintenance.compact(branch="run/1")
     assert before == table.head("run/1")
 
 
@@ -155,4 +155,4 @@ def test_an_inherited_index_beside_one_of_its_own_is_refused(table: LanceTable) 
 def test_a_goal_that_cannot_be_is_refused(table: LanceTable, goal: dict[str, float]) -> None:
     """The message says what would be right."""
     with pytest.raises(InvalidInputError, match=r"1 or more|between 0 and 1"):
-        table.compact(**goal)  # type: ignore[arg-type]
+        table.maintenance.compact(**goal)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def test_a_message_and_properties_are_kept(tmp_path: Path) -> None:
 def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
     """Rows of main and of the branch; then both are merged."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("b", 1, 2), branch="run")
     assert "run@4" == str(table.delete("value = 2", branch="run"))
     assert [("a", 1), ("a", 3), ("b", 1)] == contents(table, "run")
@@ -92,7 +92,7 @@ def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str
     table = new_table(tmp_path, entries("a", 1))
     with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
         table.delete(predicate)
-    assert [1, 2] == table.versions_after(0)
+    assert [1, 2] == table.branches.version_numbers()
 
 
 MEANWHILE: dict[str, tuple[Callable[[LanceTable], object], list[int]]] = {

@@ -36,13 +36,13 @@ def test_rows_are_grouped_by_their_fragment(pairs: list[tuple[int, int]]) -> Non
 def test_moved_rows_fill_as_many_files_as_it_takes(tmp_path: Path) -> None:
     """The last of them shares its file with the first new row, and the rest are new."""
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", *range(5, 10)))
-    parts = table._parts  # noqa: SLF001 - the parts are what is tested
-    head = parts.head("main")
-    (rows,) = scan_addressed(parts.dataset(head), ["value"])
+    context = table._context  # noqa: SLF001 - the context are what is tested
+    head = context.head("main")
+    (rows,) = scan_addressed(context.dataset(head), ["value"])
     moved = rows.addresses[[9, 3, 0, 6, 7, 2]]
-    target = replace(table.target(), max_rows=4)
+    target = replace(table.write_target(), max_rows=4)
     staged = StagedFiles(target.schema, write_files(target, entries("c", *range(9)).to_batches()))
-    first, second, third = moved_in(parts, head, staged, moved)
+    first, second, third = moved_in(context, head, staged, moved)
     assert (4, 4, 1) == (first.physical_rows, second.physical_rows, third.physical_rows)
     assert [9, 3, 0, 6] == decode_row_ids(first.row_ids, 4, "m").tolist()
     assert [3, 2, 2, 3] == decode_versions(first.created_at, 4, "m").tolist()
@@ -70,9 +70,9 @@ def test_rows_are_read_where_they_were_found(tmp_path: Path, known: bool) -> Non
 def test_rows_of_a_fragment_that_is_not_there_are_refused(tmp_path: Path) -> None:
     """A reader and the manifest do not agree."""
     table = new_table(tmp_path, entries("a", 1))
-    parts = table._parts  # noqa: SLF001 - the parts are what is tested
+    context = table._context  # noqa: SLF001 - the parts are what is tested
     with pytest.raises(CorruptFileError, match="a reader finds a fragment 7 that its manifest does not have"):
-        taken_out(parts, parts.head("main"), offsets_by_fragment(np.array([7 << 32], np.uint64)))
+        taken_out(context, context.head("main"), offsets_by_fragment(np.array([7 << 32], np.uint64)))
 
 
 def test_fields_are_named_with_what_is_inside() -> None:

@@ -67,7 +67,7 @@ def test_updates_follow_each_other(twins: Twins) -> None:
             if number == 2:
                 table.delete("value = 7")
     twins.theirs.optimize.compact_files()
-    twins.ours.compact()
+    twins.ours.maintenance.compact()
     ours, theirs = row_lineage(as_pylance(twins.ours)), row_lineage(twins.theirs)
     assert [_unplaced(row) for row in theirs] == [_unplaced(row) for row in ours]
     assert_pylance_goes_on(twins.ours)
@@ -254,7 +254,7 @@ def test_blobs_move_along(tmp_path: Path, version: Literal["2.1", "2.2"]) -> Non
     table = LanceTable.open(tmp_path / "blobs")
     table.update({"id": "id + 10"}, where="id > 0")
     assert [(0, 1), (11, 200_000), (12, 5_000_000), (13, None), (14, 0)] == _sizes(table)
-    table.create_branch("run")
+    table.branches.create("run")
     table.upsert(pa.table({"id": [0, 12, 20]}), on=["id"], branch="run")
     assert [(0, 1), (11, 200_000), (12, 5_000_000), (13, None), (14, 0), (20, None)] == _sizes(table, "run")
     table.update({"blob": "X'0102'"}, where="id = 12", branch="run")
@@ -305,7 +305,7 @@ def test_values_of_every_type_are_moved_as_they_are(tmp_path: Path, arrow: Any, 
 def test_rows_of_a_branch_are_updated_and_main_keeps_its_own(tmp_path: Path) -> None:
     """Rows inherited from main among them."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("b", 4), branch="run")
     version = table.update({"value": "value * 10"}, where="value % 2 = 0", branch="run", message="ten times")
     assert ("run@4", "ten times", "Update") == (str(version), version.message, version.operation)

@@ -222,7 +222,7 @@ def test_a_rule_that_makes_no_sense_is_named(tmp_path: Path, when: dict[str, Any
 def test_staged_files_are_refused_by_name(tmp_path: Path) -> None:
     """Keys are looked up before a file is written."""
     table = new_table(tmp_path, entries("a", 1))
-    target = table.target()
+    target = table.write_target()
     staged = StagedFiles(target.schema, write_files(target, entries("a", 1).to_batches()))
     with pytest.raises(InvalidInputError, match="give Arrow rows instead of staged files"):
         table.upsert(staged, on=["value"])
@@ -248,7 +248,7 @@ def test_what_changes_nothing_makes_no_version(tmp_path: Path) -> None:
 def test_a_branch_is_upserted_and_main_keeps_its_rows(tmp_path: Path) -> None:
     """Rows inherited from main among them; row ids go on where main was."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
-    table.create_branch("run")
+    table.branches.create("run")
     version = table.upsert(entries("b", 2, 4), on=["value"], branch="run")
     assert "run@3" == str(version)
     assert [("a", 1), ("a", 3), ("b", 2), ("b", 4)] == contents(table, "run")
@@ -267,7 +267,7 @@ def test_branches_that_add_the_same_key_cannot_be_merged(tmp_path: Path, size: i
     """Others can: the keys are claimed, one by one or from the first to the last."""
     table = new_table(tmp_path, entries("a", 1))
     for name, start in (("one", 1000), ("two", 1000 + size - 1), ("three", 2000)):
-        table.create_branch(name)
+        table.branches.create(name)
         table.upsert(entries(name, *range(start, start + size)), on=["value"], branch=name)
     table.merge("one")
     with pytest.raises(MergeConflictError, match="rows where `value`"):
@@ -427,7 +427,7 @@ def test_rows_are_changed_on_object_storage(s3_storage: S3Storage) -> None:
     table.append(entries("a", *range(6)))
     table.delete("value = 0")
     table.update({"value": "value + 10"}, where="value < 3")
-    table.create_branch("run")
+    table.branches.create("run")
     table.upsert(entries("b", 12, 50), on=["value"], when_missing="delete", branch="run")
     assert [("b", 12), ("b", 50)] == contents(table, "run")
     assert [("a", 3), ("a", 4), ("a", 5), ("a", 11), ("a", 12)] == contents(table)

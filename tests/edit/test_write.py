@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 def staged(table: LanceTable, rows: pa.Table, schema: pa.Schema | None = None) -> StagedFiles:
     """Rows written as data files, as an executor would."""
-    target = table.target(schema)
+    target = table.write_target(schema)
     return StagedFiles(target.schema, write_files(target, rows.to_batches()))
 
 
@@ -84,7 +84,7 @@ def test_staged_files_are_rows(table: LanceTable) -> None:
 
 def test_large_input_is_split_into_files(table: LanceTable) -> None:
     """At most as many rows in a file as the target says, in one commit."""
-    target = table.target()
+    target = table.write_target()
     small = type(target)(data_uri=target.data_uri, schema=target.schema, max_rows=4)
     files = write_files(small, entries("c", *range(10)).to_batches(max_chunksize=3))
     assert [4, 4, 2] == [file.rows for file in files]
@@ -197,7 +197,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
     with pytest.raises(SchemaMismatchError, match=said):
         _written(table, verb, rows)
     assert before == data_files(table)
-    assert [1, 2] == table.versions_after(0)
+    assert [1, 2] == table.branches.version_numbers()
 
 
 def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_stream_that_fails_commits_nothing(table: LanceTable) -> None:
 
     with pytest.raises(OSError, match="the source went away"):
         table.append(pa.RecordBatchReader.from_batches(SCHEMA, batches()))
-    assert [1, 2] == table.versions_after(0)
+    assert [1, 2] == table.branches.version_numbers()
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_condition_that_makes_no_sense_is_named(table: LanceTable, filter: str
         ask[verb]()
     assert repr(filter) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert [1, 2] == table.versions_after(0)
+    assert [1, 2] == table.branches.version_numbers()
 
 
 @pytest.mark.parametrize("columns,said", [(["nope"], "no column 'nope'"), (["key.deep"], "cannot read the columns")])
@@ -339,7 +339,7 @@ def test_a_missing_data_file_is_a_failure_of_the_storage(table: LanceTable) -> N
 
 def test_a_write_to_a_branch_that_is_not_there_is_refused(table: LanceTable) -> None:
     """With the nearest name, and before rows are written."""
-    table.create_branch("run")
+    table.branches.create("run")
     before = data_files(table)
     for write in (table.append, table.overwrite, lambda rows, branch: table.replace_where("true", rows, branch=branch)):
         with pytest.raises(RefNotFoundError, match=r"did you mean 'run'\?"):
@@ -349,7 +349,7 @@ def test_a_write_to_a_branch_that_is_not_there_is_refused(table: LanceTable) -> 
 
 def test_a_tag_cannot_be_written_to(table: LanceTable) -> None:
     """It names one version for good."""
-    table.create_tag("release", "main")
+    table.tags.create("release", "main")
     with pytest.raises(NotFoundError, match="no branch"):
         table.append(entries("a", 1), branch="release")
 
@@ -386,7 +386,7 @@ def test_rows_of_a_first_attempt_that_moved_are_not_doubled(
 
 def test_an_attempt_on_another_branch_is_not_replaced(table: LanceTable) -> None:
     """Fragments of another branch have the same numbers and other rows."""
-    table.create_branch("run")
+    table.branches.create("run")
     first = table.append(entries("c", 1), branch="run")
     table.append(entries("m", 1))
     with pytest.raises(InvalidInputError, match="main@3 was not made from run@3"):
@@ -396,9 +396,9 @@ def test_an_attempt_on_another_branch_is_not_replaced(table: LanceTable) -> None
 
 def test_an_attempt_before_a_fork_is_replaced_after_it(table: LanceTable) -> None:
     """A run that goes on where another one failed takes out what that one added."""
-    table.create_branch("first")
+    table.branches.create("first")
     attempt = table.append(entries("c", 1), branch="first")
-    table.create_branch("second", "first")
+    table.branches.create("second", "first")
     table.append(entries("d", 1), branch="second")
     table.append(entries("c", 2), branch="second", replaces=attempt)
     assert [("a", 1), ("b", 2), ("c", 2), ("d", 1)] == contents(table, "second")

@@ -17,23 +17,23 @@ Act = Callable[[Any, Any], object]
 BRANCHES: dict[str, Act] = {
     "merge": lambda table, wrong: table.merge("work", into=wrong),
     "preview_merge": lambda table, wrong: table.preview_merge("work", into=wrong),
-    "preview_branch": lambda table, wrong: table.preview_branch("work", into=wrong),
-    "is_merged": lambda table, wrong: table.is_merged("work", into=wrong),
+    "preview_branch": lambda table, wrong: table.branches.preview("work", into=wrong),
+    "is_merged": lambda table, wrong: table.branches.is_merged("work", into=wrong),
     "sync": lambda table, wrong: table.sync(wrong),
-    "cherry_pick": lambda table, wrong: table.cherry_pick("work", onto=wrong),
+    "cherry_pick": lambda table, wrong: table.cherry_pick("work", into=wrong),
     "revert": lambda table, wrong: table.revert("main", branch=wrong),
     "restore": lambda table, wrong: table.restore("main@1", branch=wrong),
-    "reset": lambda table, wrong: table.reset(wrong),
+    "reset": lambda table, wrong: table.branches.reset(wrong),
     "head": lambda table, wrong: table.head(wrong),
-    "branch": lambda table, wrong: table.branch(wrong),
-    "create_branch": lambda table, wrong: table.create_branch(wrong),
-    "rename_branch": lambda table, wrong: table.rename_branch(wrong, "new"),
-    "rename_branch to": lambda table, wrong: table.rename_branch("work", wrong),
-    "delete_branch": lambda table, wrong: table.delete_branch(wrong),
-    "tag": lambda table, wrong: table.tag(wrong),
-    "create_tag": lambda table, wrong: table.create_tag(wrong, "main"),
-    "move_tag": lambda table, wrong: table.move_tag(wrong, "main"),
-    "delete_tag": lambda table, wrong: table.delete_tag(wrong),
+    "branch": lambda table, wrong: table.branches.get(wrong),
+    "create_branch": lambda table, wrong: table.branches.create(wrong),
+    "rename_branch": lambda table, wrong: table.branches.rename(wrong, "new"),
+    "rename_branch to": lambda table, wrong: table.branches.rename("work", wrong),
+    "delete_branch": lambda table, wrong: table.branches.delete(wrong),
+    "tag": lambda table, wrong: table.tags.get(wrong),
+    "create_tag": lambda table, wrong: table.tags.create(wrong, "main"),
+    "move_tag": lambda table, wrong: table.tags.move(wrong, "main"),
+    "delete_tag": lambda table, wrong: table.tags.delete(wrong),
     "append": lambda table, wrong: table.append(entries("a", 1), branch=wrong),
 }
 REFS: dict[str, Act] = {
@@ -50,24 +50,24 @@ MESSAGES: dict[str, Act] = {
     "restore": lambda table, wrong: table.restore("main@1", message=wrong),
     "append": lambda table, wrong: table.append(entries("a", 1), message=wrong),
     "delete": lambda table, wrong: table.delete("value = 1", message=wrong),
-    "set_config": lambda table, wrong: table.set_config({"a": "b"}, message=wrong),
-    "compact": lambda table, wrong: table.compact(message=wrong),
-    "add_base": lambda table, wrong: table.add_base("cold", "/cold", message=wrong),
+    "set_config": lambda table, wrong: table.config.set({"a": "b"}, message=wrong),
+    "compact": lambda table, wrong: table.maintenance.compact(message=wrong),
+    "add_base": lambda table, wrong: table.maintenance.add_base("cold", "/cold", message=wrong),
 }
 MAPPINGS: dict[str, Act] = {
     "merge": lambda table, wrong: table.merge("work", properties=wrong),
     "cherry_pick": lambda table, wrong: table.cherry_pick("work", properties=wrong),
     "revert": lambda table, wrong: table.revert("main", properties=wrong),
     "append": lambda table, wrong: table.append(entries("a", 1), properties=wrong),
-    "compact": lambda table, wrong: table.compact(properties=wrong),
-    "create_branch": lambda table, wrong: table.create_branch("new", metadata=wrong),
-    "set_branch_metadata": lambda table, wrong: table.set_branch_metadata("work", wrong),
-    "create_tag": lambda table, wrong: table.create_tag("v1", "main", metadata=wrong),
-    "move_tag": lambda table, wrong: table.move_tag("v1", "main", metadata=wrong),
-    "set_config": lambda table, wrong: table.set_config(wrong),
-    "set_table_metadata": lambda table, wrong: table.set_table_metadata(wrong),
-    "set_schema_metadata": lambda table, wrong: table.set_schema_metadata(wrong),
-    "set_column_metadata": lambda table, wrong: table.set_column_metadata("value", wrong),
+    "compact": lambda table, wrong: table.maintenance.compact(properties=wrong),
+    "create_branch": lambda table, wrong: table.branches.create("new", metadata=wrong),
+    "set_branch_metadata": lambda table, wrong: table.branches.set_metadata("work", wrong),
+    "create_tag": lambda table, wrong: table.tags.create("v1", "main", metadata=wrong),
+    "move_tag": lambda table, wrong: table.tags.move("v1", "main", metadata=wrong),
+    "set_config": lambda table, wrong: table.config.set(wrong),
+    "set_table_metadata": lambda table, wrong: table.config.set_table_metadata(wrong),
+    "set_schema_metadata": lambda table, wrong: table.config.set_schema_metadata(wrong),
+    "set_column_metadata": lambda table, wrong: table.columns.set_metadata("value", wrong),
 }
 LISTS: dict[str, Act] = {
     "append": lambda table, wrong: table.append(entries("a", 1), partitions=wrong),
@@ -75,14 +75,14 @@ LISTS: dict[str, Act] = {
     "replace_where": lambda table, wrong: table.replace_where("value = 1", entries("a", 1), partitions=wrong),
     "upsert": lambda table, wrong: table.upsert(entries("a", 1), on=["value"], partitions=wrong),
     "upsert on": lambda table, wrong: table.upsert(entries("a", 1), on=wrong),
-    "add_columns on": lambda table, wrong: table.add_columns(entries("a", 1), on=wrong),
-    "add_columns reads": lambda table, wrong: table.add_columns(lambda batch: batch, reads=wrong),
-    "drop_columns": lambda table, wrong: table.drop_columns(wrong),
-    "reorder_columns": lambda table, wrong: table.reorder_columns(wrong),
-    "protect branches": lambda table, wrong: table.protect(branches=wrong),
-    "protect tags": lambda table, wrong: table.protect(tags=wrong),
-    "unprotect branches": lambda table, wrong: table.unprotect(branches=wrong),
-    "unprotect tags": lambda table, wrong: table.unprotect(tags=wrong),
+    "add_columns on": lambda table, wrong: table.columns.add(entries("a", 1), on=wrong),
+    "add_columns reads": lambda table, wrong: table.columns.add(lambda batch: batch, reads=wrong),
+    "drop_columns": lambda table, wrong: table.columns.drop(wrong),
+    "reorder_columns": lambda table, wrong: table.columns.reorder(wrong),
+    "protect branches": lambda table, wrong: table.branches.protect(wrong),
+    "protect tags": lambda table, wrong: table.tags.protect(wrong),
+    "unprotect branches": lambda table, wrong: table.branches.unprotect(wrong),
+    "unprotect tags": lambda table, wrong: table.tags.unprotect(wrong),
     "scan": lambda table, wrong: table.scan(columns=wrong),
     "read": lambda table, wrong: table.read(columns=wrong),
     "diff": lambda table, wrong: table.diff("main~1", "main", on=wrong),
@@ -106,7 +106,7 @@ NO_MAPPINGS = [5, [("a", "b")], "a=b", {1: "a"}, {"a": 1}, {"a": HALF}, {HALF: "
 def table(tmp_path: Path) -> LanceTable:
     """A table with a branch to merge."""
     made = new_table(tmp_path, entries("a", 1))
-    made.create_branch("work")
+    made.branches.create("work")
     made.append(entries("w", 1), branch="work")
     made.append(entries("b", 1))
     return made
@@ -149,7 +149,7 @@ def test_properties_are_a_mapping_of_texts(table: LanceTable, method: str, wrong
 @pytest.mark.parametrize("method,wrong", pairs(LISTS, ["value", "", b"value", 5, ["value", 5], [HALF]]))
 def test_a_list_of_texts_is_no_text(table: LanceTable, method: str, wrong: object) -> None:
     """Python would take it for a list of characters, and `main` for the patterns m, a, i and n."""
-    kind = "(partitions|on|reads|paths|names|branches|tags|columns|key)"
+    kind = "(partitions|on|reads|patterns|columns|key)"
     said = rf"^{kind}: a list such as \['.+'\] is wanted, not |what is in {kind} has (to be a text, not 5|'.ud800')"
     refused(table, LISTS[method], wrong, said)
 
@@ -166,15 +166,17 @@ def test_a_parent_is_a_number(table: LanceTable, wrong: object) -> None:
 
 def test_a_strategy_is_for_kinds_and_units(table: LanceTable) -> None:
     """Which are texts."""
-    refused(table, lambda given, wrong: given.merge("work", strategy=wrong), {1: "source-wins"}, "1 is no kind of conf")
+    refused(
+        table, lambda given, wrong: given.merge("work", strategy=wrong), {1: "source-wins"}, "'1' is no kind of conf"
+    )
     refused(table, lambda given, wrong: given.merge("work", strategy=wrong), 5, "5 is no strategy")
 
 
 def test_settings_are_read_as_they_were_set(table: LanceTable) -> None:
     """Of any version."""
-    table.set_config({"owner": "ann", "lance.auto_cleanup.interval": "20"})
-    table.set_config({"owner": None, "team": "sales"})
-    assert {"lance.auto_cleanup.interval": "20", "team": "sales"} == table.config()
-    assert "ann" == table.config("main~1")["owner"]
-    assert {} == table.config("work")
-    assert table.config() == table.to_lance().config()
+    table.config.set({"owner": "ann", "lance.auto_cleanup.interval": "20"})
+    table.config.set({"owner": None, "team": "sales"})
+    assert {"lance.auto_cleanup.interval": "20", "team": "sales"} == table.config.get()
+    assert "ann" == table.config.get("main~1")["owner"]
+    assert {} == table.config.get("work")
+    assert table.config.get() == table.to_lance().config()

@@ -111,7 +111,7 @@ def test_a_month_under_the_multiprocess_executor(tmp_path: Path, monkeypatch: py
         broken = dg.execute_job(job, instance, config, tags)
         failed = {event.step_key for event in broken.all_events if event.is_step_failure}
         assert {"nyc__flights_keys_exist_carrier"} == failed
-        assert {} == flights().tags()
+        assert {} == flights().tags.list()
         again = dg.ReexecutionOptions(broken.run_id, ["nyc__flights*"])
         mended = dg.execute_job(job, instance, tags=tags, reexecution_options=again)
         assert mended.success

@@ -16,7 +16,7 @@ from lance_dagster import LanceTable
 from lance_dagster.store import open_store
 from tests.backdating import DAY, age
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import SCHEMA, entries, parts_on
+from tests.table_factory import SCHEMA, context_on, entries
 
 _CHANGES = frozenset({"os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
 _FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -34,8 +34,8 @@ class Operation:
 def _two_lines(table: LanceTable) -> None:
     table.append(entries("a", 1, 2, 3))
     table.append(entries("b", 1, 2))
-    table.create_tag("production", "main@3")
-    table.create_branch("run")
+    table.tags.create("production", "main@3")
+    table.branches.create("run")
 
 
 def _merge_prepared(table: LanceTable) -> None:
@@ -59,20 +59,20 @@ def _garbage_prepared(table: LanceTable) -> None:
     table.overwrite(entries("n", 1))
     table.overwrite(entries("n", 2))
     table.delete("key = 'a'", branch="run")
-    table.compact(branch="run")
-    table.create_branch("gone")
+    table.maintenance.compact(branch="run")
+    table.branches.create("gone")
     table.append(entries("g", 1), branch="gone")
-    table.delete_branch("gone")
+    table.branches.delete("gone")
     if "://" not in table.uri:
         age(table, 30 * DAY)
 
 
 OPERATIONS: Mapping[str, Operation] = {
     "merge": Operation(prepare=_merge_prepared, act=lambda table: table.merge("run")),
-    "tag": Operation(prepare=_tag_prepared, act=lambda table: table.move_tag("production", "main@4")),
+    "tag": Operation(prepare=_tag_prepared, act=lambda table: table.tags.move("production", "main@4")),
     "garbage": Operation(
         prepare=_garbage_prepared,
-        act=lambda table: table.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0)),
+        act=lambda table: table.maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0)),
     ),
 }
 
@@ -105,7 +105,7 @@ def die_at_request(uri: str, options: Mapping[str, str], operation: str, step: i
         left -= 1
         return request.send()
 
-    OPERATIONS[operation].act(LanceTable(parts_on(ScriptedStore(open_store(uri, options), script))))
+    OPERATIONS[operation].act(LanceTable(context_on(ScriptedStore(open_store(uri, options), script))))
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -28,7 +28,7 @@ from lance_dagster.errors import (
     NotFoundError,
     SchemaMismatchError,
 )
-from lance_dagster.history.context import open_parts
+from lance_dagster.history.context import open_context
 from lance_dagster.history.rebase import deleted_offsets
 from tests.faults.mutations import Mutation
 
@@ -50,10 +50,10 @@ def rows(count: int) -> pa.Table:
 
 def offsets(table: LanceTable) -> None:
     """Read the deletion vectors of main, as a merge and a commit that others got in the way of do."""
-    parts = open_parts(table.uri, None)
-    state = parts.head("main")
+    context = open_context(table.uri, None)
+    state = context.head("main")
     for fragment in state.manifest.fragments:
-        deleted_offsets(parts.versions, state, fragment)
+        deleted_offsets(context.versions, state, fragment)
 
 
 OURS: dict[str, Probe] = {
@@ -61,17 +61,17 @@ OURS: dict[str, Probe] = {
     "log": lambda table: table.log("inner"),
     "count": lambda table: table.count_rows(),
     "schema": lambda table: table.schema(),
-    "branches": lambda table: table.branches(),
-    "tags": lambda table: table.tags(),
+    "branches": lambda table: table.branches.list(),
+    "tags": lambda table: table.tags.list(),
     "tag": lambda table: table.at("release"),
     "branch": lambda table: table.head("inner"),
     "time": lambda table: table.at("main@{2020-01-01}"),
     "preview": lambda table: table.preview_merge("run"),
-    "create_branch": lambda table: table.create_branch("other", "inner"),
-    "move_tag": lambda table: table.move_tag("release", "main@1"),
+    "create_branch": lambda table: table.branches.create("other", "inner"),
+    "move_tag": lambda table: table.tags.move("release", "main@1"),
     "offsets": offsets,
     "append": lambda table: table.append(rows(1)),
-    "delete_branch": lambda table: table.delete_branch("inner"),
+    "delete_branch": lambda table: table.branches.delete("inner"),
 }
 """Probes in which this package reads every byte itself."""
 PYLANCES: dict[str, Probe] = {

@@ -18,7 +18,7 @@ from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
-from tests.table_factory import SCHEMA, Rows, parts_on, sorted_rows
+from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
 
 Seen = Mapping[str, Rows]
 _PATIENCE = 120
@@ -28,8 +28,10 @@ def seen(table: LanceTable) -> Seen:
     """The rows behind every name, through pylance alone."""
     options = dict(table.storage_options) or None
     dataset = lance.dataset(table.uri, storage_options=options)
-    found = {"main": dataset, **{name: dataset.checkout_version((name, None)) for name in table.branches()}}
-    found |= {f"tag {name}": lance.dataset(table.uri, version=name, storage_options=options) for name in table.tags()}
+    found = {"main": dataset, **{name: dataset.checkout_version((name, None)) for name in table.branches.list()}}
+    found |= {
+        f"tag {name}": lance.dataset(table.uri, version=name, storage_options=options) for name in table.tags.list()
+    }
     return {name: sorted_rows(version.to_table()) for name, version in found.items()}
 
 
@@ -46,7 +48,7 @@ def undisturbed(folder: Path, operation: str) -> Either:
     table = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", operation)
     before = seen(table)
     OPERATIONS[operation].act(table)
-    return Either(before, seen(table), table.versions_after(0))
+    return Either(before, seen(table), table.branches.version_numbers())
 
 
 def finished(table: LanceTable, operation: str, either: Either) -> None:
@@ -55,8 +57,8 @@ def finished(table: LanceTable, operation: str, either: Either) -> None:
     again = LanceTable.open(table.uri, table.storage_options)
     OPERATIONS[operation].act(again)
     assert either.after == seen(again)
-    assert either.versions == again.versions_after(0)
-    report = again.verify(deep=True)
+    assert either.versions == again.branches.version_numbers()
+    report = again.maintenance.verify(deep=True)
     assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
     lance.dataset(again.uri, storage_options=dict(again.storage_options) or None).validate()
 
@@ -197,4 +199,4 @@ def test_any_answer_is_lost(tmp_path: Path, operation: str) -> None:
 
 def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(open_store(table.uri, table.storage_options), script)))
+    return LanceTable(context_on(ScriptedStore(open_store(table.uri, table.storage_options), script)))

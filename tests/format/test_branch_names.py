@@ -126,15 +126,15 @@ def test_names_that_pylance_gave_are_read_and_deleted(tmp_path: Path, name: str)
     dataset.create_branch(name).insert(entries("b", 2))
     table = LanceTable.open(uri)
     with pytest.raises(InvalidRefNameError):
-        table.create_branch(name)
-    assert [name] == list(table.branches())
+        table.branches.create(name)
+    assert [name] == list(table.branches.list())
     assert 2 == table.count_rows(f"branch:{name}")
     assert f"{name}@3" == str(table.append(entries("c", 3), branch=name))
-    table.delete_branch(name)
-    assert [] == [*table.branches(), *dataset.branches.list()]
+    table.branches.delete(name)
+    assert [] == [*table.branches.list(), *dataset.branches.list()]
     if "/" not in name and name[0] != "." and name[-1] != ".":
         dataset.tags.create(name, 1)
-        assert "main@1" == table.tags()[name].ref
+        assert "main@1" == table.tags.list()[name].ref
         assert 1 == table.count_rows(f"tag:{name}")
-        table.delete_tag(name)
-        assert [] == [*table.tags(), *dataset.tags.list()]
+        table.tags.delete(name)
+        assert [] == [*table.tags.list(), *dataset.tags.list()]

@@ -17,8 +17,8 @@ def test_a_dictionary_in_the_manifest_is_not_lost(tmp_path: Path) -> None:
     lance.write_dataset(rows, uri, data_storage_version="legacy")
     table = LanceTable.open(uri)
     with pytest.raises(UnsupportedFeatureError, match="the dictionary of column 'word'"):
-        table.set_config({"own": "1"})
+        table.config.set({"own": "1"})
     with pytest.raises(UnsupportedFeatureError, match=r"which files of format 0\.1 keep in the manifest"):
-        table.create_branch("run")
-    assert ({}, 1) == (table.branches(), table.head().number)
+        table.branches.create("run")
+    assert ({}, 1) == (table.branches.list(), table.head().number)
     assert ["a", "c", "b"] == lance.dataset(uri).to_table()["word"].to_pylist()

@@ -19,7 +19,7 @@ from lance_dagster.transactions.identity import commit_id
 from tests.backdating import DAY, age, files, manifest, say, stored
 from tests.conftest import S3Storage
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries, new_table
 
 WEEK = 7 * DAY
 NONE = timedelta(0)
@@ -38,11 +38,11 @@ def table(tmp_path: Path) -> LanceTable:
 def collected(table: LanceTable, older_than: timedelta = WEEK, **options: object) -> GarbageReport:
     """Delete, and hold that nothing that is left was harmed."""
     before = readable(table)
-    report = table.collect_garbage(older_than, dry_run=False, **options)  # type: ignore[arg-type]
+    report = table.maintenance.collect_garbage(older_than, dry_run=False, **options)  # type: ignore[arg-type]
     assert report.ok
     left = readable(table)
     assert left == {ref: rows for ref, rows in before.items() if ref in left}
-    check = table.verify(deep=True)
+    check = table.maintenance.verify(deep=True)
     assert [] == [problem for problem in check.problems if problem.severity == "error"]
     return report
 
@@ -50,22 +50,22 @@ def collected(table: LanceTable, older_than: timedelta = WEEK, **options: object
 def readable(table: LanceTable) -> Mapping[str, Rows]:
     """The rows of every version, through pylance."""
     found = {}
-    for branch in ("main", *table.branches()):
+    for branch in ("main", *table.branches.list()):
         for version in as_pylance(table, branch).versions():
             ref = f"{branch}@{version['version']}"
             found[ref] = contents(table, ref)
-    return found | {name: contents(table, name) for name in table.tags()}
+    return found | {name: contents(table, name) for name in table.tags.list()}
 
 
 def numbers(table: LanceTable, branch: str = "main") -> list[int]:
     """The versions of a branch."""
-    return table.versions_after(0, branch)
+    return table.branches.version_numbers(branch)
 
 
 def test_a_dry_run_says_everything_and_does_nothing(table: LanceTable) -> None:
     """It is the default; the report is what the real run would do."""
     before = {path: (Path(table.uri) / path).stat().st_mtime for path in files(table)}
-    report = table.collect_garbage(WEEK)
+    report = table.maintenance.collect_garbage(WEEK)
     assert before == {path: (Path(table.uri) / path).stat().st_mtime for path in files(table)}
     assert (True, False, True) == (report.dry_run, report.done, report.ok)
     assert {"main": (1, 2, 3, 4)} == report.expired
@@ -117,7 +117,7 @@ def test_the_version_in_use_when_the_window_began_stays(table: LanceTable) -> No
 
 def test_some_of_the_newest_stay_however_old_they_are(table: LanceTable) -> None:
     """For each branch."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     for number in range(3):
         table.append(entries("d", number), branch="dev")
     table.merge("dev")
@@ -129,29 +129,29 @@ def test_some_of_the_newest_stay_however_old_they_are(table: LanceTable) -> None
 
 def test_what_a_branch_alone_keeps_is_counted(table: LanceTable) -> None:
     """And goes as soon as it is merged in or deleted; what is young, tagged or kept for two branches is not counted."""
-    table.create_branch("idle", at="main@2")
+    table.branches.create("idle", at="main@2")
     table.append(entries("i", 1), branch="idle")
     table.append(entries("i", 2), branch="idle")
     age(table, 30 * DAY)
-    report = table.collect_garbage(WEEK)
+    report = table.maintenance.collect_garbage(WEEK)
     # What main did since the fork, where it was forked, and what it did itself; not its newest version.
     held = {"main@2", "main@3", "main@4", "main@5"} | {"idle@2", "idle@3"}
     assert held <= set(report.kept)
     assert {"idle": 5} == report.held
-    table.create_tag("v1", "main@3")
-    assert {"idle": 4} == table.collect_garbage(WEEK).held
-    table.create_branch("other", at="main@2")
-    assert {"idle": 2} == table.collect_garbage(WEEK).held
-    table.delete_branch("other")
-    table.delete_branch("idle")
-    assert {} == table.collect_garbage(WEEK).held
+    table.tags.create("v1", "main@3")
+    assert {"idle": 4} == table.maintenance.collect_garbage(WEEK).held
+    table.branches.create("other", at="main@2")
+    assert {"idle": 2} == table.maintenance.collect_garbage(WEEK).held
+    table.branches.delete("other")
+    table.branches.delete("idle")
+    assert {} == table.maintenance.collect_garbage(WEEK).held
     assert {"main": (1, 2, 4)} == collected(table).expired
 
 
 def test_branches_have_ages_of_their_own(table: LanceTable) -> None:
     """By pattern; the others have that of the rest."""
     for name in ("run/1", "dev"):
-        table.create_branch(name)
+        table.branches.create(name)
         for number in range(3):
             table.append(entries(name, number), branch=name)
         table.merge(name)
@@ -162,48 +162,48 @@ def test_branches_have_ages_of_their_own(table: LanceTable) -> None:
 
 def test_rules_kept_with_the_table_apply_whatever_is_asked(table: LanceTable) -> None:
     """A version goes when both let it go; without an argument the table's rules are the rules."""
-    table.set_config({SETTING: '{"older_than": "40d", "branches": {"run/*": {"older_than": "1d"}}}'})
-    assert {} == table.collect_garbage(NONE).expired
-    assert {} == table.collect_garbage().expired
-    table.set_config({SETTING: '{"older_than": "20d", "keep_last": 3}'})
-    assert {"main": (1, 2, 3, 4)} == table.collect_garbage().expired
-    assert {"main": (1, 2, 3, 4)} == table.collect_garbage(DAY).expired
-    assert {} == table.collect_garbage(50 * DAY).expired
-    assert {"main": (1, 2)} == table.collect_garbage(keep_last=5).expired
-    table.set_config({SETTING: "soon"})
+    table.config.set({SETTING: '{"older_than": "40d", "branches": {"run/*": {"older_than": "1d"}}}'})
+    assert {} == table.maintenance.collect_garbage(NONE).expired
+    assert {} == table.maintenance.collect_garbage().expired
+    table.config.set({SETTING: '{"older_than": "20d", "keep_last": 3}'})
+    assert {"main": (1, 2, 3, 4)} == table.maintenance.collect_garbage().expired
+    assert {"main": (1, 2, 3, 4)} == table.maintenance.collect_garbage(DAY).expired
+    assert {} == table.maintenance.collect_garbage(50 * DAY).expired
+    assert {"main": (1, 2)} == table.maintenance.collect_garbage(keep_last=5).expired
+    table.config.set({SETTING: "soon"})
     with pytest.raises(InvalidInputError, match="retention is no JSON"):
-        table.collect_garbage(DAY)
+        table.maintenance.collect_garbage(DAY)
 
 
 def test_rules_of_the_table_for_some_branches_hold_without_arguments(table: LanceTable) -> None:
     """The age of the rest is not put on top of them."""
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     for number in range(3):
         table.append(entries("d", number), branch="run/1")
     table.merge("run/1")
     age(table, 10 * DAY)
-    table.set_config({SETTING: '{"older_than": "90d", "branches": {"run/*": {"older_than": "1d"}}}'})
-    assert {"run/1": (6, 7)} == table.collect_garbage().expired
+    table.config.set({SETTING: '{"older_than": "90d", "branches": {"run/*": {"older_than": "1d"}}}'})
+    assert {"run/1": (6, 7)} == table.maintenance.collect_garbage().expired
 
 
 @pytest.mark.parametrize("wrong", [{"older_than": -DAY}, {"older_than": 7}, {"grace": -DAY}, {"keep_last": 0}])
 def test_a_wish_that_makes_no_sense_is_refused(table: LanceTable, wrong: dict[str, object]) -> None:
     """Nothing is looked at."""
     with pytest.raises(InvalidInputError):
-        table.collect_garbage(**wrong)  # type: ignore[arg-type]
+        table.maintenance.collect_garbage(**wrong)  # type: ignore[arg-type]
 
 
 def test_durations_of_pendulum_are_durations(table: LanceTable) -> None:
     """As everywhere."""
-    assert {"main": (1, 2, 3, 4)} == table.collect_garbage(pendulum.duration(weeks=1)).expired
+    assert {"main": (1, 2, 3, 4)} == table.maintenance.collect_garbage(pendulum.duration(weeks=1)).expired
 
 
 def test_what_is_named_stays_and_the_report_says_by_whom(table: LanceTable) -> None:
     """Tags, where they were before, forks, first versions, merges."""
-    table.create_tag("release", "main@2")
-    table.create_tag("production", "main@1")
-    table.move_tag("production", "main@3")
-    table.create_branch("dev", "main@4")
+    table.tags.create("release", "main@2")
+    table.tags.create("production", "main@1")
+    table.tags.move("production", "main@3")
+    table.branches.create("dev", "main@4")
     table.append(entries("d", 1), branch="dev")
     table.append(entries("d", 2), branch="dev")
     age(table, 30 * DAY)
@@ -223,7 +223,7 @@ def test_what_is_named_stays_and_the_report_says_by_whom(table: LanceTable) -> N
 
 def test_a_branch_goes_on_being_merged_after_a_collection(table: LanceTable) -> None:
     """Each merge starts from the one before, also when everything between was collected."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     expected = [("a", 5)]
     for round_ in range(4):
         for number in range(3):
@@ -245,7 +245,7 @@ def test_a_branch_goes_on_being_merged_after_a_collection(table: LanceTable) -> 
 
 def test_what_a_branch_did_stays_until_it_is_merged(table: LanceTable) -> None:
     """A merge goes by what each version claimed."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     for number in range(3):
         table.append(entries("d", number), branch="dev")
     table.append(entries("m", 1))
@@ -260,7 +260,7 @@ def test_what_a_branch_did_stays_until_it_is_merged(table: LanceTable) -> None:
 
 def test_what_a_branch_does_not_contain_stays_until_it_takes_it_in(table: LanceTable) -> None:
     """Main may have claimed something that the branch must not contradict."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     for number in range(3):
         table.append(entries("m", number))
     table.append(entries("d", 1), branch="dev")
@@ -276,7 +276,7 @@ def test_what_a_branch_does_not_contain_stays_until_it_takes_it_in(table: LanceT
 
 def test_a_claim_is_not_forgotten(table: LanceTable) -> None:
     """A merge that is in conflict stays in conflict."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.overwrite(entries("o", 1))
     table.append(entries("o", 2))
@@ -288,8 +288,8 @@ def test_a_claim_is_not_forgotten(table: LanceTable) -> None:
 
 def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
     """It is their merge base, though it lies on the line of neither."""
-    table.create_branch("x")
-    table.create_branch("b")
+    table.branches.create("x")
+    table.branches.create("b")
     table.append(entries("x", 1), branch="x")
     table.merge("x", into="b")
     table.append(entries("b", 1), branch="b")
@@ -318,10 +318,10 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
 
 def test_a_branch_forked_from_an_old_version_may_not_be_merged(table: LanceTable) -> None:
     """What followed that version has expired, and nobody knows what it claimed."""
-    table.create_tag("v1", "main@2")
+    table.tags.create("v1", "main@2")
     collected(table, NONE, grace=NONE)
     assert [2, 5] == numbers(table)
-    table.create_branch("late", "v1")
+    table.branches.create("late", "v1")
     table.append(entries("l", 1), branch="late")
     with pytest.raises(MergeConflictError, match="it was cleaned up on main@5"):
         table.merge("late")
@@ -329,8 +329,8 @@ def test_a_branch_forked_from_an_old_version_may_not_be_merged(table: LanceTable
 
 def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missing(table: LanceTable) -> None:
     """It knows nothing of merges: the merge base may be gone, or what either side did since."""
-    table.create_branch("x")
-    table.create_branch("b")
+    table.branches.create("x")
+    table.branches.create("b")
     table.append(entries("x", 1), branch="x")
     table.merge("x", into="b")
     table.append(entries("x", 2), branch="x")
@@ -341,7 +341,7 @@ def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missi
     as_pylance(table, "x").cleanup_old_versions(older_than=now, delete_unverified=True)
     with pytest.raises(VersionNotFoundError, match="x@6, which b@8 and main@6 have in common, was cleaned up"):
         LanceTable.open(table.uri).merge("b")
-    table.create_branch("c")
+    table.branches.create("c")
     for number in range(2):
         table.append(entries("c", number), branch="c")
     as_pylance(table, "c").cleanup_old_versions(older_than=now, delete_unverified=True)
@@ -354,10 +354,10 @@ def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missi
 
 def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table: LanceTable) -> None:
     """What each did that any other does not contain stays, with every version two of them have in common."""
-    twin = LanceTable.open(table.clone(f"{table.uri}-twin", shallow=False).uri)
+    twin = LanceTable.open(table.maintenance.clone(f"{table.uri}-twin", shallow=False).uri)
     for each in (table, twin):
         for name in ("a", "b", "x"):
-            each.create_branch(name)
+            each.branches.create(name)
         each.append(entries("x", 1), branch="x")
         each.update({"value": "50"}, where="key = 'a'", branch="x")
         each.merge("x", into="a")
@@ -375,7 +375,7 @@ def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table:
         assert contents(twin, dest) == contents(table, dest)
         collected(table, NONE, grace=NONE)
     for each in (table, twin):
-        each.delete_branch("x")
+        each.branches.delete("x")
         each.append(entries("a", 9), branch="a")
     collected(table, NONE, grace=NONE)
     for each in (table, twin):
@@ -386,9 +386,9 @@ def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table:
 def test_branches_forked_from_the_same_version_keep_no_more_for_each_other(table: LanceTable) -> None:
     """What they did and nobody took over stays for main; where they were forked stays anyway."""
     for name in ("run/1", "run/2", "run/3"):
-        table.create_branch(name)
+        table.branches.create(name)
         table.append(entries(name, 1), branch=name)
-    alone = table.collect_garbage(NONE).kept
+    alone = table.maintenance.collect_garbage(NONE).kept
     assert {"main@5", *(f"run/{run}@{number}" for run in (1, 2, 3) for number in (5, 6))} == set(alone)
     assert ("the newest", "not merged into 'main', 'run/2' and 'run/3' yet") == alone["run/1@6"]
 
@@ -396,18 +396,18 @@ def test_branches_forked_from_the_same_version_keep_no_more_for_each_other(table
 def test_a_long_list_of_branches_is_cut_short(table: LanceTable) -> None:
     """The report says how many more there are."""
     for number in range(6):
-        table.create_branch(f"b{number}")
+        table.branches.create(f"b{number}")
     table.append(entries("m", 1))
     table.append(entries("m", 2))
-    assert ("not merged into 'b0', 'b1' and 4 more yet",) == table.collect_garbage(NONE).kept["main@6"]
+    assert ("not merged into 'b0', 'b1' and 4 more yet",) == table.maintenance.collect_garbage(NONE).kept["main@6"]
 
 
 def test_a_branch_of_a_branch_keeps_both(table: LanceTable) -> None:
     """Up to main."""
-    table.create_branch("outer", "main@3")
+    table.branches.create("outer", "main@3")
     table.append(entries("o", 1), branch="outer")
     table.append(entries("o", 2), branch="outer")
-    table.create_branch("inner", "outer@4")
+    table.branches.create("inner", "outer@4")
     table.append(entries("i", 1), branch="inner")
     table.overwrite(entries("o", 3), branch="outer")
     age(table, 30 * DAY)
@@ -419,11 +419,11 @@ def test_a_branch_of_a_branch_keeps_both(table: LanceTable) -> None:
 def test_files_of_a_deleted_branch_go_and_those_that_were_merged_stay(table: LanceTable) -> None:
     """Main names them by then."""
     for name in ("merged", "given-up"):
-        table.create_branch(name)
+        table.branches.create(name)
         table.append(entries(name, 1), branch=name)
     table.merge("merged")
-    table.delete_branch("merged")
-    table.delete_branch("given-up")
+    table.branches.delete("merged")
+    table.branches.delete("given-up")
     age(table, 30 * DAY)
     data = files(table, "data")
     collected(table, NONE, grace=NONE)
@@ -477,7 +477,7 @@ def test_blobs_stay_and_go_with_their_data_file(tmp_path: Path) -> None:
     age(table, 30 * DAY)
     before = files(table, "data")
     assert 4 == len(before)
-    report = table.collect_garbage(NONE, grace=NONE, dry_run=False)
+    report = table.maintenance.collect_garbage(NONE, grace=NONE, dry_run=False)
     assert {"data files": 1, "blob files": 1} == {
         kind: found.files for kind, found in report.garbage.items() if kind in ("data files", "blob files")
     }
@@ -495,7 +495,7 @@ def test_what_was_staged_stays_for_the_grace_period(table: LanceTable) -> None:
     assert 1 == report.young["data files"].files
     age(table, 3 * DAY, "data")
     assert 1 == collected(table).young["data files"].files
-    assert {} == table.collect_garbage(WEEK, grace=2 * DAY).young
+    assert {} == table.maintenance.collect_garbage(WEEK, grace=2 * DAY).young
     table.append(staged)
     assert [("a", 5), ("s", 1)] == contents(table)
     table.stage(entries("s", 2))
@@ -508,9 +508,9 @@ def test_the_shortest_grace_is_a_day_unless_it_is_given(table: LanceTable) -> No
     """Whatever age versions expire at."""
     table.stage(entries("s", 1))
     age(table, timedelta(hours=23), "data")
-    assert 1 == table.collect_garbage(NONE).young["data files"].files
+    assert 1 == table.maintenance.collect_garbage(NONE).young["data files"].files
     age(table, timedelta(hours=2), "data")
-    assert {} == table.collect_garbage(NONE).young
+    assert {} == table.maintenance.collect_garbage(NONE).young
 
 
 def test_temporary_files_that_were_left_go_when_they_are_old(table: LanceTable) -> None:
@@ -521,7 +521,7 @@ def test_temporary_files_that_were_left_go_when_they_are_old(table: LanceTable) 
         path = Path(table.uri, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    assert len(left) == table.collect_garbage(WEEK).young["temporary files"].files
+    assert len(left) == table.maintenance.collect_garbage(WEEK).young["temporary files"].files
     age(table, 8 * DAY)
     assert len(left) == collected(table).garbage["temporary files"].files
     assert not any(".tmp" in name or ".probe" in name for name in files(table))
@@ -530,7 +530,7 @@ def test_temporary_files_that_were_left_go_when_they_are_old(table: LanceTable) 
 
 def test_what_is_no_file_of_a_table_is_left_alone(table: LanceTable) -> None:
     """Other folders, other names, other tables, base paths below the table's folder."""
-    table.add_base("cold", f"{table.uri}/cold")
+    table.maintenance.add_base("cold", f"{table.uri}/cold")
     table.append(table.stage(entries("k", 1), base="cold"))
     table.overwrite(entries("k", 2))
     LanceTable.create(Path(table.uri, "other.lance"), SCHEMA)
@@ -548,7 +548,7 @@ def test_what_is_no_file_of_a_table_is_left_alone(table: LanceTable) -> None:
 
 def test_base_paths_elsewhere_are_not_touched(table: LanceTable, tmp_path: Path) -> None:
     """They may belong to others."""
-    table.add_base("cold", tmp_path / "cold")
+    table.maintenance.add_base("cold", tmp_path / "cold")
     table.append(table.stage(entries("k", 1), base="cold"))
     table.overwrite(entries("k", 2))
     before = list((tmp_path / "cold").iterdir())
@@ -559,27 +559,27 @@ def test_base_paths_elsewhere_are_not_touched(table: LanceTable, tmp_path: Path)
 
 def test_a_table_that_was_moved_loses_nothing_before_it_is_relocated(table: LanceTable) -> None:
     """Its branches name its files by the old place; those names keep the files."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.overwrite(entries("m", 1))
     age(table, 60 * DAY)
     moved = Path(table.uri).rename(f"{table.uri}-moved")
     there = LanceTable.open(moved)
-    report = there.collect_garbage(NONE, grace=NONE, dry_run=False)
+    report = there.maintenance.collect_garbage(NONE, grace=NONE, dry_run=False)
     assert report.done
-    there.relocate()
+    there.maintenance.relocate()
     assert [("a", 5), ("d", 1)] == contents(there, "dev")
     assert [("m", 1)] == contents(there)
 
 
 def test_a_table_reached_through_a_link_loses_nothing(table: LanceTable, tmp_path: Path) -> None:
     """It has another name there than in its branches' base paths."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.overwrite(entries("m", 1))
     age(table, 60 * DAY)
     (tmp_path / "link").symlink_to(table.uri)
-    assert LanceTable.open(tmp_path / "link").collect_garbage(NONE, grace=NONE, dry_run=False).done
+    assert LanceTable.open(tmp_path / "link").maintenance.collect_garbage(NONE, grace=NONE, dry_run=False).done
     assert [("a", 5), ("d", 1)] == contents(table, "dev")
 
 
@@ -592,11 +592,11 @@ def test_versions_with_names_of_the_first_scheme_are_collected(tmp_path: Path) -
     for path in Path(table.uri, "_versions").glob("*.manifest"):
         assert len(path.name) < 20
     age(table, 60 * DAY)
-    assert {"main": (1, 2, 3)} == table.collect_garbage(NONE, dry_run=False).expired
+    assert {"main": (1, 2, 3)} == table.maintenance.collect_garbage(NONE, dry_run=False).expired
     assert {"4.manifest"} == {path.name for path in Path(table.uri, "_versions").glob("*.manifest")}
     (Path(table.uri) / "_refs/tags").mkdir(parents=True)
     (Path(table.uri) / "_refs/tags/old.json").write_text('{"branch": null, "version": 2, "manifestSize": 1}')
-    assert ("main@2",) == table.collect_garbage(NONE, dry_run=False).put_back
+    assert ("main@2",) == table.maintenance.collect_garbage(NONE, dry_run=False).put_back
     assert [("a", 1)] == contents(table, "old")
 
 
@@ -607,9 +607,9 @@ def test_a_tag_on_a_version_that_expired_gets_it_back(table: LanceTable) -> None
     tag = Path(table.uri, "_refs/tags/late.json")
     tag.parent.mkdir(parents=True, exist_ok=True)
     tag.write_text('{"branch": null, "version": 3, "manifestSize": 1}')
-    assert ("main@3",) == table.collect_garbage(WEEK).put_back
+    assert ("main@3",) == table.maintenance.collect_garbage(WEEK).put_back
     assert not manifest(table, 3).exists()
-    assert ("main@3",) == table.collect_garbage(WEEK, dry_run=False).put_back
+    assert ("main@3",) == table.maintenance.collect_garbage(WEEK, dry_run=False).put_back
     assert before == manifest(table, 3).read_bytes()
     age(table, 60 * DAY)
     collected(table)
@@ -618,20 +618,20 @@ def test_a_tag_on_a_version_that_expired_gets_it_back(table: LanceTable) -> None
 
 def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
     """While its copy waits, for merges as well as for names."""
-    table.create_branch("x")
+    table.branches.create("x")
     table.append(entries("x", 1), branch="x")
     table.append(entries("x", 2), branch="x")
     table.merge("x")
     table.append(entries("x", 3), branch="x")
     path = manifest(table, 7, "x")
     data = path.read_bytes()
-    key = expired_copy_key("x", 7, table.branches()["x"].id, commit_id(data))
+    key = expired_copy_key("x", 7, table.branches.list()["x"].id, commit_id(data))
     waiting = Path(table.uri, key)
     waiting.parent.mkdir(parents=True)
     path.rename(waiting)
     again = LanceTable.open(table.uri)
-    assert ("x@7",) == again.collect_garbage(WEEK).put_back
-    report = again.collect_garbage(WEEK, dry_run=False)
+    assert ("x@7",) == again.maintenance.collect_garbage(WEEK).put_back
+    report = again.maintenance.collect_garbage(WEEK, dry_run=False)
     assert (("x@7",), "where 'x' and 'main' can be merged from") == (report.put_back, report.kept["x@7"][0])
     assert (data, False) == (path.read_bytes(), waiting.exists())
     again.merge("x")
@@ -640,18 +640,18 @@ def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
 
 def test_a_version_of_a_branch_of_the_same_name_is_not_put_back(table: LanceTable) -> None:
     """The branch was deleted and made again: what waits is of the first one."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     for number in range(3):
         table.append(entries("d", number), branch="dev")
     age(table, 30 * DAY)
     collected(table)
     assert {"5", "6", "7"} >= {name.split("/")[-1].split("-")[0] for name in files(table, "_expired/dev")}
-    table.delete_branch("dev")
-    table.create_branch("dev", "main@5")
+    table.branches.delete("dev")
+    table.branches.create("dev", "main@5")
     tag = Path(table.uri, "_refs/tags/late.json")
     tag.parent.mkdir(parents=True, exist_ok=True)
     tag.write_text('{"branch": "dev", "version": 6, "manifestSize": 1}')
-    report = table.collect_garbage(WEEK, dry_run=False)
+    report = table.maintenance.collect_garbage(WEEK, dry_run=False)
     assert () == report.put_back
     assert ["tag 'late' names dev@6, which does not exist"] == [problem.what for problem in report.problems]
 
@@ -666,11 +666,11 @@ def test_detached_versions_go_when_they_are_old(tmp_path: Path) -> None:
         found.append(lance.LanceDataset.commit(dataset, operation, read_version=1, detached=True).version)
     table = LanceTable.open(tmp_path / "table")
     assert ["detached, and made during the last 7d"] * 2 == [
-        why[0] for version, why in table.collect_garbage(WEEK).kept.items() if version != "main@1"
+        why[0] for version, why in table.maintenance.collect_garbage(WEEK).kept.items() if version != "main@1"
     ]
     dataset.tags.create("kept", found[0])
     age(table, 30 * DAY)
-    report = table.collect_garbage(WEEK, grace=NONE, dry_run=False)
+    report = table.maintenance.collect_garbage(WEEK, grace=NONE, dry_run=False)
     assert {"main": (found[1],)} == report.expired
     assert 1 == report.garbage["data files"].files
     assert 2 == lance.dataset(table.uri, version=found[0]).count_rows()
@@ -679,8 +679,8 @@ def test_detached_versions_go_when_they_are_old(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damaged", ["manifest", "older manifest", "branch", "tag", "manifest of a branch", "waiting"])
 def test_what_cannot_be_read_keeps_everything(table: LanceTable, damaged: str) -> None:
     """It may name any file; the report says where it is."""
-    table.create_branch("dev")
-    table.create_tag("here", "main")
+    table.branches.create("dev")
+    table.tags.create("here", "main")
     table.append(entries("d", 1), branch="dev")
     age(table, 30 * DAY)
     collected(table)
@@ -697,7 +697,7 @@ def test_what_cannot_be_read_keeps_everything(table: LanceTable, damaged: str) -
     paths[damaged].write_bytes(data[:-30])
     before = files(table)
     again = LanceTable.open(table.uri)
-    report = again.collect_garbage(NONE, grace=timedelta(hours=1), dry_run=False)
+    report = again.maintenance.collect_garbage(NONE, grace=timedelta(hours=1), dry_run=False)
     assert (False, False) == (report.ok, report.done)
     assert any(paths[damaged].name in str(problem) for problem in report.problems if problem.severity == "error")
     assert before == files(table)
@@ -705,11 +705,11 @@ def test_what_cannot_be_read_keeps_everything(table: LanceTable, damaged: str) -
 
 def test_branches_without_metadata_are_swept_away(table: LanceTable) -> None:
     """When they are old: another program that makes a branch writes its versions first."""
-    table.create_branch("left/behind")
+    table.branches.create("left/behind")
     table.append(entries("d", 1), branch="left/behind")
     Path(table.uri, "_refs/branches/left%2Fbehind.json").unlink()
     before = files(table)
-    report = table.collect_garbage(WEEK, dry_run=False)
+    report = table.maintenance.collect_garbage(WEEK, dry_run=False)
     assert "of a branch without metadata that may be being made" in report.kept["left/behind@6"][0]
     age(table, 30 * DAY)
     report = collected(table)
@@ -719,18 +719,18 @@ def test_branches_without_metadata_are_swept_away(table: LanceTable) -> None:
     assert ("left/behind",) == collected(table).branches
     assert not Path(table.uri, "tree/left/behind").exists() or not files(table, "tree")
     assert len(files(table, "data")) < len({name for name in before if name.startswith("data")})
-    table.create_branch("left/behind")
+    table.branches.create("left/behind")
 
 
 def test_a_branch_without_metadata_that_a_tag_names_keeps_that_version(table: LanceTable) -> None:
     """Somebody still reads it."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.append(entries("d", 2), branch="dev")
-    table.create_tag("named", "dev@6")
+    table.tags.create("named", "dev@6")
     Path(table.uri, "_refs/branches/dev.json").unlink()
     age(table, 30 * DAY)
-    report = table.collect_garbage(NONE, grace=NONE, dry_run=False)
+    report = table.maintenance.collect_garbage(NONE, grace=NONE, dry_run=False)
     assert {"dev": (5, 7)} == {name: found for name, found in report.expired.items() if name == "dev"}
     assert {"dev@6": ("tag 'named'",)} == {name: why for name, why in report.kept.items() if name[:3] == "dev"}
     dataset = lance.dataset(table.uri)
@@ -751,17 +751,17 @@ def test_a_branch_that_was_left_halfway_is_finished(table: LanceTable, state: st
         return request.send()
 
     if state == "deleting":
-        table.create_branch("dev")
+        table.branches.create("dev")
         table.append(entries("d", 1), branch="dev")
-    dying = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    dying = LanceTable(context_on(ScriptedStore(open_store(table.uri), script)))
     with pytest.raises(Plug):
-        dying.delete_branch("dev") if state == "deleting" else dying.create_branch("dev")
-    assert () == table.collect_garbage(WEEK, dry_run=False).branches
+        dying.branches.delete("dev") if state == "deleting" else dying.branches.create("dev")
+    assert () == table.maintenance.collect_garbage(WEEK, dry_run=False).branches
     age(table, 30 * DAY)
     assert ("dev",) == collected(table).branches
     assert not Path(table.uri, "_refs/branches/dev.json").exists()
     assert not files(table, "tree")
-    table.create_branch("dev")
+    table.branches.create("dev")
     assert [("a", 5)] == contents(table, "dev")
 
 
@@ -770,7 +770,7 @@ def test_a_tag_on_nothing_is_reported(table: LanceTable) -> None:
     tag = Path(table.uri, "_refs/tags/gone.json")
     tag.parent.mkdir(parents=True, exist_ok=True)
     tag.write_text('{"branch": null, "version": 77, "manifestSize": 1}')
-    report = table.collect_garbage(WEEK, dry_run=False)
+    report = table.maintenance.collect_garbage(WEEK, dry_run=False)
     assert report.done
     assert ["tag 'gone' names main@77, which does not exist"] == [problem.what for problem in report.problems]
 
@@ -781,7 +781,7 @@ def test_a_manifest_that_says_it_is_old_is_as_old_as_it_was_stored(table: LanceT
     say(manifest(table, 6), 60 * DAY)
     table.overwrite(entries("a", 7))
     say(manifest(table, 7), 60 * DAY)
-    assert [5, 6, 7] == sorted(int(name.partition("@")[2]) for name in table.collect_garbage(WEEK).kept)
+    assert [5, 6, 7] == sorted(int(name.partition("@")[2]) for name in table.maintenance.collect_garbage(WEEK).kept)
 
 
 def test_a_manifest_that_was_copied_with_an_older_time_is_as_old_as_it_says(table: LanceTable) -> None:
@@ -790,7 +790,7 @@ def test_a_manifest_that_was_copied_with_an_older_time_is_as_old_as_it_says(tabl
     table.overwrite(entries("a", 7))
     for number in (6, 7):
         stored(manifest(table, number), 60 * DAY)
-    assert ["main@5", "main@6", "main@7"] == list(table.collect_garbage(WEEK).kept)
+    assert ["main@5", "main@6", "main@7"] == list(table.maintenance.collect_garbage(WEEK).kept)
 
 
 def test_a_copy_with_newer_times_keeps_everything(table: LanceTable) -> None:
@@ -798,7 +798,7 @@ def test_a_copy_with_newer_times_keeps_everything(table: LanceTable) -> None:
     for path in Path(table.uri).rglob("*"):
         if path.is_file():
             os.utime(path)
-    report = table.collect_garbage(WEEK, dry_run=False)
+    report = table.maintenance.collect_garbage(WEEK, dry_run=False)
     assert (0, 0) == (report.versions, report.files)
 
 
@@ -809,7 +809,7 @@ def test_a_version_from_the_future_keeps_those_after_it_and_is_reported(table: L
         say(manifest(table, 3), -60 * DAY)
     else:
         stored(manifest(table, 3), -60 * DAY)
-    report = table.collect_garbage(WEEK)
+    report = table.maintenance.collect_garbage(WEEK)
     assert {"main": (1,)} == report.expired
     assert [("main@3",)] == [problem.versions for problem in report.problems]
     assert "seconds from now" in report.problems[0].what
@@ -825,8 +825,8 @@ def test_the_earlier_clock_counts(table: LanceTable, wrong: timedelta, expected:
         answer = request.send()
         return answer + wrong.total_seconds() if request.verb == "now" else answer
 
-    skewed = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
-    report = skewed.collect_garbage(WEEK)
+    skewed = LanceTable(context_on(ScriptedStore(open_store(table.uri), script)))
+    report = skewed.maintenance.collect_garbage(WEEK)
     assert expected == report.versions
     assert abs(report.now.timestamp() - time.time() - min(wrong.total_seconds(), 0)) < 60
     assert bool(wrong) == any("clock" in problem.what for problem in report.problems)
@@ -835,7 +835,9 @@ def test_the_earlier_clock_counts(table: LanceTable, wrong: timedelta, expected:
 def test_progress_is_told(table: LanceTable) -> None:
     """Steps never go back, and end with all of them."""
     seen: list[tuple[int, int]] = []
-    table.collect_garbage(WEEK, grace=NONE, dry_run=False, progress=lambda done, total: seen.append((done, total)))
+    table.maintenance.collect_garbage(
+        WEEK, grace=NONE, dry_run=False, progress=lambda done, total: seen.append((done, total))
+    )
     assert sorted(seen) == seen
     assert seen[-1][0] == seen[-1][1] > 10
 
@@ -850,7 +852,7 @@ def test_a_handle_does_not_read_what_it_let_expire(table: LanceTable) -> None:
 
 def test_pylance_goes_on_with_a_table_that_was_collected(table: LanceTable) -> None:
     """It writes, cleans up and reads."""
-    table.create_branch("dev")
+    table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     age(table, 30 * DAY)
     collected(table)
@@ -868,16 +870,16 @@ def test_a_table_on_s3_is_collected(s3_storage: S3Storage) -> None:
     table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=s3_storage.storage_options)
     for number in range(3):
         table.overwrite(entries("a", number))
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     table.append(entries("r", 1), branch="run/1")
-    table.create_tag("old", "main@2")
+    table.tags.create("old", "main@2")
     time.sleep(1.1)
-    report = table.collect_garbage(NONE, grace=NONE, dry_run=False)
+    report = table.maintenance.collect_garbage(NONE, grace=NONE, dry_run=False)
     assert ({"main": (1, 3)}, True) == (report.expired, report.done)
     assert 1 == report.garbage["data files"].files
     assert [[("a", 2)], [("a", 2), ("r", 1)], [("a", 0)]] == [contents(table, ref) for ref in ("main", "run/1", "old")]
-    assert table.verify(deep=True).ok
-    assert 0 == table.collect_garbage(NONE, grace=NONE).files
+    assert table.maintenance.verify(deep=True).ok
+    assert 0 == table.maintenance.collect_garbage(NONE, grace=NONE).files
 
 
 def test_a_collection_asks_little_of_the_storage(table: LanceTable) -> None:
@@ -888,7 +890,7 @@ def test_a_collection_asks_little_of_the_storage(table: LanceTable) -> None:
         verbs.append(request.verb)
         return request.send()
 
-    counting = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
-    counting.collect_garbage(WEEK)
+    counting = LanceTable(context_on(ScriptedStore(open_store(table.uri), script)))
+    counting.maintenance.collect_garbage(WEEK)
     assert 2 == verbs.count("walk")
     assert len(verbs) <= 20

@@ -15,7 +15,7 @@ from lance_dagster.store import open_store
 from tests.backdating import DAY, age, files
 from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write, plug_pulled_before_write
-from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries, new_table
 
 WEEK = 7 * DAY
 Act = Callable[[LanceTable], tuple[str, Rows]]
@@ -30,10 +30,10 @@ def made(folder: Path) -> LanceTable:
     table.append(entries("a", 2))
     for number in range(3, 6):
         table.overwrite(entries("a", number))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 1), branch="run")
     table.append(entries("r", 2), branch="run")
-    table.create_branch("merged")
+    table.branches.create("merged")
     table.append(entries("m", 1), branch="merged")
     table.overwrite(entries("m", 2), branch="merged")
     table.merge("merged")
@@ -50,7 +50,7 @@ def appended(table: LanceTable) -> tuple[str, Rows]:
 
 def tagged(table: LanceTable) -> tuple[str, Rows]:
     """A tag on a version that is about to go."""
-    table.create_tag("late", "main@2")
+    table.tags.create("late", "main@2")
     return "late", OLD
 
 
@@ -62,7 +62,7 @@ def tagged_by_pylance(table: LanceTable) -> tuple[str, Rows]:
 
 def forked(table: LanceTable) -> tuple[str, Rows]:
     """A branch from a version that is about to go, with rows of its own."""
-    table.create_branch("late", "main@2")
+    table.branches.create("late", "main@2")
     table.append(entries("l", 1), branch="late")
     return "late", [*OLD, ("l", 1)]
 
@@ -88,8 +88,8 @@ def merged(table: LanceTable) -> tuple[str, Rows]:
 
 def run_again(table: LanceTable) -> tuple[str, Rows]:
     """A branch is deleted and made anew."""
-    table.delete_branch("run")
-    table.create_branch("run", "main")
+    table.branches.delete("run")
+    table.branches.create("run", "main")
     table.append(entries("r", 9), branch="run")
     return "run", [("m", 2), ("r", 9)]
 
@@ -109,7 +109,7 @@ def overwritten(table: LanceTable) -> tuple[str, Rows]:
 
 def collected(table: LanceTable) -> tuple[str, Rows]:
     """Somebody else collects too."""
-    table.collect_garbage(WEEK, dry_run=False)
+    table.maintenance.collect_garbage(WEEK, dry_run=False)
     return "run", RUN
 
 
@@ -163,7 +163,7 @@ def acting(table: LanceTable, moment: Callable[[list[Request]], bool], act: Call
             waiting.pop()()
         return request.send()
 
-    return LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(open_store(table.uri), script)))
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -185,13 +185,13 @@ def test_whatever_is_done_at_whatever_moment_is_not_lost(name: str, moment: str,
         else:
             expected[ref] = rows
 
-    assert acting(table, MOMENTS[moment], act).collect_garbage(WEEK, dry_run=False).done
+    assert acting(table, MOMENTS[moment], act).maintenance.collect_garbage(WEEK, dry_run=False).done
     assert done
     held(table, expected)
     age(table, 2 * DAY, "_expired")
-    assert LanceTable.open(table.uri).collect_garbage(WEEK, dry_run=False).done
+    assert LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, dry_run=False).done
     held(table, expected)
-    check = LanceTable.open(table.uri).verify(deep=True)
+    check = LanceTable.open(table.uri).maintenance.verify(deep=True)
     assert [] == [str(problem) for problem in check.problems if problem.severity == "error"]
 
 
@@ -204,16 +204,16 @@ def test_a_branch_that_is_deleted_and_collected_while_it_is_merged_is_merged_who
         if request.commits and waiting:
             waiting.pop()
             other = LanceTable.open(table.uri)
-            other.delete_branch("run")
-            assert other.collect_garbage(WEEK, dry_run=False).done
-            assert other.collect_garbage(WEEK, dry_run=False).done
+            other.branches.delete("run")
+            assert other.maintenance.collect_garbage(WEEK, dry_run=False).done
+            assert other.maintenance.collect_garbage(WEEK, dry_run=False).done
         return request.send()
 
-    merging = LanceTable(parts_on(ScriptedStore(open_store(table.uri), script)))
+    merging = LanceTable(context_on(ScriptedStore(open_store(table.uri), script)))
     merging.merge("run", into="merged", strategy="source-wins")
     held(table, {"merged": contents(merging, "merged"), "main": [("m", 2)]})
     assert {("r", 1), ("r", 2)} <= set(contents(table, "merged"))
-    assert table.verify(deep=True).ok
+    assert table.maintenance.verify(deep=True).ok
 
 
 def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleting(tmp_path: Path) -> None:
@@ -225,22 +225,22 @@ def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleti
 
     late = acting(table, MOMENTS["before manifests are deleted"], act)
     before = files(table, "data")
-    report = late.collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
+    report = late.maintenance.collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
     assert (False, True, True) == (report.done, report.expiry_done, report.ok)
     assert (("main@2",), ("needed again",)) == (report.put_back, report.kept["main@2"])
     assert (1, 3, 4) == report.expired["main"]
-    assert [2, 5, 6] == table.versions_after(0)
+    assert [2, 5, 6] == table.branches.version_numbers()
     assert before == files(table, "data")
     lines = list(garbage_lines(report))
     assert {"expired: main@1, main@3 to main@4", "needed again: main@2", "would delete:"} <= set(lines)
     (line,) = [line for line in lines if line.startswith(f"{report.versions} versions expired; {report.files} files (")]
     assert line.endswith("are left to the next run, as somebody else is at work")
-    again = LanceTable.open(table.uri).collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
+    again = LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
     assert (True, True, {}) == (again.done, again.expiry_done, again.expired)
     # What the first one said is left, and the copies of what it let expire.
     assert set(report.paths) == {path for path in again.paths if not path.startswith("_expired")}
     held(table, {"main": [("m", 2)], "late": OLD, "run": RUN})
-    assert table.verify(deep=True).ok
+    assert table.maintenance.verify(deep=True).ok
 
 
 def test_a_collection_can_die_before_any_write(tmp_path: Path) -> None:
@@ -249,21 +249,21 @@ def test_a_collection_can_die_before_any_write(tmp_path: Path) -> None:
         table = made(tmp_path)
         expected = {ref: contents(table, ref) for ref in ("main", "run", "merged")}
         grace = timedelta(0) if step % 2 else None
-        dying = LanceTable(parts_on(ScriptedStore(open_store(table.uri), plug_pulled_before_write(step))))
+        dying = LanceTable(context_on(ScriptedStore(open_store(table.uri), plug_pulled_before_write(step))))
         try:
-            dying.collect_garbage(WEEK, dry_run=False, grace=grace)
+            dying.maintenance.collect_garbage(WEEK, dry_run=False, grace=grace)
         except PlugPulledError:
             held(table, expected)
         else:
             break
         again = LanceTable.open(table.uri)
-        assert again.collect_garbage(WEEK, dry_run=False, grace=grace).done
+        assert again.maintenance.collect_garbage(WEEK, dry_run=False, grace=grace).done
         held(table, expected)
         age(table, 30 * DAY)
-        again.collect_garbage(WEEK, dry_run=False)
+        again.maintenance.collect_garbage(WEEK, dry_run=False)
         held(table, expected)
-        assert 0 == again.collect_garbage(WEEK).files
-        assert again.verify(deep=True).ok
+        assert 0 == again.maintenance.collect_garbage(WEEK).files
+        assert again.maintenance.verify(deep=True).ok
     assert step > 5
 
 
@@ -272,14 +272,14 @@ def test_a_collection_survives_lost_answers(tmp_path: Path) -> None:
     for step in range(100):
         table = made(tmp_path)
         expected = {ref: contents(table, ref) for ref in ("main", "run", "merged")}
-        losing = LanceTable(parts_on(ScriptedStore(open_store(table.uri), answer_lost_at_write(step))))
+        losing = LanceTable(context_on(ScriptedStore(open_store(table.uri), answer_lost_at_write(step))))
         try:
-            losing.collect_garbage(WEEK, dry_run=False)
+            losing.maintenance.collect_garbage(WEEK, dry_run=False)
         except LanceDagsterError:
             held(table, expected)
         else:
             break
-        assert LanceTable.open(table.uri).collect_garbage(WEEK, dry_run=False).done
+        assert LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, dry_run=False).done
         held(table, expected)
     assert step > 5
 
@@ -290,10 +290,10 @@ def append(uri: str, writer: int) -> list[int]:
     values = [100 * writer + number for number in range(5)]
     for value in values:
         table.append(entries("o", value))
-        table.create_branch(f"b{value}", "main")
+        table.branches.create(f"b{value}", "main")
         table.append(entries("b", value), branch=f"b{value}")
         table.merge(f"b{value}")
-        table.delete_branch(f"b{value}")
+        table.branches.delete(f"b{value}")
     return values
 
 
@@ -301,7 +301,7 @@ def collect(uri: str, writer: int) -> list[int]:
     """Collect over and over, with versions that expire at once."""
     del writer
     for _ in range(6):
-        LanceTable.open(uri).collect_garbage(timedelta(0), dry_run=False)
+        LanceTable.open(uri).maintenance.collect_garbage(timedelta(0), dry_run=False)
     return []
 
 

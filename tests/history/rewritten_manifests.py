@@ -11,7 +11,7 @@ from lance_dagster.format.layout import branch_root, join, manifest_name
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, Transaction
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import parts_on
+from tests.table_factory import context_on
 
 
 def manifest_file(table: LanceTable, branch: str, number: int) -> Path:
@@ -33,7 +33,7 @@ def date(table: LanceTable, times: dict[str, str]) -> LanceTable:
 
 def skip_to(table: LanceTable, branch: str, number: int, merged: tuple[str, str] | None) -> None:
     """Commit a copy of the newest version under a number of one's choice, perhaps as a merge (version, branch id)."""
-    newest = max(table.versions_after(0, branch))
+    newest = max(table.branches.version_numbers(branch))
     path = manifest_file(table, branch, newest)
     manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
     assert transaction is not None
@@ -54,4 +54,4 @@ def watched(table: LanceTable) -> tuple[LanceTable, list[str]]:
             read.append(request.key)
         return request.send()
 
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script))), read
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script))), read

@@ -20,7 +20,7 @@ STEPS = st.lists(
 
 def walked(table: LanceTable, one: str, other: str) -> int:
     """How many versions a log has that another version does not contain, those that repeat a fork excepted."""
-    repeats = {f"{branch.name}@{branch.first}" for branch in table.branches().values()}
+    repeats = {f"{branch.name}@{branch.first}" for branch in table.branches.list().values()}
     return len({str(version) for version in table.log(one, after=other, first_parent=False)} - repeats)
 
 
@@ -30,7 +30,7 @@ def test_counted_as_walked(tmp_path: Path, steps: list[tuple[str, str, str]]) ->
     """Whatever was merged where, crosswise too."""
     table = new_table(tmp_path, entries("a", 1))
     for name in BRANCHES[1:]:
-        table.create_branch(name)
+        table.branches.create(name)
     for number, (kind, branch, source) in enumerate(steps):
         if kind == "append":
             table.append(entries(branch, number), branch=branch)
@@ -42,15 +42,15 @@ def test_counted_as_walked(tmp_path: Path, steps: list[tuple[str, str, str]]) ->
     for one in BRANCHES:
         for other in BRANCHES:
             expected = walked(table, one, other), walked(table, other, one)
-            assert expected == table.ahead_behind(one, other)
+            assert expected == table.branches.ahead_behind(one, other)
 
 
 def test_what_is_gone_does_not_count(tmp_path: Path) -> None:
     """A branch that was merged and deleted is known by its merge only."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 1), branch="run")
     table.merge("run")
-    assert (2, 0) == table.ahead_behind("main", "main@2")
-    table.delete_branch("run")
-    assert (1, 0) == table.ahead_behind("main", "main@2")
+    assert (2, 0) == table.branches.ahead_behind("main", "main@2")
+    table.branches.delete("run")
+    assert (1, 0) == table.branches.ahead_behind("main", "main@2")

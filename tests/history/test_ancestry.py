@@ -19,10 +19,10 @@ def table(tmp_path: Path) -> LanceTable:
                                   inner@3 - inner@4
     """
     made = new_table(tmp_path, entries("a", 1))
-    made.create_branch("outer", "main@2")
+    made.branches.create("outer", "main@2")
     made.append(entries("b", 1))
     made.append(entries("c", 1), branch="outer")
-    made.create_branch("inner", "outer@3")
+    made.branches.create("inner", "outer@3")
     made.append(entries("d", 1), branch="inner")
     made.merge("inner")
     made.append(entries("e", 1))
@@ -63,7 +63,7 @@ def test_steps_lead_back(table: LanceTable, expression: str, version: str) -> No
 
 def test_steps_begin_at_any_name(table: LanceTable) -> None:
     """A tag, a commit id, a time."""
-    table.create_tag("v1", "main@4")
+    table.tags.create("v1", "main@4")
     for base in ("v1", "tag:v1", table.at("v1").id, table.at("v1").id[:8], "main@4", "branch:main~1"):
         assert "inner@4" == str(table.at(f"{base}^2"))
     assert "main@3" == str(table.at("main@{now}~2"))
@@ -104,7 +104,7 @@ def test_a_parent_there_is_not_is_an_error_that_counts_them(table: LanceTable, e
 
 def test_a_history_that_was_cut_says_so(table: LanceTable) -> None:
     """Not the oldest version that is left is taken for the parent, and versions say what they were made from."""
-    table.create_tag("kept", "main@2")
+    table.tags.create("kept", "main@2")
     as_pylance(table).cleanup_old_versions(retain_versions=2, error_if_tagged_old_versions=False)
     again = LanceTable.open(table.uri)
     assert ["main@5", "main@4", "main@2"] == [str(version) for version in again.log()]
@@ -134,11 +134,11 @@ def test_a_fork_that_was_cleaned_up_is_stood_in_for_by_the_branch(table: LanceTa
 
 def test_a_merged_branch_that_is_gone_is_not_replaced_by_its_namesake(table: LanceTable) -> None:
     """Another branch of the name has other versions under the same numbers."""
-    table.delete_branch("inner")
+    table.branches.delete("inner")
     gone = "there is no 'main~1\\^2': inner@4, which was merged as main@4 of .*, is gone: its branch was deleted"
     with pytest.raises(VersionNotFoundError, match=gone):
         table.at("main~1^2")
-    table.create_branch("inner", "main@3")
+    table.branches.create("inner", "main@3")
     table.append(entries("x", 1), branch="inner")
     with pytest.raises(VersionNotFoundError, match=gone):
         table.at("main~1^2")
@@ -166,7 +166,7 @@ def test_steps_on_a_branch_take_no_manifest(table: LanceTable) -> None:
 
 def test_a_merged_branch_is_found_under_its_new_name(table: LanceTable) -> None:
     """By its id, which it keeps."""
-    table.rename_branch("inner", "innermost")
+    table.branches.rename("inner", "innermost")
     assert "innermost@4" == str(table.at("main~^2"))
     assert "outer@3" == str(table.at("main~^2~"))
     shown = [str(version) for version in table.log("main@4", first_parent=False)]
@@ -176,10 +176,10 @@ def test_a_merged_branch_is_found_under_its_new_name(table: LanceTable) -> None:
 def test_a_branch_of_a_name_used_before_begins_where_it_begins(table: LanceTable) -> None:
     """Its first version has a higher number than the one it was forked from, and still counts as that one."""
     table.append(entries("x", 1), branch="inner")
-    table.delete_branch("inner")
-    table.create_branch("inner", "main@2")
+    table.branches.delete("inner")
+    table.branches.create("inner", "main@2")
     table.append(entries("y", 1), branch="inner")
-    first, second = table.versions_after(0, "inner")
+    first, second = table.branches.version_numbers("inner")
     assert first > 2
     assert ["main@2", "main@1"] == [str(table.at("inner~1")), str(table.at("inner~2"))]
     assert "main@1" == str(table.at(f"inner@{first}~"))

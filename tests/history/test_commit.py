@@ -22,7 +22,7 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
-from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def an_append_of(table: LanceTable) -> Transaction:
     """A transaction that adds again the fragment the table already has: its rows are in the table once more."""
-    head = table._parts.head("main")  # noqa: SLF001 - the one way to a manifest
+    head = table._context.head("main")  # noqa: SLF001 - the one way to a manifest
     return Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=Append(fragments=head.manifest.fragments[:1])
     )
@@ -46,7 +46,7 @@ def an_append_of(table: LanceTable) -> Transaction:
 
 def numbers(table: LanceTable) -> list[int]:
     """The numbers of the versions of main."""
-    return table.versions_after(0)
+    return table.branches.version_numbers()
 
 
 def lost(answer: Callable[[Request], Any], *, times: int = 1) -> Script:
@@ -128,7 +128,7 @@ def test_a_transaction_committed_by_two_at_once_lands_once(table: LanceTable) ->
     transaction = an_append_of(table)
     table.append(entries("o", 1))
     version = through(table, intruder_at_commit(lambda: table.commit(transaction))).commit(transaction)
-    assert ("main@5", [1, 2, 3, 4, 5]) == (str(version), table.versions_after(0))
+    assert ("main@5", [1, 2, 3, 4, 5]) == (str(version), table.branches.version_numbers())
 
 
 def test_a_hint_that_cannot_be_written_does_not_fail_the_commit(table: LanceTable) -> None:
@@ -144,7 +144,7 @@ def test_a_hint_that_cannot_be_written_does_not_fail_the_commit(table: LanceTabl
 
 def test_the_hint_follows_every_commit(table: LanceTable) -> None:
     """A pylance handle that is behind finds newer versions through it."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("c", 3), branch="run")
     hint = "_versions/latest_version_hint.json"
     assert {"version": 3} == json.loads((Path(table.uri) / hint).read_bytes())
@@ -268,6 +268,6 @@ def test_a_delete_is_a_commit_like_others(table: LanceTable) -> None:
 def test_the_first_version_is_made_once(tmp_path: Path, answer: Callable[[Request], bool]) -> None:
     """Whoever made a table knows it, although the answer was lost."""
     store = ScriptedStore(LocalStore(str(tmp_path / "table")), lost(answer))
-    assert create_empty(parts_on(store), SCHEMA) is not None
-    assert create_empty(parts_on(store), SCHEMA) is None
-    assert [1] == LanceTable.open(store.uri).versions_after(0)
+    assert create_empty(context_on(store), SCHEMA) is not None
+    assert create_empty(context_on(store), SCHEMA) is None
+    assert [1] == LanceTable.open(store.uri).branches.version_numbers()

@@ -20,61 +20,67 @@ def table(tmp_path: Path) -> LanceTable:
 
 def test_a_branch_holds_what_it_was_forked_from(table: LanceTable) -> None:
     """One of ours and one of pylance's, which name files through base paths."""
-    table.create_branch("ours")
+    table.branches.create("ours")
     as_pylance(table).create_branch("theirs")
-    assert {table.content_id()} == {table.content_id(ref) for ref in ("ours", "theirs", "main@4")}
+    assert {table.maintenance.content_id()} == {
+        table.maintenance.content_id(ref) for ref in ("ours", "theirs", "main@4")
+    }
 
 
 def test_a_merge_into_an_unchanged_branch_holds_what_was_merged(table: LanceTable) -> None:
     """Rows added, deleted and updated, and a column."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("c", 1, 2), branch="run")
     table.delete("key = 'b' and value = 1", branch="run")
     table.upsert(entries("c", 2), on=["key", "value"], branch="run")
-    before = table.content_id()
+    before = table.maintenance.content_id()
     table.merge("run")
-    assert before != table.content_id()
-    assert table.content_id("run") == table.content_id("main")
+    assert before != table.maintenance.content_id()
+    assert table.maintenance.content_id("run") == table.maintenance.content_id("main")
 
 
 def test_the_same_rows_deleted_twice_are_the_same_content(table: LanceTable) -> None:
     """Each side has deletion files of its own."""
     for branch in ("one", "two"):
-        table.create_branch(branch)
+        table.branches.create(branch)
         table.delete("key = 'b' and value = 1", branch=branch)
-    assert table.content_id("one") == table.content_id("two") != table.content_id("main")
+    assert (
+        table.maintenance.content_id("one")
+        == table.maintenance.content_id("two")
+        != table.maintenance.content_id("main")
+    )
 
 
 def test_a_restored_version_holds_what_it_held(table: LanceTable) -> None:
     """And every change gives another content."""
-    seen = [table.content_id()]
+    seen = [table.maintenance.content_id()]
     table.append(entries("d", 1))
-    seen.append(table.content_id())
-    table.set_config({"x": "1"})
-    seen.append(table.content_id())
-    table.compact()
-    seen.append(table.content_id())
-    table.rename_column("value", "worth")
-    seen.append(table.content_id())
+    seen.append(table.maintenance.content_id())
+    table.config.set({"x": "1"})
+    seen.append(table.maintenance.content_id())
+    table.maintenance.compact()
+    seen.append(table.maintenance.content_id())
+    table.columns.rename("value", "worth")
+    seen.append(table.maintenance.content_id())
     as_pylance(table).create_scalar_index("key", "BTREE")
-    seen.append(LanceTable.open(table.uri).content_id())
+    seen.append(LanceTable.open(table.uri).maintenance.content_id())
     assert len(seen) == len(set(seen))
     dataset = as_pylance(table).checkout_version(4)
     dataset.restore()
-    assert seen[0] == LanceTable.open(table.uri).content_id()
+    assert seen[0] == LanceTable.open(table.uri).maintenance.content_id()
 
 
 def test_pylance_compacting_nothing_changes_nothing(table: LanceTable) -> None:
     """A table reads the same by its content id after maintenance that found nothing to do."""
-    before = table.content_id()
+    before = table.maintenance.content_id()
     as_pylance(table).cleanup_old_versions(retain_versions=1)
-    assert before == LanceTable.open(table.uri).content_id()
+    assert before == LanceTable.open(table.uri).maintenance.content_id()
 
 
 def test_content_is_found_out_with_one_manifest(table: LanceTable) -> None:
     """And with the deletion files, on object storage too."""
     again, read = watched(table)
-    again.content_id()
+    again.maintenance.content_id()
     assert 1 == len(read)
 
 
@@ -84,5 +90,9 @@ def test_content_is_the_same_wherever_a_table_lies(s3_storage: S3Storage) -> Non
     for number in range(6):
         table.append(entries("a", number, number + 100))
     table.delete("value < 100")
-    table.create_branch("run")
-    assert table.content_id("run") == table.content_id("main") != table.content_id("main~1")
+    table.branches.create("run")
+    assert (
+        table.maintenance.content_id("run")
+        == table.maintenance.content_id("main")
+        != table.maintenance.content_id("main~1")
+    )

@@ -15,7 +15,7 @@ from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 def table(tmp_path: Path) -> LanceTable:
     """Three versions of main, two of a branch."""
     made = new_table(tmp_path, entries("a", 1), entries("b", 1))
-    made.create_branch("run/1")
+    made.branches.create("run/1")
     made.append(entries("c", 1), branch="run/1")
     return made
 
@@ -32,7 +32,7 @@ def test_an_id_is_of_one_version(table: LanceTable) -> None:
     assert len(ids) == len(set(ids.values()))
     assert ids == everything(LanceTable.open(table.uri))
     assert ids == {ref: table.at(ref).id for ref in ids}
-    assert ids["main@3"] == table.head().id == table.log_graph()[0][0].id
+    assert ids["main@3"] == table.head().id == table.branches.graph()[0][0].id
 
 
 def test_a_commit_returns_the_id_its_version_has(table: LanceTable) -> None:
@@ -112,7 +112,7 @@ def test_a_whole_id_is_searched_for_newest_first(tmp_path: Path) -> None:
     """The search ends where it is found."""
     table = new_table(tmp_path)
     for number in range(300):
-        table.set_config({"n": str(number)})
+        table.config.set({"n": str(number)})
     again, read = watched(table)
     assert "main@301" == str(again.at(table.at("main").id))
     assert len(set(read)) < 40
@@ -121,11 +121,11 @@ def test_a_whole_id_is_searched_for_newest_first(tmp_path: Path) -> None:
 def test_a_branch_made_again_has_other_ids(table: LanceTable) -> None:
     """Though name, number and content are the same."""
     before = table.at("run/1@3").id
-    table.delete_branch("run/1")
-    table.create_branch("run/1", "main@3")
+    table.branches.delete("run/1")
+    table.branches.create("run/1", "main@3")
     with pytest.raises(RefNotFoundError):
         table.at(before)
-    first = min(table.versions_after(0, "run/1"))
+    first = min(table.branches.version_numbers("run/1"))
     after = table.at(f"run/1@{first}")
     assert before != after.id
     assert str(after) == str(table.at(after.id[:10]))

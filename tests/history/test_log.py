@@ -18,9 +18,9 @@ from tests.table_factory import as_pylance, entries, new_table
 def table(tmp_path: Path) -> LanceTable:
     """A branch of a branch of main, each with versions of its own, the inner one merged into main."""
     made = new_table(tmp_path, entries("a", 1), entries("b", 1))
-    made.create_branch("outer", "main@2")
+    made.branches.create("outer", "main@2")
     made.append(entries("c", 1), branch="outer")
-    made.create_branch("inner", "outer@3")
+    made.branches.create("inner", "outer@3")
     made.append(entries("d", 1), branch="inner", message="the inner rows", properties={"dagster/run_id": "r1"})
     made.merge("inner")
     return made
@@ -58,7 +58,7 @@ def test_versions_of_pylance_are_described_too(table: LanceTable) -> None:
 
 def test_a_new_branch_shows_what_it_was_forked_from(table: LanceTable) -> None:
     """Its first version is not there beside the one it repeats."""
-    table.create_branch("new", "inner@4")
+    table.branches.create("new", "inner@4")
     for first_parent in (True, False):
         assert names(table, "inner", first_parent=first_parent) == names(table, "new", first_parent=first_parent)
 
@@ -75,9 +75,9 @@ def test_what_a_clean_up_removed_is_left_out(table: LanceTable) -> None:
 
 def test_versions_after_a_number_come_from_names_alone(table: LanceTable) -> None:
     """Ascending, of one branch."""
-    assert [3, 4] == table.versions_after(2)
-    assert [3, 4] == table.versions_after(0, "inner")
-    assert [] == table.versions_after(4)
+    assert [3, 4] == table.branches.version_numbers(after=2)
+    assert [3, 4] == table.branches.version_numbers("inner")
+    assert [] == table.branches.version_numbers(after=4)
 
 
 class Asked(TypedDict, total=False):
@@ -227,17 +227,17 @@ def test_a_log_since_a_time_goes_on_behind_clocks_that_lie(
 
 def test_a_graph_has_the_lines_to_draw(dated: LanceTable) -> None:
     """From each version to the next older ones that are shown; beyond a limit they are named."""
-    lines = {str(version): below for version, below in dated.log_graph()}
+    lines = {str(version): below for version, below in dated.branches.graph()}
     assert ("main@4", "outer@4") == lines["main@5"]
     assert ("main@2",) == lines["outer@3"]
     assert () == lines["main@1"]
     assert names(dated, first_parent=False) == list(lines)
     assert [("main@6", ("main@5",)), ("main@5", ("main@4", "outer@4"))] == [
-        (str(version), below) for version, below in dated.log_graph(limit=2)
+        (str(version), below) for version, below in dated.branches.graph(limit=2)
     ]
-    merges = dated.log_graph(only=LogFilter(properties={"lance_dagster.merge": None}))
+    merges = dated.branches.graph(only=LogFilter(properties={"lance_dagster.merge": None}))
     assert [("main@5", ("main@4",)), ("main@4", ())] == [(str(version), below) for version, below in merges]
-    rows = dated.log_graph(only=LogFilter(message="inner"))
+    rows = dated.branches.graph(only=LogFilter(message="inner"))
     assert ["main@4", "inner@4"] == [str(version) for version, _ in rows]
     assert ("inner@4",) == rows[0][1]
 
@@ -268,7 +268,7 @@ def test_the_committer_is_who_the_environment_says(tmp_path: Path, monkeypatch: 
     table = new_table(tmp_path, entries("a", 1))
     assert table.at("main").writer == table.at("main").committer
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "Ann <ann@example.org>")
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     table.append(entries("c", 1), branch="run", properties={"lance_dagster.committer": "bot"})
     table.merge("run")

@@ -28,14 +28,14 @@ def made(folder: str, steps: list[tuple[str, str, str]]) -> LanceTable:
     """A table with a branch of each name, to which steps were done as far as they could be."""
     table = LanceTable.create(Path(folder, "t"), SCHEMA, storage_options={"durability": "process"})
     for branch in BRANCHES[1:]:
-        table.create_branch(branch)
+        table.branches.create(branch)
     for number, (what, branch, other) in enumerate(steps):
         with suppress(LanceDagsterError):
             match what:
                 case "append":
                     table.append(entries("a", number), branch=branch)
                 case "fork":
-                    table.create_branch(branch, other)
+                    table.branches.create(branch, other)
                 case "merge":
                     table.merge(other, branch)
     return table
@@ -61,7 +61,7 @@ def collapsed(table: LanceTable, version: str) -> str:
 
 def heads(table: LanceTable) -> Iterator[str]:
     """The newest version of each branch."""
-    for branch in ("main", *table.branches()):
+    for branch in ("main", *table.branches.list()):
         yield str(table.head(branch))
 
 

@@ -43,7 +43,7 @@ def create(uri: str, exist_ok: bool) -> bool:  # noqa: FBT001 - a job has no key
 def fork(uri: str, exist_ok: bool) -> str | None:  # noqa: FBT001 - same
     """Create a branch; its id, or None when the name was taken."""
     try:
-        return LanceTable.open(uri).create_branch("run", exist_ok=exist_ok).id
+        return LanceTable.open(uri).branches.create("run", exist_ok=exist_ok).id
     except AlreadyExistsError:
         return None
 
@@ -52,7 +52,7 @@ def move(uri: str, target: int) -> bool:
     """Move a tag from version 2 to another; whether it worked."""
     table = LanceTable.open(uri)
     try:
-        table.move_tag("production", f"main@{target}", expected=table.at("main@2"))
+        table.tags.move("production", f"main@{target}", expected=table.at("main@2"))
     except RefMovedError:
         return False
     return True
@@ -71,10 +71,10 @@ def cycle(uri: str, name: str) -> int:
     table = LanceTable.open(uri)
     for number in range(COMMITS):
         branch = f"run/{name}-{number}"
-        table.create_branch(branch)
+        table.branches.create(branch)
         table.append(entries(name, number), branch=branch)
         table.merge(branch)
-        table.delete_branch(branch)
+        table.branches.delete(branch)
     return COMMITS
 
 
@@ -83,7 +83,7 @@ def test_no_acknowledged_row_is_lost_between_eight_writers(tmp_path: Path) -> No
     table = new_table(tmp_path)
     acknowledged = [value for values in race(append, [(table.uri, writer) for writer in range(8)]) for value in values]
     assert sorted(acknowledged) == sorted(value for _, value in contents(table))
-    assert list(range(1, 8 * COMMITS + 2)) == table.versions_after(0)
+    assert list(range(1, 8 * COMMITS + 2)) == table.branches.version_numbers()
     dataset = as_pylance(table)
     dataset.validate()
     ids = dataset.to_table(with_row_id=True)["_rowid"].to_pylist()
@@ -105,7 +105,7 @@ def test_one_of_four_creates_a_table(tmp_path: Path, *, exist_ok: bool) -> None:
     """The others are told, or open it when they asked for that."""
     uri = str(tmp_path / "table")
     assert (4 if exist_ok else 1) == sum(race(create, [(uri, exist_ok)] * 4))
-    assert [1] == LanceTable.open(uri).versions_after(0)
+    assert [1] == LanceTable.open(uri).branches.version_numbers()
 
 
 @pytest.mark.parametrize("exist_ok", [True, False])
@@ -113,7 +113,7 @@ def test_four_that_create_a_branch_get_one(tmp_path: Path, *, exist_ok: bool) ->
     """There is one branch whoever made it, and nobody gets another one's id."""
     table = new_table(tmp_path, entries("a", 1))
     ids = set(race(fork, [(table.uri, exist_ok)] * 4)) - {None}
-    assert {table.branches()["run"].id} == ids
+    assert {table.branches.list()["run"].id} == ids
     table.append(entries("b", 2), branch="run")
     assert [("a", 1), ("b", 2)] == contents(table, "run")
 
@@ -121,20 +121,20 @@ def test_four_that_create_a_branch_get_one(tmp_path: Path, *, exist_ok: bool) ->
 def test_one_of_four_moves_a_tag(tmp_path: Path) -> None:
     """The winner's move is what is stored, and every loser knows."""
     table = new_table(tmp_path, *(entries("a", number) for number in range(6)))
-    table.create_tag("production", "main@2")
+    table.tags.create("production", "main@2")
     won = race(move, [(table.uri, target) for target in (3, 4, 5, 6)])
     assert 1 == sum(won)
-    assert f"main@{3 + won.index(True)}" == table.tags()["production"].ref
+    assert f"main@{3 + won.index(True)}" == table.tags.list()["production"].ref
 
 
 def test_branches_merged_at_once_are_all_in(tmp_path: Path) -> None:
     """Four branches with appends, two of them the same partition replaced: of those exactly one gets in."""
     table = new_table(tmp_path, entries("a", 0))
     for name in ("one", "two"):
-        table.create_branch(name)
+        table.branches.create(name)
         table.append(entries(name, 1), branch=name, partitions=[name])
     for name in ("three", "four"):
-        table.create_branch(name)
+        table.branches.create(name)
         table.replace_where("key = 'a'", entries("a", 3 if name == "three" else 4), branch=name, partitions=["a"])
     merged = race(merge, [(table.uri, name) for name in ("one", "two", "three", "four")])
     assert merged[0]
@@ -146,7 +146,7 @@ def test_branches_merged_at_once_are_all_in(tmp_path: Path) -> None:
 def test_one_branch_merged_by_four_is_in_once(tmp_path: Path) -> None:
     """All of them get the version that has it."""
     table = new_table(tmp_path, entries("a", 0))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     versions = race(merge, [(table.uri, "run")] * 4)
     assert {"main@3"} == set(versions)
@@ -158,5 +158,5 @@ def test_runs_that_come_and_go_do_not_disturb_each_other(tmp_path: Path) -> None
     table = new_table(tmp_path)
     race(cycle, [(table.uri, name) for name in "abcd"])
     assert [(name, number) for name in "abcd" for number in range(COMMITS)] == contents(table)
-    assert {} == table.branches()
+    assert {} == table.branches.list()
     as_pylance(table).validate()

@@ -15,11 +15,11 @@ from tests.table_factory import as_pylance, entries, new_table
 def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
     """Main with versions 1 to 3, a branch of 2 with one more, a tag on each."""
     made = new_table(tmp_path_factory.mktemp("resolve"), entries("a", 1), entries("b", 2))
-    made.create_branch("run/4f2a", "main@2")
+    made.branches.create("run/4f2a", "main@2")
     time.sleep(0.01)
     made.append(entries("c", 3), branch="run/4f2a")
-    made.create_tag("production", "main@2")
-    made.create_tag("candidate", "run/4f2a@3")
+    made.tags.create("production", "main@2")
+    made.tags.create("candidate", "run/4f2a@3")
     return made
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, RefSyntaxError, TableNotFoundError
-from lance_dagster.history.table_uri import parse_table_uri, table_uri
+from lance_dagster.history.table_uri import parse_table_uri, split_table_uri, table_uri
 from tests.table_factory import entries, new_table
 
 PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
@@ -95,14 +95,16 @@ def test_a_ref_that_cannot_be_read_is_pointed_at(ref: str) -> None:
 
 
 def test_a_table_is_opened_with_its_ref(tmp_path: Path) -> None:
-    """`open_at` takes both forms; `open` says where the other one belongs."""
+    """`split_table_uri` takes both forms; `open` says where the other one belongs."""
     table = new_table(tmp_path / "a %41+?", entries("a", 1))
-    text = table.uri_at("main~1")
-    opened, ref = LanceTable.open_at(text)
+    text = table_uri(table.uri, "main~1")
+    uri, ref = split_table_uri(text)
+    opened = LanceTable.open(uri)
     assert (table.uri, "main~1", "main@1") == (opened.uri, ref, str(opened.at(ref)))
-    opened, ref = LanceTable.open_at(table.uri, {"durability": "process"})
-    assert (table.uri, "main", "process") == (opened.uri, ref, opened.storage_options["durability"])
-    with pytest.raises(InvalidInputError, match=r"names a version of a table: LanceTable\.open_at opens the table"):
+    assert (table.uri, "main") == split_table_uri(table.uri)
+    with pytest.raises(
+        InvalidInputError, match=r"names a version of a table: split_table_uri returns the URI of the table and the ref"
+    ):
         LanceTable.open(text)
     with pytest.raises(TableNotFoundError):
-        LanceTable.open_at(f"{text.partition('?')[0]}x?ref=main")
+        LanceTable.open(split_table_uri(f"{text.partition('?')[0]}x?ref=main")[0])

@@ -77,7 +77,7 @@ class ConcurrentRuns:
         busy = {part for part, _ in self.open.values()}
         free = [part for part, version in self.touched.items() if part not in busy and version <= start]
         part = self.random.choice(free or [part for part in self.touched if part not in busy])
-        self.table.create_branch(name, f"main@{max(start, self.touched[part])}")
+        self.table.branches.create(name, f"main@{max(start, self.touched[part])}")
         own = {number: row for number, row in self.rows.items() if row[0] == part}
         for _ in range(self.random.randrange(1, 4)):
             own = self.write(name, part, own, through_pylance=self.random.random() < 0.3)
@@ -93,7 +93,7 @@ class ConcurrentRuns:
         own = {number: row for number, row in self.rows.items() if row[0] == part}
         row, names = self.random.choice(sorted(own)), (name, f"{name}-rival")
         for each in names:
-            self.table.create_branch(each)
+            self.table.branches.create(each)
         how = self.random.choice(list(_OPERATION_PAIRS))
         new = [self.new(part, 2), self.new(part, 3)]
         for each, operation, rows in zip(names, _OPERATION_PAIRS[how], new, strict=True):
@@ -151,7 +151,7 @@ class ConcurrentRuns:
             part = new["part"][0].as_py()
             self.table.replace_where(f"part = '{part}'", new, branch=branch, partitions=[part])
         else:
-            self.table.compact(branch=branch)
+            self.table.maintenance.compact(branch=branch)
 
     def write_main(self) -> None:
         """Let somebody write main on a partition no run is at."""
@@ -167,7 +167,7 @@ class ConcurrentRuns:
         part, own = self.open.pop(name)
         self.table.merge(name)
         if self.random.random() < 0.7:
-            self.table.delete_branch(name)
+            self.table.branches.delete(name)
         self.merged += 1
         self.settle(part, own)
         rival = self.rivals.pop(name, None)
@@ -186,7 +186,7 @@ class ConcurrentRuns:
         else:
             assert rival.left is not None
             self.settle(part, rival.left)
-        self.table.delete_branch(rival.name)
+        self.table.branches.delete(rival.name)
 
     def settle(self, part: str, own: Rows) -> None:
         """Write down what main has of a partition."""

@@ -23,7 +23,7 @@ def made(folder: Path, rows: pa.Table = ROWS, *, stable: bool, per_fragment: int
     uri = str(folder / "table")
     lance.write_dataset(rows, uri, enable_stable_row_ids=stable, max_rows_per_file=per_fragment)
     table = LanceTable.open(uri)
-    table.create_branch("run")
+    table.branches.create("run")
     return table
 
 
@@ -185,8 +185,8 @@ def test_lines_can_be_few(stable: LanceTable) -> None:
 
 def test_columns_are_chosen_by_any_of_their_names(stable: LanceTable) -> None:
     """All images have them under the name that the dest has."""
-    stable.rename_column("name", "title", branch="run")
-    stable.rename_column("id", "number")
+    stable.columns.rename("name", "title", branch="run")
+    stable.columns.rename("id", "number")
     as_pylance(stable, "run").update({"title": "'B'"}, where="id = 2")
     rename(stable, "BB", "number = 2")
     preview = stable.preview_merge("run")
@@ -201,8 +201,8 @@ def test_columns_are_chosen_by_any_of_their_names(stable: LanceTable) -> None:
 
 def test_a_version_lacks_columns_that_others_have(stable: LanceTable) -> None:
     """An image has the columns of its version, a dropped one before and a new one after."""
-    stable.drop_columns(["name"])
-    stable.add_columns({"twice": "id * 2"}, branch="run")
+    stable.columns.drop(["name"])
+    stable.columns.add({"twice": "id * 2"}, branch="run")
     as_pylance(stable, "run").update({"twice": "0"}, where="id = 2")
     stable.delete("id = 2")
     preview = stable.preview_merge("run")
@@ -294,7 +294,7 @@ def test_a_key_has_to_be_one(stable: LanceTable) -> None:
         preview.conflicting_rows(on=[])
     with pytest.raises(InvalidInputError, match="no column 'nr'"):
         preview.conflicting_rows(on=["nr"])
-    stable.drop_columns(["name"])
+    stable.columns.drop(["name"])
     with pytest.raises(InvalidInputError, match="column 'name' cannot be a key"):
         stable.preview_merge("run").conflicting_rows(on=["name"])
 
@@ -321,7 +321,7 @@ def test_rows_without_a_key_are_no_rows_of_one_key(tmp_path: Path) -> None:
 
 def test_rows_that_were_changed_without_a_new_column(table: LanceTable) -> None:
     """The other side gave it values beside them, which the changed rows lack."""
-    table.add_columns({"twice": "id * 2"}, branch="run")
+    table.columns.add({"twice": "id * 2"}, branch="run")
     rename(table, "B", "id in (2, 5)")
     preview = table.preview_merge("run")
     assert ["column twice"] == [conflict.unit for conflict in preview.conflicts]
@@ -358,7 +358,7 @@ def test_a_column_that_both_wrote_anew(table: LanceTable) -> None:
 def test_rows_that_were_not_cast(table: LanceTable, casting: str) -> None:
     """Rows put in under the old type, on the other side."""
     other = "main" if casting == "run" else "run"
-    table.cast_column("id", pa.int32(), branch=casting)
+    table.columns.cast("id", pa.int32(), branch=casting)
     table.append(pa.table({"id": [7], "name": ["g"]}), branch=other)
     preview = table.preview_merge("run")
     assert ["column id"] == [conflict.unit for conflict in preview.conflicts]
@@ -372,18 +372,18 @@ def test_rows_that_were_not_cast(table: LanceTable, casting: str) -> None:
 
 def test_nulls_that_are_forbidden_elsewhere(table: LanceTable) -> None:
     """Of the rows that were put in, those with a null."""
-    table.set_nullable("name", nullable=False, branch="run")
+    table.columns.set_nullable("name", nullable=False, branch="run")
     table.append(pa.table({"id": [7, 8], "name": ["g", None]}))
     assert [(None, "added", None, None, named(8, None))] == listed(table.preview_merge("run"))
 
 
 def test_conflicts_without_rows_give_none(stable: LanceTable) -> None:
     """Settings, names of columns, and the table as a whole; nor does a merge without conflicts."""
-    stable.set_config({"owner": "ann"}, branch="run")
+    stable.config.set({"owner": "ann"}, branch="run")
     clean = stable.preview_merge("run")
-    stable.set_config({"owner": "bob"})
-    stable.rename_column("name", "title", branch="run")
-    stable.rename_column("name", "label")
+    stable.config.set({"owner": "bob"})
+    stable.columns.rename("name", "title", branch="run")
+    stable.columns.rename("name", "label")
     torn = stable.preview_merge("run")
     assert {"config", "column"} == {conflict.kind for conflict in torn.conflicts}
     ff_only = stable.preview_merge("run", mode="ff-only")
@@ -395,13 +395,13 @@ def test_conflicts_without_rows_give_none(stable: LanceTable) -> None:
 
 def test_a_row_that_came_to_both_on_other_ways(stable: LanceTable) -> None:
     """The merge base does not have it, where merges went crosswise; both changed it since."""
-    stable.create_branch("third")
+    stable.branches.create("third")
     stable.append(pa.table({"id": [7], "name": ["g"]}), branch="third")
     for branch in ("run", "main"):
         stable.append(pa.table({"id": [8], "name": [branch]}), branch=branch)
         stable.merge("third", into=branch)
         rename(stable, f"G {branch}", "id = 7", branch)
-    stable.delete_branch("third")
+    stable.branches.delete("third")
     (line,) = listed(stable.preview_merge("run"))
     assert (named(7, "G run"), named(7, "G main")) == line[3:]
 

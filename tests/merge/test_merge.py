@@ -26,20 +26,20 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
-from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
     """Two partitions, a version each, and a branch `run` forked from `main@3`."""
     made = new_table(tmp_path, entries("a", 1, 2), entries("b", 1, 2))
-    made.create_branch("run")
+    made.branches.create("run")
     return made
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def replace(table: LanceTable, key: str, *values: int, branch: str = "main", run: str | None = None) -> None:
@@ -104,7 +104,7 @@ def test_a_replaced_partition_is_replaced(table: LanceTable) -> None:
 def test_deleted_rows_of_a_shared_fragment_stay_deleted(tmp_path: Path) -> None:
     """A deletion vector is carried over to the dest's fragment."""
     table = new_table(tmp_path, pa.concat_tables([entries("a", 1, 2, 3), entries("b", 1, 2)]))
-    table.create_branch("run")
+    table.branches.create("run")
     replace(table, "a", 9, branch="run")
     add(table, "c", 1)
     table.merge("run")
@@ -136,10 +136,10 @@ def test_data_files_of_another_version_come_along(tmp_path: Path, *, overwritten
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True, data_storage_version="2.0")
     table = LanceTable.open(uri)
-    table.create_branch("run")
+    table.branches.create("run")
     lance.write_dataset(entries("b", 2), as_pylance(table, "run"), mode="overwrite", data_storage_version="2.1")
     if not overwritten:
-        table.create_branch("other")
+        table.branches.create("other")
         table.append(entries("c", 3), branch="other")
         lance.write_dataset(entries("d", 4), as_pylance(table, "other"), mode="append", data_storage_version="2.1")
     table.merge("run" if overwritten else "other")
@@ -148,7 +148,7 @@ def test_data_files_of_another_version_come_along(tmp_path: Path, *, overwritten
     assert ("2.1" if overwritten else "2.0") == as_pylance(table).data_storage_version
     lance.write_dataset(entries("e", 5), as_pylance(table), mode="append")
     assert [*expected, ("e", 5)] == contents(table)
-    assert table.verify(deep=True).ok
+    assert table.maintenance.verify(deep=True).ok
 
 
 def test_deletes_by_pylance_are_carried_over(table: LanceTable) -> None:
@@ -163,7 +163,7 @@ def test_appends_by_pylance_come_along(table: LanceTable) -> None:
     """Their files lie in the branch's folder, which goes away with the branch, so they are copied."""
     as_pylance(table, "run").insert(entries("p", 1))
     table.merge("run")
-    table.delete_branch("run")
+    table.branches.delete("run")
     assert [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("p", 1)] == contents(table)
     assert not (Path(table.uri) / "tree").exists()
 
@@ -171,7 +171,7 @@ def test_appends_by_pylance_come_along(table: LanceTable) -> None:
 def test_configuration_and_metadata_are_merged_by_key(table: LanceTable) -> None:
     """What one side set, changed or removed holds."""
     as_pylance(table).update_config({"own": "1", "gone": "1"})
-    table.create_branch("later")
+    table.branches.create("later")
     as_pylance(table, "later").update_config({"theirs": "2", "own": "2"})
     as_pylance(table, "later").delete_config_keys(["gone"])
     as_pylance(table, "later").update_metadata({"owner": "ann"})
@@ -179,7 +179,7 @@ def test_configuration_and_metadata_are_merged_by_key(table: LanceTable) -> None
     table.merge("later")
     found = {key: value for key, value in as_pylance(table).config().items() if not key.startswith("lance.")}
     assert {"own": "2", "theirs": "2", "ours": "3"} == found
-    assert "ann" == table._parts.head("main").manifest.table_metadata["owner"]  # noqa: SLF001 - pylance shows it nowhere
+    assert "ann" == table._context.head("main").manifest.table_metadata["owner"]  # noqa: SLF001 - pylance shows it nowhere
 
 
 def test_a_compaction_of_the_dest_does_not_disturb_appends(table: LanceTable) -> None:
@@ -202,7 +202,7 @@ def test_messages_and_properties_are_the_callers(table: LanceTable) -> None:
 def test_nothing_but_metadata_is_written(tmp_path: Path) -> None:
     """No data file is copied, renamed or written again, however large it is."""
     table = new_table(tmp_path, entries("a", *range(100_000)))
-    table.create_branch("run")
+    table.branches.create("run")
     replace(table, "c", *range(100_000), branch="run")
     table.replace_where("value = 3", entries("a"), branch="run")
     before = snapshot(table)
@@ -213,7 +213,7 @@ def test_nothing_but_metadata_is_written(tmp_path: Path) -> None:
     assert {"_versions", "_transactions", "_deletions"} == {path.split("/")[0] for path in new}
     assert {"_versions/latest_version_hint.json"} == changed
     assert sum(after[path][2] for path in new) < 10_000
-    manifest = table._parts.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+    manifest = table._context.head("main").manifest  # noqa: SLF001 - the one way to a manifest
     assert () == manifest.base_paths
     assert {None} == {file.base_id for fragment in manifest.fragments for file in fragment.files}
 
@@ -239,7 +239,7 @@ def test_a_new_partition_provided_twice_is_refused(table: LanceTable) -> None:
 
 def test_the_run_behind_a_merge_is_named(table: LanceTable) -> None:
     """What came to the dest by a merge is known by the run that merged."""
-    table.create_branch("other")
+    table.branches.create("other")
     replace(table, "a", 7, branch="run")
     replace(table, "a", 8, branch="other")
     table.merge("other", properties={"dagster/run_id": "r7"})
@@ -335,7 +335,7 @@ def test_rows_that_were_taken_back_are_in_the_way_of_nobody(
 def test_two_empty_replacements_contradict_each_other(tmp_path: Path) -> None:
     """Both say which rows there are, though one says that there are none."""
     table = LanceTable.create(tmp_path / "empty", entries("a", 1).schema)
-    table.create_branch("run")
+    table.branches.create("run")
     table.overwrite(entries("a").slice(0, 0), branch="run")
     table.overwrite(entries("b", 1))
     assert ["the whole table"] == units(refused(table))
@@ -346,7 +346,7 @@ def test_a_table_without_row_ids_can_be_merged(tmp_path: Path) -> None:
     uri = str(tmp_path / "addresses")
     lance.write_dataset(entries("a", 1, 2), uri)
     table = LanceTable.open(uri)
-    table.create_branch("run")
+    table.branches.create("run")
     replace(table, "a", 7, branch="run")
     add(table, "b", 1)
     table.merge("run")
@@ -382,11 +382,11 @@ def test_every_conflict_is_told_at_once(table: LanceTable) -> None:
 def test_merging_twice_is_merging_once(table: LanceTable) -> None:
     """The same version is returned and nothing is written, also after others went on."""
     add(table, "c", 1, branch="run")
-    assert table.is_merged("run") is None
+    assert table.branches.is_merged("run") is None
     first = table.merge("run")
     add(table, "d", 1)
     before = snapshot(table)
-    assert first == table.merge("run") == table.is_merged("run")
+    assert first == table.merge("run") == table.branches.is_merged("run")
     assert before == snapshot(table)
 
 
@@ -433,7 +433,7 @@ def test_a_version_between_two_merges_can_be_merged(table: LanceTable) -> None:
         add(table, "c", value, branch="run")
     table.merge("run@5")
     assert [("c", 1), ("c", 2)] == contents(table)[4:]
-    assert table.is_merged("run") is None
+    assert table.branches.is_merged("run") is None
     assert "main@4" == str(table.merge("run@4"))
     table.merge("run")
     assert [("c", 1), ("c", 2), ("c", 3)] == contents(table)[4:]
@@ -442,7 +442,7 @@ def test_a_version_between_two_merges_can_be_merged(table: LanceTable) -> None:
 def test_a_chain_of_branches_is_merged_downwards(table: LanceTable) -> None:
     """Inner into outer, outer into main."""
     add(table, "c", 1, branch="run")
-    table.create_branch("inner", "run")
+    table.branches.create("inner", "run")
     add(table, "d", 1, branch="inner")
     replace(table, "a", 9, branch="inner")
     add(table, "e", 1, branch="run")
@@ -457,7 +457,7 @@ def test_a_chain_of_branches_is_merged_downwards(table: LanceTable) -> None:
 def test_a_branch_merged_past_its_parent_takes_the_parent_along(table: LanceTable) -> None:
     """What the parent had at the fork comes with the child, once: not again with the parent."""
     add(table, "c", 1, branch="run")
-    table.create_branch("inner", "run")
+    table.branches.create("inner", "run")
     add(table, "d", 1, branch="inner")
     replace(table, "a", 9, branch="inner")
     table.merge("inner")
@@ -479,7 +479,7 @@ def test_main_can_be_merged_into_a_branch_and_back(table: LanceTable) -> None:
     assert [("m", 2)] == contents(table)[4:]
     table.merge("run")
     assert [("m", 3), ("r", 1)] == contents(table)[4:]
-    assert table.is_merged("main", into="run") is not None
+    assert table.branches.is_merged("main", into="run") is not None
 
 
 def test_rows_that_came_from_main_are_not_brought_back_to_it(table: LanceTable) -> None:
@@ -516,7 +516,7 @@ def test_what_a_branch_did_to_rows_from_main_that_has_its_own_is_carried_back(ta
 
 def test_what_main_brought_is_remembered_when_others_are_merged(table: LanceTable) -> None:
     """Records of other branches do not push it out."""
-    table.create_branch("other")
+    table.branches.create("other")
     add(table, "o", 1, branch="other")
     replace(table, "m", 1)
     table.merge("main", into="run")
@@ -530,7 +530,7 @@ def test_what_main_brought_is_remembered_when_others_are_merged(table: LanceTabl
 
 def test_rows_of_a_third_branch_are_the_same_rows_on_both_sides(table: LanceTable) -> None:
     """A row that came to both from elsewhere, and was taken out on one of them, goes on the other too."""
-    table.create_branch("shared")
+    table.branches.create("shared")
     add(table, "s", 1, 2, branch="shared")
     table.merge("shared", into="run")
     table.merge("shared")
@@ -541,15 +541,15 @@ def test_rows_of_a_third_branch_are_the_same_rows_on_both_sides(table: LanceTabl
 
 def test_rows_of_a_third_branch_that_is_gone_are_known_by_their_ids(table: LanceTable) -> None:
     """Neither its versions nor its record are left, and its rows were moved."""
-    table.create_branch("shared")
+    table.branches.create("shared")
     add(table, "s", 1, 2, 3, branch="shared")
     table.merge("shared", into="run")
     table.merge("shared")
-    table.delete_branch("shared")
+    table.branches.delete("shared")
     table.delete("key = 's' and value = 1", branch="run")
     table.delete("key = 's' and value = 3")
-    table.compact(branch="run")
-    table.compact()
+    table.maintenance.compact(branch="run")
+    table.maintenance.compact()
     add(table, "n", 1)
     table.merge("run")
     assert [("n", 1), ("s", 2)] == contents(table)[4:]
@@ -558,10 +558,10 @@ def test_rows_of_a_third_branch_that_is_gone_are_known_by_their_ids(table: Lance
 
 def test_two_branches_that_took_in_a_third_bring_it_once(table: LanceTable) -> None:
     """Whichever way it comes first, and although its fragments were compacted in between."""
-    table.create_branch("shared")
+    table.branches.create("shared")
     replace(table, "s", 1, branch="shared")
     for name in ("one", "two"):
-        table.create_branch(name)
+        table.branches.create(name)
         table.merge("shared", into=name)
         add(table, name, 1, branch=name)
     table.merge("one")
@@ -576,7 +576,7 @@ def test_a_branch_forked_after_a_merge_has_it(table: LanceTable) -> None:
     add(table, "c", 1, branch="run")
     merged = table.merge("run")
     add(table, "d", 1)
-    table.create_branch("later")
+    table.branches.create("later")
     add(table, "e", 1, branch="later")
     assert merged == table.merge("run", into="later")
 
@@ -585,8 +585,8 @@ def test_a_name_used_again_is_another_branch(table: LanceTable) -> None:
     """Records go by id: what the first branch of that name brought says nothing about the second."""
     add(table, "c", 1, branch="run")
     table.merge("run")
-    table.delete_branch("run")
-    table.create_branch("run", "main@3")
+    table.branches.delete("run")
+    table.branches.create("run", "main@3")
     add(table, "c", 2, branch="run")
     table.merge("run")
     assert [("c", 1), ("c", 2)] == contents(table)[4:]
@@ -595,11 +595,11 @@ def test_a_name_used_again_is_another_branch(table: LanceTable) -> None:
 def test_a_record_lives_as_long_as_its_branch(table: LanceTable) -> None:
     """Thousands of runs do not fill the manifest with records."""
     for number in range(12):
-        table.create_branch(f"run/{number}")
+        table.branches.create(f"run/{number}")
         add(table, "c", number, branch=f"run/{number}")
         table.merge(f"run/{number}")
-        table.delete_branch(f"run/{number}")
-    metadata = table._parts.head("main").manifest.table_metadata  # noqa: SLF001 - pylance shows it nowhere
+        table.branches.delete(f"run/{number}")
+    metadata = table._context.head("main").manifest.table_metadata  # noqa: SLF001 - pylance shows it nowhere
     assert 8 >= len([key for key in metadata if key.startswith("lance_dagster.merged.")])
 
 
@@ -609,7 +609,7 @@ def test_the_fork_may_be_cleaned_up_while_the_branch_lives(table: LanceTable) ->
     add(table, "d", 1)
     as_pylance(table).cleanup_old_versions(retain_versions=1)
     again = LanceTable.open(table.uri)
-    assert [4] == again.versions_after(0)
+    assert [4] == again.branches.version_numbers()
     again.merge("run")
     assert [("a", 9), ("b", 1), ("b", 2), ("d", 1)] == contents(again)
 
@@ -675,21 +675,21 @@ def test_the_same_merge_in_between_is_found(table: LanceTable) -> None:
     """Two that merge one branch get one version."""
     replace(table, "a", 9, branch="run")
     version = through(table, intruder_at_commit(lambda: table.merge("run"))).merge("run")
-    assert ("main@4", [1, 2, 3, 4]) == (str(version), table.versions_after(0))
+    assert ("main@4", [1, 2, 3, 4]) == (str(version), table.branches.version_numbers())
 
 
 @pytest.mark.parametrize("step", range(6))
 def test_a_merge_that_died_can_be_made_again(tmp_path: Path, step: int) -> None:
     """Whatever was written before, the rows are in once."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("key = 'a' and value = 1", entries("a", 9), branch="run")
     as_pylance(table, "run").insert(entries("p", 1))
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(step)).merge("run")
     table.merge("run")
     assert [("a", 2), ("a", 9), ("b", 1), ("p", 1)] == contents(table)
-    assert [1, 2, 3, 4] == table.versions_after(0)
+    assert [1, 2, 3, 4] == table.branches.version_numbers()
     as_pylance(table).validate()
 
 
@@ -697,7 +697,7 @@ def test_a_merge_that_died_can_be_made_again(tmp_path: Path, step: int) -> None:
 def test_a_merge_whose_answer_was_lost_is_in_once(tmp_path: Path, step: int) -> None:
     """Whichever answer it was."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("key = 'a' and value = 1", entries("a", 9), branch="run")
     as_pylance(table, "run").insert(entries("p", 1))
     try:
@@ -705,7 +705,7 @@ def test_a_merge_whose_answer_was_lost_is_in_once(tmp_path: Path, step: int) -> 
     except StoreError:
         table.merge("run")
     assert [("a", 2), ("a", 9), ("b", 1), ("p", 1)] == contents(table)
-    assert [1, 2, 3, 4] == table.versions_after(0)
+    assert [1, 2, 3, 4] == table.branches.version_numbers()
 
 
 def test_a_merge_in_doubt_is_settled_by_merging_again(table: LanceTable) -> None:
@@ -726,7 +726,7 @@ def test_a_merge_in_doubt_is_settled_by_merging_again(table: LanceTable) -> None
     with pytest.raises(CommitStateUnknownError):
         through(table, blind).merge("run")
     assert "main@4" == str(table.merge("run"))
-    assert [1, 2, 3, 4] == table.versions_after(0)
+    assert [1, 2, 3, 4] == table.branches.version_numbers()
 
 
 @pytest.mark.parametrize(
@@ -742,7 +742,7 @@ def test_a_merge_of_what_is_not_there_is_a_clear_error(
     table: LanceTable, source: str, into: str, error: type[Exception], said: str
 ) -> None:
     """A tag is no branch to merge into."""
-    table.create_tag("release", "main@2")
+    table.tags.create("release", "main@2")
     with pytest.raises(error, match=said.replace("?", r"\?")):
         table.merge(source, into)
 
@@ -778,7 +778,7 @@ def test_a_preview_tells_rows_and_writes_nothing(table: LanceTable) -> None:
 def test_a_preview_of_an_overwrite_counts_everything(tmp_path: Path) -> None:
     """All rows go, all new ones come."""
     table = new_table(tmp_path, entries("a", 1, 2))
-    table.create_branch("run")
+    table.branches.create("run")
     table.overwrite(pa.table({"name": ["x"]}), branch="run")
     preview = table.preview_merge("run")
     assert (1, 2) == (preview.rows_added, preview.rows_removed)

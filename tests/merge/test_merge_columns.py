@@ -25,7 +25,7 @@ def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
         lance.write_dataset(entries("a", 1, 2), uri)
         lance.write_dataset(entries("b", 3, 4), uri, mode="append")
         made = LanceTable.open(uri)
-    made.create_branch("run")
+    made.branches.create("run")
     return made
 
 
@@ -38,12 +38,12 @@ def rows(table: LanceTable, branch: str = "main") -> list[dict[str, Any]]:
 def sound(table: LanceTable) -> None:
     """Pylance finds nothing wrong, and neither do we."""
     as_pylance(table).validate()
-    assert not [problem for problem in table.verify(deep=True).problems if problem.severity == "error"]
+    assert not [problem for problem in table.maintenance.verify(deep=True).problems if problem.severity == "error"]
 
 
 def double(table: LanceTable, branch: str = "main") -> None:
     """Add a column with values."""
-    table.add_columns({"double": "value * 2"}, branch=branch)
+    table.columns.add({"double": "value * 2"}, branch=branch)
 
 
 def compact(table: LanceTable, branch: str = "main") -> None:
@@ -77,7 +77,7 @@ def test_rows_arrive_beside_a_column_of_the_dest(table: LanceTable) -> None:
 def test_columns_of_both_sides_are_kept(table: LanceTable) -> None:
     """Each under an id of its own, though both sides counted from the same number."""
     double(table, "run")
-    table.add_columns({"half": "value / 2"})
+    table.columns.add({"half": "value / 2"})
     table.merge("run")
     assert ["key", "value", "half", "double"] == table.schema().names
     assert (4, 2, 8) == tuple(rows(table)[3][name] for name in ("value", "half", "double"))
@@ -111,7 +111,7 @@ def test_a_column_beside_updated_rows_is_a_conflict(table: LanceTable, adding: s
 
 def test_a_column_of_nulls_is_no_conflict(table: LanceTable) -> None:
     """There are no values to miss, nor rows to look at."""
-    table.add_columns(pa.schema([("note", pa.string())]), branch="run")
+    table.columns.add(pa.schema([("note", pa.string())]), branch="run")
     as_pylance(table).update({"key": "'x'"}, where="value = 1")
     table.merge("run")
     assert ["key", "value", "note"] == table.schema().names
@@ -120,10 +120,10 @@ def test_a_column_of_nulls_is_no_conflict(table: LanceTable) -> None:
 
 
 SCHEMA_CHANGES: dict[str, Change] = {
-    "rename": lambda table, branch: table.rename_column("value", "amount", branch=branch),
-    "drop": lambda table, branch: table.drop_columns(["key"], branch=branch),
-    "reorder": lambda table, branch: table.reorder_columns(["value", "key"], branch=branch),
-    "metadata": lambda table, branch: table.set_column_metadata("value", {"unit": "kg"}, branch=branch),
+    "rename": lambda table, branch: table.columns.rename("value", "amount", branch=branch),
+    "drop": lambda table, branch: table.columns.drop(["key"], branch=branch),
+    "reorder": lambda table, branch: table.columns.reorder(["value", "key"], branch=branch),
+    "metadata": lambda table, branch: table.columns.set_metadata("value", {"unit": "kg"}, branch=branch),
 }
 ROW_CHANGES: dict[str, Change] = {
     "append": lambda table, branch: table.append(entries("n", 5), branch=branch),
@@ -138,10 +138,10 @@ def test_a_column_both_added_for_rows_to_come_is_one(table: LanceTable, compacti
     """As two runs do that meet a new column in their input; and again, as both go on."""
     new = pa.schema([("more", pa.string())])
     for branch in ("run", "main"):
-        table.add_columns(new, branch=branch)
+        table.columns.add(new, branch=branch)
         table.append(pa.table({"key": ["n"], "value": [5], "more": [branch]}), branch=branch)
     if compacting:
-        table.compact(branch=compacting)
+        table.maintenance.compact(branch=compacting)
     expected = {(1, None), (2, None), (3, None), (4, None), (5, "run"), (5, "main")}
     table.merge("run")
     assert expected == {(row["value"], row["more"]) for row in rows(table)}
@@ -162,7 +162,7 @@ def test_values_on_one_side_are_not_nulls_on_the_other(table: LanceTable, filled
     """Both added the column, and say different things about the rows there were."""
     for branch in ("run", "main"):
         added = {"more": "value"} if branch == filled else pa.schema([("more", pa.int64())])
-        table.add_columns(added, branch=branch)
+        table.columns.add(added, branch=branch)
     with pytest.raises(MergeConflictError, match=r"column more: .* added it; .* added it too"):
         table.merge("run")
 
@@ -170,8 +170,8 @@ def test_values_on_one_side_are_not_nulls_on_the_other(table: LanceTable, filled
 def test_a_required_column_is_not_kept_beside_rows_that_come_back(table: LanceTable) -> None:
     """The run replaced them, and loses."""
     table.overwrite(pa.table({"key": ["o"], "value": [9], "more": [5]}), branch="run")
-    table.set_nullable("more", nullable=False, branch="run")
-    table.rename_column("key", "name")
+    table.columns.set_nullable("more", nullable=False, branch="run")
+    table.columns.rename("key", "name")
     with pytest.raises(MergeConflictError, match=r"column more: .* rows it changed or took out are brought back"):
         table.merge("run", strategy="dest-wins")
 
@@ -180,13 +180,13 @@ COMING: dict[str, Callable[[LanceTable], list[str]]] = {
     "cast, merged": lambda table: [*_cast(table), str(table.merge("run"))],
     "cast, picked": lambda table: [*_cast(table), str(table.cherry_pick("run"))],
     "cast, taken back": lambda table: [*_cast(table, "main"), str(table.revert("main"))],
-    "dropped, taken back": lambda table: [str(table.drop_columns(["value"])), str(table.revert("main"))],
-    "child dropped, taken back": lambda table: [str(table.drop_columns(["place.city"])), str(table.revert("main"))],
+    "dropped, taken back": lambda table: [str(table.columns.drop(["value"])), str(table.revert("main"))],
+    "child dropped, taken back": lambda table: [str(table.columns.drop(["place.city"])), str(table.revert("main"))],
 }
 
 
 def _cast(table: LanceTable, branch: str = "run") -> list[str]:
-    return [str(table.cast_column("value", pa.int32(), branch=branch))]
+    return [str(table.columns.cast("value", pa.int32(), branch=branch))]
 
 
 @pytest.mark.parametrize("coming", COMING)
@@ -197,9 +197,9 @@ def test_a_column_that_comes_again_has_its_place(tmp_path: Path, coming: str) ->
     given = pa.table({"key": ["a"], "value": [1], "place": places, "more": [2]})
     table = LanceTable.create(str(tmp_path / "table"), given.schema)
     table.append(given)
-    table.create_branch("run")
+    table.branches.create("run")
     COMING[coming](table)
-    table.add_columns({"last": "more"})
+    table.columns.add({"last": "more"})
     assert ["key", "value", "place", "more", "last"] == table.schema().names
     assert ["city", "zone"] == [field.name for field in table.schema().field("place").type]
     assert ["key", "value", "place", "more", "last"] == as_pylance(table).schema.names
@@ -226,14 +226,14 @@ def test_names_and_order_of_columns_do_not_disturb_rows(
 @pytest.mark.parametrize(
     "one,other,unit",
     [
-        (SCHEMA_CHANGES["rename"], lambda t, b: t.rename_column("value", "sum", branch=b), "column value"),
-        (lambda t, b: t.drop_columns(["value"], branch=b), SCHEMA_CHANGES["rename"], "column value"),
-        (double, lambda t, b: t.add_columns({"double": "value + value"}, branch=b), "column double"),
-        (double, lambda t, b: t.rename_column("value", "double", branch=b), "column double"),
-        (lambda t, b: t.cast_column("value", pa.int32(), branch=b), ROW_CHANGES["append"], "column value"),
-        (lambda t, b: t.cast_column("value", pa.int32(), branch=b), ROW_CHANGES["update"], "column value"),
+        (SCHEMA_CHANGES["rename"], lambda t, b: t.columns.rename("value", "sum", branch=b), "column value"),
+        (lambda t, b: t.columns.drop(["value"], branch=b), SCHEMA_CHANGES["rename"], "column value"),
+        (double, lambda t, b: t.columns.add({"double": "value + value"}, branch=b), "column double"),
+        (double, lambda t, b: t.columns.rename("value", "double", branch=b), "column double"),
+        (lambda t, b: t.columns.cast("value", pa.int32(), branch=b), ROW_CHANGES["append"], "column value"),
+        (lambda t, b: t.columns.cast("value", pa.int32(), branch=b), ROW_CHANGES["update"], "column value"),
         (
-            lambda t, b: t.set_nullable("value", nullable=False, branch=b),
+            lambda t, b: t.columns.set_nullable("value", nullable=False, branch=b),
             lambda t, b: t.append(pa.table({"key": ["n"], "value": pa.array([None], pa.int64())}), branch=b),
             "column value",
         ),
@@ -255,7 +255,7 @@ def test_columns_that_contradict_each_other(
 
 def test_a_required_column_is_kept_beside_rows_that_have_it(table: LanceTable) -> None:
     """The rows are looked at, not suspected."""
-    table.set_nullable("value", nullable=False, branch="run")
+    table.columns.set_nullable("value", nullable=False, branch="run")
     table.append(entries("n", 5))
     table.merge("run")
     assert not table.schema().field("value").nullable
@@ -264,7 +264,7 @@ def test_a_required_column_is_kept_beside_rows_that_have_it(table: LanceTable) -
 
 def test_a_cast_arrives_beside_deletions(table: LanceTable) -> None:
     """Rows that both have were cast."""
-    table.cast_column("value", pa.int32(), branch="run")
+    table.columns.cast("value", pa.int32(), branch="run")
     table.delete("value = 1")
     table.merge("run")
     assert (pa.int32(), [2, 3, 4]) == (table.schema().field("value").type, [row["value"] for row in rows(table)])
@@ -277,12 +277,12 @@ def test_columns_written_anew_on_both_sides(table: LanceTable) -> None:
         write_anew(table, branch, column, value)
     table.merge("run")
     assert [("x", 10)] * 4 == [(row["key"], row["value"]) for row in rows(table)]
-    table.create_branch("again")
+    table.branches.create("again")
     write_anew(table, "again", "value", 20)
     write_anew(table, "main", "value", 30)
     with pytest.raises(MergeConflictError, match="column value: "):
         table.merge("again")
-    table.create_branch("theirs", at="again")
+    table.branches.create("theirs", at="again")
     table.merge("theirs", strategy={"column value": "source-wins"})
     assert [20] * 4 == [row["value"] for row in rows(table)]
     sound(table)
@@ -315,7 +315,7 @@ def test_an_index_still_answers_right(table: LanceTable) -> None:
     table.merge("run")
     for value, count in ((1, 0), (2, 1), (5, 1), (10, 1)):
         assert count == as_pylance(table).count_rows(f"value = {value}")
-    assert {"value_idx": 1} == {index.name: 1 for index in table.indices()}
+    assert {"value_idx": 1} == {index.name: 1 for index in table.maintenance.indices()}
     sound(table)
 
 
@@ -331,10 +331,10 @@ def test_a_strategy_settles_what_is_contested_and_nothing_else(table: LanceTable
         return
     before = str(table.head())
     for strategy, value in (("source-wins", 10), ("dest-wins", 11)):
-        table.create_branch(strategy, at=before)
+        table.branches.create(strategy, at=before)
         table.merge("run", into=strategy, strategy=strategy)
         assert [4, 5, value, 20] == [row["value"] for row in rows(table, strategy)]
-    table.create_branch("by-kind", at=before)
+    table.branches.create("by-kind", at=before)
     table.merge("run", into="by-kind", strategy={"rows": "source-wins"})
     assert rows(table, "source-wins") == rows(table, "by-kind")
 
@@ -351,11 +351,11 @@ def contested(table: LanceTable) -> None:
 def test_nulls_that_a_compaction_wrote_down_are_no_values(tmp_path: Path) -> None:
     """A row that the other side updates lacks nothing; after an earlier merge too, when nobody has seen it since."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 5), branch="run")
     table.merge("run")
-    table.add_columns(pa.schema([("later", pa.int64())]))
-    table.compact()
+    table.columns.add(pa.schema([("later", pa.int64())]))
+    table.maintenance.compact()
     table.update({"key": "'z'"}, where="value = 5", branch="run")
     table.merge("run")
     assert ("z", 5, None) == tuple(rows(table)[-1].values())
@@ -365,8 +365,8 @@ def test_nulls_that_a_compaction_wrote_down_are_no_values(tmp_path: Path) -> Non
 def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None:
     """A row cannot be where the columns of the one are and where those of the other are."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
-    table.create_branch("run")
-    table.add_columns({"half": "value * 5"})
+    table.branches.create("run")
+    table.columns.add({"half": "value * 5"})
     table.update({"key": "'z'"}, where="value = 1")
     double(table, "run")
     for half in ({}, {"column half": "dest-wins"}):
@@ -386,8 +386,8 @@ def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path, cas
     if casting == "main":
         other, wins, loses = "run", loses, wins
     table = new_table(tmp_path, entries("a", 1), entries("a", 2), entries("b", 3, 4))
-    table.create_branch("run")
-    table.cast_column("value", pa.int32(), branch=casting)
+    table.branches.create("run")
+    table.columns.cast("value", pa.int32(), branch=casting)
     table.update({"key": "'z'"}, where="value = 1", branch=casting)
     double(table, other)
     for strategy in (wins, {"column double": wins}):
@@ -428,7 +428,7 @@ def test_columns_written_as_pylance_shows_it_survive_a_compaction(tmp_path: Path
         pa.table({"id": range(6), "value": range(6)}), uri, max_rows_per_file=3, enable_stable_row_ids=stable
     )
     table = LanceTable.open(uri)
-    table.create_branch("run")
+    table.branches.create("run")
     run = lance.dataset(uri).checkout_version(("run", None))
     new = pa.table({"id": range(3), "value": range(100, 103)})
     fragment, fields = run.get_fragments()[0].update_columns(new, left_on="id", right_on="id")

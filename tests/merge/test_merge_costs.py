@@ -9,7 +9,7 @@ from lance_dagster import LanceTable
 from lance_dagster.store import LocalStore
 from tests.backdating import files
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
 Change = Callable[[LanceTable, str], object]
 CHANGES: dict[str, Change] = {
@@ -19,10 +19,10 @@ CHANGES: dict[str, Change] = {
     "upsert": lambda table, branch: table.upsert(entries("u", 3, 200), on=["value"], branch=branch),
     "replace": lambda table, branch: table.replace_where("key = 'a'", entries("a", 7), branch=branch),
     "overwrite": lambda table, branch: table.overwrite(entries("o", 1), branch=branch),
-    "compact": lambda table, branch: table.compact(branch=branch),
-    "add a column": lambda table, branch: table.add_columns({"twice": "value * 2"}, branch=branch),
-    "drop a column": lambda table, branch: table.drop_columns(["key"], branch=branch),
-    "rename a column": lambda table, branch: table.rename_column("key", "name", branch=branch),
+    "compact": lambda table, branch: table.maintenance.compact(branch=branch),
+    "add a column": lambda table, branch: table.columns.add({"twice": "value * 2"}, branch=branch),
+    "drop a column": lambda table, branch: table.columns.drop(["key"], branch=branch),
+    "rename a column": lambda table, branch: table.columns.rename("key", "name", branch=branch),
 }
 
 
@@ -42,7 +42,7 @@ def counted(table: LanceTable) -> tuple[LanceTable, list[str]]:
             made.append(f"{request.verb} {request.key}")
         return request.send()
 
-    return LanceTable(parts_on(ScriptedStore(Sorted(table.uri), script))), made
+    return LanceTable(context_on(ScriptedStore(Sorted(table.uri), script))), made
 
 
 def stamps(table: LanceTable) -> dict[str, tuple[int, int]]:
@@ -56,10 +56,10 @@ def stamps(table: LanceTable) -> dict[str, tuple[int, int]]:
 def test_only_metadata_is_written(tmp_path: Path, change: str, *, moved: bool) -> None:
     """Whatever a branch did to rows and columns, its data files are taken over where they are."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
-    table.create_branch("run")
+    table.branches.create("run")
     CHANGES[change](table, "run")
     if moved:
-        table.set_config({"moved": "yes"})
+        table.config.set({"moved": "yes"})
     before = stamps(table)
     table.merge("run")
     after = stamps(table)
@@ -79,8 +79,8 @@ def test_merging_an_append_takes_few_requests(tmp_path: Path) -> None:
     """However many versions and branches there are; each takes some 10 to 100 ms on an object store."""
     table = new_table(tmp_path, *(entries("a", number) for number in range(12)))
     for number in range(5):
-        table.create_branch(f"other/{number}")
-    table.create_branch("run")
+        table.branches.create(f"other/{number}")
+    table.branches.create("run")
     table.append(entries("r", 1), branch="run")
     fresh, made = counted(table)
     fresh.merge("run")
@@ -91,7 +91,7 @@ def test_nothing_is_read_twice(tmp_path: Path) -> None:
     """Manifests and deletion vectors of longer histories on both sides."""
     table = new_table(tmp_path, entries("a", 1, 2, 3), entries("b", 4, 5, 6))
     table.delete("value = 6")
-    table.create_branch("run")
+    table.branches.create("run")
     for number in range(3):
         table.append(entries("r", number), branch="run")
         table.append(entries("m", number))
@@ -107,10 +107,10 @@ def test_runs_that_were_merged_and_retired_cost_the_next_nothing(tmp_path: Path)
     """What is known about branches that are gone is no reason to look at those that are there."""
     table = new_table(tmp_path, entries("a", 0))
     for number in range(3):
-        table.create_branch(f"run/{number}")
+        table.branches.create(f"run/{number}")
         table.append(entries("r", number), branch=f"run/{number}")
         fresh, made = counted(table)
         fresh.merge(f"run/{number}")
         assert len(made) <= SIMPLE, "\n".join(made)
-        table.delete_branch(f"run/{number}")
+        table.branches.delete(f"run/{number}")
     assert [("a", 0), ("r", 0), ("r", 1), ("r", 2)] == contents(table)

@@ -17,7 +17,7 @@ from tests.conftest import HOST, S3Storage, bucket_on, free_port, wait_for
 from tests.merge.concurrent_runs import SCHEMA, ConcurrentRuns, Rows, as_arrow, as_rows
 from tests.process_race import race
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import parts_on
+from tests.table_factory import context_on
 
 BRANCHES = int(os.environ.get("LANCE_DAGSTER_MERGES", "60"))
 """How many are merged one after another; 300 for the long run."""
@@ -51,7 +51,7 @@ def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: 
     runs.check()
     assert BRANCHES == runs.merged
     assert rivals > runs.refused > 0
-    report = runs.table.verify(deep=True)
+    report = runs.table.maintenance.verify(deep=True)
     assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
 
 
@@ -79,7 +79,7 @@ def merging(uri: str, options: Mapping[str, str], branch: str) -> Merged:
         taken += request.commits and not answer
         return answer
 
-    table = LanceTable(parts_on(ScriptedStore(open_store(uri, options), script)))
+    table = LanceTable(context_on(ScriptedStore(open_store(uri, options), script)))
     for again in range(20):
         try:
             return Merged(table.merge(branch).number, tried, taken, again)
@@ -95,7 +95,7 @@ def prepared(uri: str, options: Mapping[str, str]) -> tuple[LanceTable, Rows]:
     table.append(as_arrow(rows))
     for number in range(RACERS):
         branch, ten = f"run/{number}", 10 * number
-        table.create_branch(branch)
+        table.branches.create(branch)
         table.append(as_arrow({1000 + number: ("n", number)}), branch=branch)
         table.delete(f"id = {ten}", branch=branch)
         table.update({"value": "value + 1000"}, where=f"id = {ten + 1}", branch=branch)
@@ -122,7 +122,7 @@ def raced(uri: str, options: Mapping[str, str], report: Callable[[str], None]) -
     }
     assert {f"run/{number}@5": each.version for number, each in enumerate(results)} == of
     assert rows == as_rows(table.read())
-    assert list(range(1, RACERS + 3)) == table.versions_after(0)
+    assert list(range(1, RACERS + 3)) == table.branches.version_numbers()
     dataset = lance.dataset(uri, storage_options=dict(options) or None)
     assert rows == as_rows(dataset.to_table())
     dataset.validate()
@@ -177,12 +177,12 @@ def test_one_branch_merged_by_two_processes_on_an_object_store(fair_storage: S3S
     """There is one merge commit, and both are told of it."""
     uri, options = f"{fair_storage.uri}/table", fair_storage.storage_options
     table = LanceTable.create(uri, SCHEMA, storage_options=options)
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(as_arrow({1: ("p", 1)}), branch="run")
     versions = race(merging, [(uri, options, "run")] * 2)
     assert [2, 2] == [each.version for each in versions]
     assert 1 == sum(each.tried - each.taken for each in versions)
-    assert [1, 2] == table.versions_after(0)
+    assert [1, 2] == table.branches.version_numbers()
     assert {1: ("p", 1)} == as_rows(table.read())
 
 
@@ -199,19 +199,19 @@ def test_rows_of_a_retired_branch_are_the_same_rows_in_later_merges(tmp_path: Pa
     """Its record is gone from main, and still there on a branch forked before: a deletion finds the row."""
     table = LanceTable.create(tmp_path / "table", SCHEMA)
     table.append(as_arrow({1: ("a", 1)}))
-    table.create_branch("retired")
+    table.branches.create("retired")
     table.append(as_arrow({2: ("r", 1), 3: ("r", 2)}), branch="retired")
     table.append(as_arrow({4: ("m", 1)}))
     table.merge("retired")
-    table.delete_branch("retired")
-    table.create_branch("run")
+    table.branches.delete("retired")
+    table.branches.create("run")
     for number in range(10):
-        table.create_branch("other")
+        table.branches.create("other")
         table.append(as_arrow({10 + number: ("o", number)}), branch="other")
         table.merge("other")
-        table.delete_branch("other")
+        table.branches.delete("other")
     if compacted:
-        table.compact()
+        table.maintenance.compact()
     table.delete("id = 2", branch="run")
     table.merge("run")
     assert [("a", 1), ("m", 1), *(("o", number) for number in range(10)), ("r", 2)] == names_of(table)
@@ -222,12 +222,12 @@ def test_rows_that_both_sides_compacted_count_as_unchanged(tmp_path: Path) -> No
     table = LanceTable.create(tmp_path / "table", SCHEMA)
     for number in range(3):
         table.append(as_arrow({number: (f"p{number}", number)}))
-    table.create_branch("one")
-    table.create_branch("two")
+    table.branches.create("one")
+    table.branches.create("two")
     table.replace_where("part = 'p0'", as_arrow({9: ("p0", 9)}), branch="one")
     lance.dataset(table.uri).checkout_version(("one", None)).optimize.compact_files()
     table.update({"value": "value + 1000"}, where="part = 'p1'", branch="two")
-    table.compact()
+    table.maintenance.compact()
     table.merge("one")
     table.merge("two")
     assert [("p0", 9), ("p1", 1001), ("p2", 2)] == names_of(table)

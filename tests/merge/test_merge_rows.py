@@ -26,7 +26,7 @@ def made(folder: Path, *, stable: bool) -> LanceTable:
         lance.write_dataset(entries("a", 1, 2, 3), uri)
         lance.write_dataset(entries("b", 4, 5, 6), uri, mode="append")
         table = LanceTable.open(uri)
-    table.create_branch("run")
+    table.branches.create("run")
     return table
 
 
@@ -45,7 +45,7 @@ def stable(tmp_path: Path) -> LanceTable:
 def sound(table: LanceTable) -> None:
     """Pylance finds nothing wrong, and neither do we."""
     as_pylance(table).validate()
-    report = table.verify(deep=True)
+    report = table.maintenance.verify(deep=True)
     assert not [problem for problem in report.problems if problem.severity == "error"]
 
 
@@ -218,7 +218,7 @@ def test_rows_a_branch_brought_back_come_back(stable: LanceTable) -> None:
     """It went back to before a deletion that both sides have."""
     stable.delete("value in (1, 4)")
     before = stable.head().number - 1
-    stable.create_branch("back")
+    stable.branches.create("back")
     restored(stable, 3)
     assert before == 3
     stable.append(entries("n", 7), branch="back")
@@ -333,7 +333,7 @@ def test_fragment_ids_that_stand_for_other_things_are_refused(stable: LanceTable
     )
     stable.commit(reserved)
     stable.append(entries("n", 7, 8))
-    stable.create_branch("late")
+    stable.branches.create("late")
     stable.delete("value = 7", branch="late")
     stable.delete("value = 8")
     with pytest.raises(MergeConflictError, match="fragments with ids from 1073741824 on"):

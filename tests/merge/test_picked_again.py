@@ -23,7 +23,7 @@ def table_of(folder: Path, *, stable: bool = True) -> LanceTable:
         lance.write_dataset(entries("a", 1, 2), uri)
         lance.write_dataset(entries("b", 3, 4), uri, mode="append")
         made = LanceTable.open(uri)
-    made.create_branch("run")
+    made.branches.create("run")
     return made
 
 
@@ -31,7 +31,7 @@ CHANGES: dict[str, Callable[[LanceTable], Version]] = {
     "append": lambda table: table.append(entries("n", 5), branch="run"),
     "update": lambda table: table.update({"key": "'new'"}, where="value = 1", branch="run"),
     "delete": lambda table: table.delete("value = 1", branch="run"),
-    "column": lambda table: table.add_columns({"more": "value"}, branch="run"),
+    "column": lambda table: table.columns.add({"more": "value"}, branch="run"),
 }
 
 
@@ -47,7 +47,7 @@ def test_a_reverted_pick_can_be_picked_again(tmp_path: Path, change: str, *, com
         table.revert(str(picked))
         assert contents(table) == BEFORE
     if compacted:
-        table.compact()
+        table.maintenance.compact()
     again = table.cherry_pick(str(made))
     assert again == table.cherry_pick(str(made))
     assert contents(table, "run") == contents(table)
@@ -64,7 +64,7 @@ def test_a_change_of_a_reverted_merge_can_be_picked(tmp_path: Path, change: str,
     merged = table.merge("run")
     table.revert(str(merged), parent=1)
     if compacted:
-        table.compact()
+        table.maintenance.compact()
     table.cherry_pick(str(made))
     assert contents(table, "run") == contents(table)
     assert table.merge("run") == table.merge("run")
@@ -78,7 +78,7 @@ def test_one_of_several_changes_of_a_reverted_merge_can_be_picked(tmp_path: Path
     one, two = (table.append(entries("n", value), branch="run") for value in (5, 6))
     table.revert(str(table.merge("run")), parent=1)
     if compacted:
-        table.compact()
+        table.maintenance.compact()
     picked = table.cherry_pick(str(one))
     assert [*BEFORE, ("n", 5)] == contents(table)
     table.cherry_pick(str(two))
@@ -136,7 +136,7 @@ def test_an_update_comes_again_after_a_compaction(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     updated = table.update({"key": "'new'"}, where="value = 1")
     undone = table.revert(str(updated))
-    table.compact()
+    table.maintenance.compact()
     table.revert(str(undone))
     assert [*BEFORE[1:], ("new", 1)] == contents(table)
 

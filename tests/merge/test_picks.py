@@ -18,7 +18,7 @@ BEFORE = [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
 def table(tmp_path: Path) -> LanceTable:
     """Two fragments of two rows, and a branch `run`."""
     made = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
-    made.create_branch("run")
+    made.branches.create("run")
     return made
 
 
@@ -28,7 +28,7 @@ def without_row_ids(tmp_path: Path) -> LanceTable:
     lance.write_dataset(entries("a", 1, 2), uri)
     lance.write_dataset(entries("b", 3, 4), uri, mode="append")
     made = LanceTable.open(uri)
-    made.create_branch("run")
+    made.branches.create("run")
     return made
 
 
@@ -37,9 +37,9 @@ def without_row_ids(tmp_path: Path) -> LanceTable:
 
 def test_a_pick_leaves_columns_alone_that_its_branch_dropped(table: LanceTable) -> None:
     """Their values lie in files both have."""
-    table.drop_columns(["value"])
+    table.columns.drop(["value"])
     added = table.append(pa.table({"key": ["n"]}))
-    table.cherry_pick(str(added), onto="run")
+    table.cherry_pick(str(added), into="run")
     assert [*BEFORE, ("n", None)] == contents(table, "run")
     as_pylance(table, "run").validate()
 
@@ -48,8 +48,8 @@ def test_a_pick_leaves_columns_alone_that_its_branch_dropped(table: LanceTable) 
 def test_a_pick_finds_columns_by_another_name(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
     """Although no data file of the one is left on the other side."""
     of = table if stable else without_row_ids(tmp_path)
-    of.rename_column("value", "amount")
-    of.compact()
+    of.columns.rename("value", "amount")
+    of.maintenance.compact()
     added = of.append(entries("n", 5), branch="run")
     of.cherry_pick(str(added))
     found = as_pylance(of).to_table().to_pylist()
@@ -61,15 +61,15 @@ def test_a_pick_finds_columns_by_another_name(tmp_path: Path, table: LanceTable,
 def test_rows_are_not_picked_across_a_cast(table: LanceTable, onto: str, *, renamed: bool) -> None:
     """Their values would be nulls; what brings no rows is picked all the same."""
     other = "run" if onto == "main" else "main"
-    table.cast_column("value", pa.int32(), branch=other)
+    table.columns.cast("value", pa.int32(), branch=other)
     if renamed:
-        table.rename_column("value", "amount", branch=onto)
+        table.columns.rename("value", "amount", branch=onto)
     given = entries("n", 5).cast(table.schema(other))
     added = table.append(given, branch=other)
     deleted = table.delete("value = 1", branch=other)
     with pytest.raises(MergeConflictError, match=r"column value: .* has it in another one"):
-        table.cherry_pick(str(added), onto=onto)
-    table.cherry_pick(str(deleted), onto=onto)
+        table.cherry_pick(str(added), into=onto)
+    table.cherry_pick(str(deleted), into=onto)
     assert 3 == table.count_rows(onto)
 
 
@@ -79,10 +79,10 @@ def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
     given = pa.table({"id": pa.array([1, 2]), "num": pa.array([10, 20]), "word": pa.array(["x", "y"])})
     lance.write_dataset(given, uri, enable_stable_row_ids=True)
     table = LanceTable.open(uri)
-    table.drop_columns(["num"])
+    table.columns.drop(["num"])
     before = as_pylance(table).to_table()
     lance.write_dataset(pa.table({"word": ["o"], "id": [9]}), uri, mode="overwrite", enable_stable_row_ids=True)
-    table.create_branch("run")
+    table.branches.create("run")
     table.delete("id = 9", branch="run")
     table.restore("main@2", branch="run")
     table.revert("main@3")
@@ -95,20 +95,20 @@ def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compacted", [True, False])
 def test_an_update_is_not_picked_over_columns_it_does_not_know(table: LanceTable, *, compacted: bool) -> None:
     """The rows would lose their values in them."""
-    table.drop_columns(["key"], branch="run")
+    table.columns.drop(["key"], branch="run")
     updated = table.update({"value": "10"}, where="value = 1", branch="run")
     if compacted:
-        table.compact()
+        table.maintenance.compact()
     with pytest.raises(MergeConflictError, match="column key"):
         table.cherry_pick(str(updated))
 
 
 def test_an_update_is_not_merged_over_columns_that_were_there_before(table: LanceTable) -> None:
     """Main had them when it took the branch in for the first time, which never had."""
-    table.add_columns({"more": "value"})
+    table.columns.add({"more": "value"})
     table.append(entries("r", 5), branch="run")
     table.merge("run")
-    table.compact()
+    table.maintenance.compact()
     table.update({"value": "10"}, where="value = 1", branch="run")
     with pytest.raises(MergeConflictError, match="column more"):
         table.merge("run")
@@ -118,7 +118,7 @@ def test_an_update_is_not_merged_over_columns_that_were_there_before(table: Lanc
 def test_values_where_there_were_none_are_taken_back(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
     """A column of nulls has no file, and again has none."""
     of = table if stable else without_row_ids(tmp_path)
-    of.add_columns(pa.schema([("more", pa.int64())]))
+    of.columns.add(pa.schema([("more", pa.int64())]))
     written = write_beside(of, pa.table({"value": [1, 2], "more": [10, 20]}))
     of.revert(written)
     assert [None] * 4 == as_pylance(of).to_table()["more"].to_pylist()
@@ -136,11 +136,11 @@ def write_beside(table: LanceTable, values: pa.Table) -> str:
 @pytest.mark.parametrize("compacted", [True, False])
 def test_a_column_that_comes_later_finds_its_values_in_picked_rows(table: LanceTable, *, compacted: bool) -> None:
     """The branch did not have it when the row was picked."""
-    table.add_columns(pa.schema([("more", pa.int64())]))
+    table.columns.add(pa.schema([("more", pa.int64())]))
     added = table.append(pa.table({"key": ["n"], "value": [5], "more": [50]}))
-    table.cherry_pick(str(added), onto="run")
+    table.cherry_pick(str(added), into="run")
     if compacted:
-        table.compact(branch="run")
+        table.maintenance.compact(branch="run")
     assert [*BEFORE, ("n", 5)] == contents(table, "run")
     table.merge("main", into="run")
     found = as_pylance(table, "run").to_table().to_pylist()
@@ -150,9 +150,9 @@ def test_a_column_that_comes_later_finds_its_values_in_picked_rows(table: LanceT
 
 def test_a_column_that_comes_later_finds_its_values_in_rows_whose_update_was_picked(table: LanceTable) -> None:
     """Both have the same new values of the other columns, from the same file."""
-    table.add_columns(pa.schema([("more", pa.int64())]))
+    table.columns.add(pa.schema([("more", pa.int64())]))
     updated = table.upsert(pa.table({"key": ["n"], "value": [1], "more": [10]}), on=["value"])
-    table.cherry_pick(str(updated), onto="run")
+    table.cherry_pick(str(updated), into="run")
     table.merge("main", into="run")
     found = {row["value"]: (row["key"], row["more"]) for row in as_pylance(table, "run").to_table().to_pylist()}
     assert {1: ("n", 10), 2: ("a", None), 3: ("b", None), 4: ("b", None)} == found
@@ -160,8 +160,8 @@ def test_a_column_that_comes_later_finds_its_values_in_rows_whose_update_was_pic
 
 def test_an_update_is_picked_beside_a_column_of_nulls(table: LanceTable) -> None:
     """A compaction wrote the nulls down; that gives nobody's row a value that an update could lose."""
-    table.add_columns(pa.schema([("more", pa.int64())]))
-    table.compact()
+    table.columns.add(pa.schema([("more", pa.int64())]))
+    table.maintenance.compact()
     updated = table.update({"key": "'new'"}, where="value = 1", branch="run")
     table.cherry_pick(str(updated))
     assert [("a", 2), ("b", 3), ("b", 4), ("new", 1)] == contents(table)
@@ -170,9 +170,9 @@ def test_an_update_is_picked_beside_a_column_of_nulls(table: LanceTable) -> None
 
 def test_a_column_is_not_picked_twice(table: LanceTable) -> None:
     """Though it was renamed since."""
-    added = table.add_columns({"more": "value"}, branch="run")
+    added = table.columns.add({"more": "value"}, branch="run")
     table.merge("run")
-    renamed = table.rename_column("more", "most")
+    renamed = table.columns.rename("more", "most")
     assert renamed == table.cherry_pick(str(added))
 
 
@@ -190,10 +190,10 @@ def test_a_row_that_comes_back_meets_itself_with_other_values(table: LanceTable)
 def test_a_compaction_is_no_change(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
     """There is nothing to take over, and nothing to take back from under a deletion."""
     of = table if stable else without_row_ids(tmp_path)
-    of.compact()
+    of.maintenance.compact()
     head = of.delete("value = 1")
     assert head == of.revert("main~1")
-    assert of.head("run") == of.cherry_pick("main~1", onto="run")
+    assert of.head("run") == of.cherry_pick("main~1", into="run")
 
 
 # Claims.
@@ -208,7 +208,7 @@ CLAIMING: dict[str, Callable[[LanceTable], object]] = {
 @pytest.mark.parametrize("claiming", CLAIMING)
 def test_a_pick_claims_what_was_picked(table: LanceTable, claiming: str) -> None:
     """Rows that another branch put there meanwhile are a conflict, as they are with a merge."""
-    table.create_branch("other")
+    table.branches.create("other")
     table.append(entries("a", 7), branch="other")
     table.cherry_pick(str(CLAIMING[claiming](table)))
     with pytest.raises(MergeConflictError, match=r"replaced|upserted"):
@@ -228,7 +228,7 @@ def test_what_was_picked_claims_nothing_against_itself(table: LanceTable, claimi
 def test_rows_that_came_back_go_with_the_side_that_loses(table: LanceTable) -> None:
     """Who replaced the table keeps what it put there."""
     deleted = table.delete("value = 1")
-    table.create_branch("late")
+    table.branches.create("late")
     table.overwrite(entries("o", 7), branch="late")
     table.revert(str(deleted), branch="late", strategy="dest-wins")
     assert [("o", 7)] == contents(table, "late")
@@ -244,7 +244,7 @@ def test_an_update_of_a_row_that_was_deleted_is_not_taken_back(tmp_path: Path, *
     updated = table.update({"value": "10"}, where="value = 1")
     table.delete("value = 10")
     if compacted:
-        table.compact()
+        table.maintenance.compact()
     with pytest.raises(MergeConflictError, match="1 row"):
         table.revert(str(updated))
 
@@ -253,7 +253,7 @@ def test_an_update_is_not_taken_back_from_under_a_column(tmp_path: Path) -> None
     """The row that comes back has no value in it."""
     table = without_row_ids(tmp_path)
     updated = table.update({"value": "10"}, where="value = 1")
-    table.add_columns({"more": "value"})
+    table.columns.add({"more": "value"})
     with pytest.raises(MergeConflictError, match="more"):
         table.revert(str(updated))
 
@@ -262,7 +262,7 @@ def test_rows_that_were_picked_after_a_compaction_do_not_come_twice(tmp_path: Pa
     """Nothing tells that they are the same."""
     table = without_row_ids(tmp_path)
     added = table.append(entries("n", 5), branch="run")
-    table.compact(branch="run")
+    table.maintenance.compact(branch="run")
     table.cherry_pick(str(added))
     with pytest.raises(MergeConflictError, match="took in the same versions on other ways"):
         table.merge("run")
@@ -293,15 +293,15 @@ def test_what_came_back_is_not_taken_for_gone(tmp_path: Path) -> None:
 def test_a_version_of_another_line_with_the_same_number_is_another_version(tmp_path: Path) -> None:
     """What a branch lacks of a row is told by when it was updated: by a number that means the same on both lines."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
-    table.create_branch("run")
+    table.branches.create("run")
     table.update({"key": "'u'"}, where="value = 3", branch="run")
     table.merge("run")
-    table.add_columns({"double": "value * 2"}, branch="run")
+    table.columns.add({"double": "value * 2"}, branch="run")
     table.append(entries("n", 9))
     table.append(entries("n", 10))
     merged = table.merge("run")
     while table.head("run").number < merged.number - 1:
-        table.set_config({"on": str(table.head("run").number)}, branch="run")
+        table.config.set({"on": str(table.head("run").number)}, branch="run")
     there = table.update({"key": "'there only'"}, where="value = 3", branch="run")
     assert merged.number == there.number
     fix = table.update({"value": "30"}, where="value = 3", branch="run")

@@ -9,7 +9,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.store import LocalStore
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import contents, entries, new_table, parts_on
+from tests.table_factory import contents, context_on, entries, new_table
 
 MERGED = [("a", 1), ("m", 3), ("r", 2)]
 
@@ -18,7 +18,7 @@ MERGED = [("a", 1), ("m", 3), ("r", 2)]
 def table(tmp_path: Path) -> LanceTable:
     """`main` and `run` each did something."""
     made = new_table(tmp_path, entries("a", 1))
-    made.create_branch("run")
+    made.branches.create("run")
     made.append(entries("r", 2), branch="run")
     made.append(entries("m", 3))
     return made
@@ -26,7 +26,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def writes_of(table: LanceTable) -> int:
@@ -38,33 +38,33 @@ def writes_of(table: LanceTable) -> int:
         count += request.writes
         return request.send()
 
-    through(table, script).preview_branch("run", name="counted")
+    through(table, script).branches.preview("run", name="counted")
     return count
 
 
 def test_a_preview_that_died_is_finished_by_the_next(table: LanceTable) -> None:
     """At every write: a branch that says it shows a merge shows it, and asking again gives it."""
     steps = writes_of(table)
-    table.delete_branch("counted")
+    table.branches.delete("counted")
     assert 5 <= steps <= 10
     unfinished = 0
     for step in range(steps):
         with pytest.raises(PlugPulledError):
-            through(table, plug_pulled_before_write(step)).preview_branch("run")
-        found = table.branches().get("preview/run")
+            through(table, plug_pulled_before_write(step)).branches.preview("run")
+        found = table.branches.list().get("preview/run")
         if found is not None:
             assert "preview_of" not in found.metadata
             unfinished += 1
-        made = table.preview_branch("run")
+        made = table.branches.preview("run")
         assert ("run@3", MERGED) == (made.metadata["preview_of"], contents(table, "preview/run"))
-        assert made == table.branch("preview/run")
+        assert made == table.branches.get("preview/run")
         assert "lance_dagster.previewing" not in made.metadata
-        assert 2 == len(table.versions_after(0, "preview/run"))
+        assert 2 == len(table.branches.version_numbers("preview/run"))
         with pytest.raises(AlreadyExistsError, match=r"branch 'preview/run' of .* exists, forked from main@3"):
-            table.preview_branch("run")
-        table.delete_branch("preview/run")
+            table.branches.preview("run")
+        table.branches.delete("preview/run")
     assert unfinished >= 2
-    assert [] == [problem for problem in table.verify().problems if problem.severity == "error"]
+    assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
 
 
 def begun(table: LanceTable) -> None:
@@ -79,7 +79,7 @@ def begun(table: LanceTable) -> None:
 
     seen: set[str] = set()
     with pytest.raises(PlugPulledError):
-        through(table, script).preview_branch("run")
+        through(table, script).branches.preview("run")
     assert [("a", 1), ("m", 3)] == contents(table, "preview/run")
 
 
@@ -100,10 +100,10 @@ def test_a_preview_that_was_begun_of_something_else_is_not_gone_on_with(
     act(table)
     before = contents(table, "preview/run")
     with pytest.raises(AlreadyExistsError, match=r"branch 'preview/run' of .* exists"):
-        table.preview_branch("run")
+        table.branches.preview("run")
     assert before == contents(table, "preview/run")
-    table.delete_branch("preview/run")
-    table.preview_branch("run")
+    table.branches.delete("preview/run")
+    table.branches.preview("run")
 
 
 def test_two_who_ask_for_the_same_preview_at_once(table: LanceTable) -> None:
@@ -111,23 +111,26 @@ def test_two_who_ask_for_the_same_preview_at_once(table: LanceTable) -> None:
     asked = [True]
 
     def script(request: Request) -> object:
-        if request.commits and "preview/run" in request.key and table.branches().get("preview/run") and asked:
+        if request.commits and "preview/run" in request.key and table.branches.list().get("preview/run") and asked:
             asked.pop()
-            table.preview_branch("run")
+            table.branches.preview("run")
         return request.send()
 
-    through(table, script).preview_branch("run")
+    through(table, script).branches.preview("run")
     assert not asked
-    assert (MERGED, "run@3") == (contents(table, "preview/run"), table.branch("preview/run").metadata["preview_of"])
+    assert (MERGED, "run@3") == (
+        contents(table, "preview/run"),
+        table.branches.get("preview/run").metadata["preview_of"],
+    )
 
 
 def test_a_preview_does_not_take_the_name_of_a_tag(table: LanceTable) -> None:
     """Every expression with the name would be ambiguous from then on."""
-    table.create_tag("production", "main")
+    table.tags.create("production", "main")
     taken = r"'production' is a tag of .*; a branch of that name would be ambiguous"
     with pytest.raises(AlreadyExistsError, match=taken):
-        table.preview_branch("run", name="production")
+        table.branches.preview("run", name="production")
     with pytest.raises(AlreadyExistsError, match=taken):
-        table.create_branch("production")
+        table.branches.create("production")
     assert "main@3" == str(table.at("production"))
-    assert ["run"] == list(table.branches())
+    assert ["run"] == list(table.branches.list())

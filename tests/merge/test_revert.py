@@ -18,7 +18,7 @@ BEFORE = [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
 def table(tmp_path: Path) -> LanceTable:
     """Two fragments of two rows, and a branch `run`."""
     made = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
-    made.create_branch("run")
+    made.branches.create("run")
     return made
 
 
@@ -35,7 +35,7 @@ CHANGES: dict[str, Callable[[LanceTable], object]] = {
 def sound(table: LanceTable, branch: str = "main") -> None:
     """Pylance finds nothing wrong, and neither do we."""
     as_pylance(table, branch).validate()
-    assert not [problem for problem in table.verify(deep=True).problems if problem.severity == "error"]
+    assert not [problem for problem in table.maintenance.verify(deep=True).problems if problem.severity == "error"]
 
 
 # Revert.
@@ -118,7 +118,7 @@ def test_a_change_that_stands_again_is_taken_back_again(table: LanceTable, chang
 
 def test_a_dropped_column_comes_back_with_its_values(table: LanceTable) -> None:
     """And rows that came after have none."""
-    dropped = table.drop_columns(["value"])
+    dropped = table.columns.drop(["value"])
     table.append(pa.table({"key": ["n"]}))
     table.revert(str(dropped))
     assert [*BEFORE, ("n", None)] == contents(table)
@@ -127,7 +127,7 @@ def test_a_dropped_column_comes_back_with_its_values(table: LanceTable) -> None:
 
 def test_an_added_column_goes(table: LanceTable) -> None:
     """With its values."""
-    added = table.add_columns({"more": "value + 1"})
+    added = table.columns.add({"more": "value + 1"})
     table.append(pa.table({"key": ["n"], "value": [5], "more": [6]}))
     table.revert(str(added))
     assert ["key", "value"] == table.schema().names
@@ -158,7 +158,7 @@ def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> No
         table.revert(str(merged), parent=3)
     undone = table.revert(str(merged), parent=1)
     assert [*BEFORE, ("m", 6)] == contents(table)
-    assert table.is_merged("run") is not None
+    assert table.branches.is_merged("run") is not None
     table.revert(str(undone))
     assert [("a", 2), ("a", 10), ("b", 3), ("b", 4), ("m", 6), ("n", 5)] == contents(table)
     sound(table)
@@ -213,10 +213,10 @@ def test_what_was_picked_is_not_doubled_by_a_merge(table: LanceTable) -> None:
 @pytest.mark.parametrize("later", ["compact", "update"])
 def test_a_column_that_a_merge_dropped_comes_back_with_its_values(table: LanceTable, later: str) -> None:
     """Though the merge brought a compaction too, and the rows were moved again since; not beside new values."""
-    table.create_branch("drop")
+    table.branches.create("drop")
     table.append(entries("n", 5))
-    table.compact(branch="drop")
-    table.drop_columns(["value"], branch="drop")
+    table.maintenance.compact(branch="drop")
+    table.columns.drop(["value"], branch="drop")
     before = contents(table)
     merged = table.merge("drop")
     if later == "compact":
@@ -252,11 +252,11 @@ LONGER: dict[str, Callable[[LanceTable, str], object]] = {
     "update": lambda table, branch: table.update({"value": "10"}, where="value = 1", branch=branch),
     "overwrite": lambda table, branch: table.overwrite(entries("o", 9), branch=branch),
     "replace": lambda table, branch: table.replace_where("key = 'a'", entries("a", 8), branch=branch),
-    "compact": lambda table, branch: table.compact(branch=branch),
-    "add column": lambda table, branch: table.add_columns({"more": "value"}, branch=branch),
-    "drop column": lambda table, branch: table.drop_columns(["key"], branch=branch),
-    "cast": lambda table, branch: table.cast_column("value", pa.int32(), branch=branch),
-    "rename": lambda table, branch: table.rename_column("value", "amount", branch=branch),
+    "compact": lambda table, branch: table.maintenance.compact(branch=branch),
+    "add column": lambda table, branch: table.columns.add({"more": "value"}, branch=branch),
+    "drop column": lambda table, branch: table.columns.drop(["key"], branch=branch),
+    "cast": lambda table, branch: table.columns.cast("value", pa.int32(), branch=branch),
+    "rename": lambda table, branch: table.columns.rename("value", "amount", branch=branch),
     "empty": lambda table, branch: table.delete("true", branch=branch),
 }
 
@@ -267,7 +267,7 @@ def test_a_branch_goes_back_behind_its_fork(table: LanceTable, first: str, secon
     """Whatever its parent and itself did since; merged into the parent, that goes back too."""
     target, schema = table.head(), table.schema()
     LONGER[first](table, "main")
-    table.create_branch("fix")
+    table.branches.create("fix")
     LONGER[second](table, "fix")
     restored = table.restore(str(target), "fix")
     assert BEFORE == contents(table, "fix")
@@ -284,7 +284,7 @@ def test_what_was_merged_stays_merged_behind_the_fork(table: LanceTable) -> None
     """As after a revert; it comes back when that is taken back."""
     target = table.head()
     table.append(entries("n", 5))
-    table.create_branch("fix")
+    table.branches.create("fix")
     table.append(entries("r", 6), branch="run")
     merged = table.merge("run", into="fix")
     restored = table.restore(str(target), "fix")
@@ -338,7 +338,7 @@ def test_a_squash_leaves_no_parent_and_happens_once(table: LanceTable) -> None:
     for source, into in (("run", "main"), ("main", "run")):
         with pytest.raises(MergeConflictError, match="by a squash"):
             table.merge(source, into=into)
-    table.reset("run", at="main")
+    table.branches.reset("run", at="main")
     table.append(entries("n", 6), branch="run")
     table.merge("run")
     assert ("n", 6) in contents(table)
@@ -348,28 +348,28 @@ def test_a_merge_is_tried_on_a_branch(table: LanceTable) -> None:
     """It holds exactly what the merge would give; nothing is left behind when that is a conflict."""
     table.append(entries("n", 5), branch="run")
     table.delete("value = 1")
-    branch = table.preview_branch("run")
+    branch = table.branches.preview("run")
     assert ("preview/run", "main@4") == (branch.name, branch.parent)
     assert [("a", 2), ("b", 3), ("b", 4), ("n", 5)] == contents(table, "preview/run")
     as_pylance(table, "preview/run").validate()
     with pytest.raises(AlreadyExistsError):
-        table.preview_branch("run")
+        table.branches.preview("run")
     table.merge("preview/run", mode="ff-only")
     assert contents(table, "preview/run") == contents(table)
-    assert table.is_merged("run") is not None
-    table.create_branch("other", at="main@3")
+    assert table.branches.is_merged("run") is not None
+    table.branches.create("other", at="main@3")
     table.update({"value": "9"}, where="value = 1", branch="other")
     with pytest.raises(MergeConflictError):
-        table.preview_branch("other")
-    assert "preview/other" not in table.branches()
-    assert "preview/main-into-run" == table.preview_branch("main", into="run").name
+        table.branches.preview("other")
+    assert "preview/other" not in table.branches.list()
+    assert "preview/main-into-run" == table.branches.preview("main", into="run").name
 
 
 @pytest.mark.parametrize("picked", [["run@5"], ["run@5", "run@3"], ["run@4", "run@5"], ["run@3", "run@4", "run@5"]])
 def test_a_merge_brings_what_was_not_picked(tmp_path: Path, picked: list[str]) -> None:
     """Each row once, whatever was picked before in whatever order."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     for value in (10, 20, 30):
         table.append(entries("b", value, value + 1), branch="run")
     for commit in picked:
@@ -378,7 +378,7 @@ def test_a_merge_brings_what_was_not_picked(tmp_path: Path, picked: list[str]) -
     table.merge("run")
     expected = [("a", 1), *(("b", value) for value in (10, 11, 20, 21, 30))]
     assert expected == contents(table)
-    assert table.verify(deep=True).ok
+    assert table.maintenance.verify(deep=True).ok
 
 
 @pytest.mark.parametrize("mode", ["merge", "squash"])
@@ -386,9 +386,9 @@ def test_what_was_picked_on_the_way_comes_once(tmp_path: Path, mode: str) -> Non
     """One branch picked a row of another one; both are merged."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("one", "two"):
-        table.create_branch(name)
+        table.branches.create(name)
     table.append(entries("t", 10), branch="two")
-    table.cherry_pick("two", onto="one")
+    table.cherry_pick("two", into="one")
     table.append(entries("t", 20), branch="two")
     table.merge("one", mode=mode)
     table.merge("two")
@@ -400,7 +400,7 @@ def test_a_squash_takes_along_what_was_merged_before(tmp_path: Path) -> None:
     """A branch that came that way cannot be merged any more either: its rows would come twice."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("one", "two"):
-        table.create_branch(name)
+        table.branches.create(name)
     table.append(entries("t", 10), branch="two")
     table.merge("two", into="one")
     table.append(entries("t", 20), branch="two")
@@ -414,9 +414,9 @@ def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None
     """A branch of the squashed one has its rows too; so has every other branch it was squashed into."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("run", "twin"):
-        table.create_branch(name)
+        table.branches.create(name)
     table.append(entries("t", 10), branch="run")
-    table.create_branch("inner", at="run")
+    table.branches.create("inner", at="run")
     table.append(entries("t", 20), branch="inner")
     table.merge("run", mode="squash")
     table.merge("run", into="twin", mode="squash")
@@ -424,7 +424,7 @@ def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None
         assert table.preview_merge(source, into=into).conflicts
         with pytest.raises(MergeConflictError, match="has run@3 by a squash"):
             table.merge(source, into=into)
-    table.create_branch("later")
+    table.branches.create("later")
     table.append(entries("t", 30), branch="later")
     table.merge("later")
     assert [("a", 1), ("t", 10), ("t", 30)] == contents(table)
@@ -433,10 +433,10 @@ def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None
 def test_a_branch_of_what_was_merged_before_the_squash_is_merged(tmp_path: Path) -> None:
     """All it has of the squashed branch is known to be there."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("t", 10), branch="run")
     table.merge("run")
-    table.create_branch("inner", at="run")
+    table.branches.create("inner", at="run")
     table.append(entries("t", 20), branch="inner")
     table.append(entries("t", 30), branch="run")
     table.merge("run", mode="squash")
@@ -501,7 +501,7 @@ def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bo
     """Rows come once, whatever is said about the table in between; pylance reads what was said."""
     table.append(entries("n", 5), branch="run")
     table.merge("run")
-    table.set_table_metadata({"owner": "ann"}, replace=replacing)
+    table.config.set_table_metadata({"owner": "ann"}, replace=replacing)
     assert "ann" == as_pylance(table).metadata["owner"]
     table.append(entries("n", 6), branch="run")
     table.merge("run", properties={"lance_dagster.merge": "run@1", "why": "a test"})
@@ -512,7 +512,7 @@ def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bo
     assert "a test" == merged.properties["why"]
     record = next(key for key in as_pylance(table).metadata if key.startswith("lance_dagster.merged."))
     with pytest.raises(InvalidInputError, match="recorded is not yours to change"):
-        table.set_table_metadata({record: None})
+        table.config.set_table_metadata({record: None})
 
 
 @pytest.mark.parametrize("strategy", [["source-wins"], 1, b"source-wins", {"rows": None}, ""])
@@ -538,9 +538,9 @@ def test_rows_that_came_by_a_way_nothing_tells_of_do_not_come_twice(tmp_path: Pa
     lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=False)
     table = LanceTable.open(uri)
     for name in ("run", "other"):
-        table.create_branch(name)
+        table.branches.create(name)
     table.append(entries("t", 10), branch="run")
-    table.cherry_pick(str(table.merge("run", mode="squash")), onto="other")
+    table.cherry_pick(str(table.merge("run", mode="squash")), into="other")
     with pytest.raises(MergeConflictError, match="1 rows"):
         table.merge("run", into="other")
     assert [("a", 1), ("t", 10)] == contents(table, "other")
@@ -550,11 +550,11 @@ def test_rows_of_a_picked_squash_are_known_after_a_compaction(tmp_path: Path) ->
     """A merge of what was squashed brings the rest."""
     table = new_table(tmp_path, entries("a", 1), entries("b", 2))
     for name in ("run", "other"):
-        table.create_branch(name)
+        table.branches.create(name)
     table.append(entries("t", 10, 11), branch="run")
-    table.cherry_pick(str(table.merge("run", mode="squash")), onto="other")
+    table.cherry_pick(str(table.merge("run", mode="squash")), into="other")
     table.delete("value = 10", branch="other")
-    table.compact(branch="other")
+    table.maintenance.compact(branch="other")
     table.append(entries("t", 12), branch="run")
     table.merge("run", into="other")
     assert [("a", 1), ("b", 2), ("t", 11), ("t", 12)] == contents(table, "other")
@@ -565,19 +565,19 @@ def test_what_a_living_branch_has_of_a_gone_one_is_remembered(tmp_path: Path, mo
     """A branch took in another one; main has that too, compacted since, and then ten more that are all gone."""
     table = new_table(tmp_path, entries("a", 1), entries("b", 2))
     for name in ("run", "gone"):
-        table.create_branch(name)
+        table.branches.create(name)
     table.append(entries("g", 10), branch="gone")
     table.append(entries("m", 3))
     table.merge("gone", into="run")
     table.append(entries("r", 20), branch="run")
     table.merge("gone", mode=mode)
-    table.delete_branch("gone")
+    table.branches.delete("gone")
     for number in range(10):
-        table.create_branch("other")
+        table.branches.create("other")
         table.append(entries("o", number), branch="other")
         table.merge("other")
-        table.delete_branch("other")
-    table.compact()
+        table.branches.delete("other")
+    table.maintenance.compact()
     before = contents(table)
     if mode == "squash":
         with pytest.raises(MergeConflictError, match="by a squash"):
@@ -585,7 +585,7 @@ def test_what_a_living_branch_has_of_a_gone_one_is_remembered(tmp_path: Path, mo
     else:
         table.merge("run")
     assert [*before, *([("r", 20)] if mode == "merge" else [])] == contents(table)
-    recorded = table._parts.head("main").manifest.table_metadata  # noqa: SLF001 - pylance shows it nowhere
+    recorded = table._context.head("main").manifest.table_metadata  # noqa: SLF001 - pylance shows it nowhere
     assert 10 >= len([key for key in recorded if key.startswith("lance_dagster.")])
 
 
@@ -594,13 +594,13 @@ def test_a_merge_that_forgot_a_gone_branch_is_taken_back(tmp_path: Path) -> None
     table = new_table(tmp_path, entries("a", 1), entries("b", 2))
     for number in range(10):
         if number == 5:
-            table.create_branch("run")
-        table.create_branch("other")
+            table.branches.create("run")
+        table.branches.create("other")
         table.append(entries("o", 10 + number, 20 + number), branch="other")
         table.append(entries("m", number))
         merged = table.merge("other")
-        table.delete_branch("other")
-    table.compact()
+        table.branches.delete("other")
+    table.maintenance.compact()
     before = contents(table)
     table.revert(str(merged), parent=1)
     assert [row for row in before if row[1] not in (19, 29)] == contents(table)

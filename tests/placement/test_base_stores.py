@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize("kind", [FILES, ROOT])
 def tiered(folder: Path, kind: str = FILES) -> LanceTable:
     """A table with a row of its own and two under a base path."""
     table = new_table(folder, entries("hot", 1))
-    table.add_base("cold", folder / "cold", is_dataset_root=kind == ROOT)
+    table.maintenance.add_base("cold", folder / "cold", is_dataset_root=kind == ROOT)
     table.append(table.stage(entries("cold", 1, 2), base="cold"))
     return table
 
@@ -55,13 +55,13 @@ def test_a_table_can_be_overwritten_from_a_base(tmp_path: Path) -> None:
     table = tiered(tmp_path)
     table.overwrite(table.stage(entries("cold", 9), base="cold"))
     assert [("cold", 9)] == contents(table)
-    assert ("cold",) == tuple(base.name for base in table.bases())
+    assert ("cold",) == tuple(base.name for base in table.maintenance.bases())
 
 
 def test_files_written_by_another_process_know_their_base(tmp_path: Path) -> None:
     """The target says where they lie."""
     table = tiered(tmp_path)
-    target = table.target(base="cold")
+    target = table.write_target(base="cold")
     staged = StagedFiles(SCHEMA, write_files(target, entries("cold", 3).to_batches()), target.base)
     table.append(staged)
     assert [*COLD, ("cold", 3), ("hot", 1)] == contents(table)
@@ -70,17 +70,17 @@ def test_files_written_by_another_process_know_their_base(tmp_path: Path) -> Non
 def test_a_base_has_a_name_an_id_and_a_place(tmp_path: Path) -> None:
     """Ids start at one, and go up."""
     table = tiered(tmp_path)
-    added = table.add_base("warm", tmp_path / "x" / ".." / "warm", is_dataset_root=True)
+    added = table.maintenance.add_base("warm", tmp_path / "x" / ".." / "warm", is_dataset_root=True)
     assert (2, "warm", str(tmp_path / "warm"), True) == (added.id, added.name, added.path, added.is_dataset_root)
-    assert ["cold", "warm"] == [base.name for base in table.bases()]
-    assert () == table.bases("main@1")
+    assert ["cold", "warm"] == [base.name for base in table.maintenance.bases()]
+    assert () == table.maintenance.bases("main@1")
 
 
 def test_a_base_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     """The same call again makes no version."""
     table = tiered(tmp_path)
     number = table.head().number
-    assert 1 == table.add_base("cold", tmp_path / "cold").id
+    assert 1 == table.maintenance.add_base("cold", tmp_path / "cold").id
     assert number == table.head().number
 
 
@@ -89,14 +89,14 @@ def test_another_base_of_that_name_or_place_is_refused(tmp_path: Path, name: str
     """Both stand for one base."""
     table = tiered(tmp_path)
     with pytest.raises(AlreadyExistsError, match=f"main@4 has the base path 'cold' at {tmp_path}/cold"):
-        table.add_base(name, tmp_path / place)
+        table.maintenance.add_base(name, tmp_path / place)
 
 
 @pytest.mark.parametrize("name", ["", "root"])
 def test_a_name_that_means_something_else_is_refused(tmp_path: Path, name: str) -> None:
     """The table itself is called root."""
     with pytest.raises(InvalidInputError, match="cannot be called"):
-        tiered(tmp_path).add_base(name, tmp_path / "other")
+        tiered(tmp_path).maintenance.add_base(name, tmp_path / "other")
 
 
 @pytest.mark.parametrize("place", ["", "data", "data/x", "_indices", "tree/run"])
@@ -104,7 +104,7 @@ def test_a_folder_of_the_table_is_no_base(tmp_path: Path, place: str) -> None:
     """Its files would be named twice."""
     table = tiered(tmp_path)
     with pytest.raises(InvalidInputError, match="is a folder of the table itself"):
-        table.add_base("other", Path(table.uri) / place)
+        table.maintenance.add_base("other", Path(table.uri) / place)
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_files_staged_for_a_base_the_branch_does_not_have_are_refused(tmp_path: Path) -> None:
     """Naming them through another one would lose them."""
     table = new_table(tmp_path)
-    table.create_branch("run")
-    table.add_base("cold", tmp_path / "cold")
+    table.branches.create("run")
+    table.maintenance.add_base("cold", tmp_path / "cold")
     staged = table.stage(entries("cold", 1), base="cold")
     with pytest.raises(InvalidInputError, match=r"run@1 has no base path at .*cold, where files were staged"):
         table.append(staged, branch="run")
@@ -135,7 +135,7 @@ def test_staged_files_are_not_staged_again(tmp_path: Path) -> None:
 def test_a_branch_writes_to_a_base_and_is_merged_without_a_copy(tmp_path: Path, kind: str) -> None:
     """Both sides name the file in the same place."""
     table = tiered(tmp_path, kind)
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(table.stage(entries("cold", 3), branch="run", base="cold"), branch="run")
     table.append(entries("hot", 2), branch="run")
     table.append(entries("m", 1))
@@ -144,32 +144,32 @@ def test_a_branch_writes_to_a_base_and_is_merged_without_a_copy(tmp_path: Path, 
     assert before == files_below(tmp_path)
     assert [*COLD, ("cold", 3), ("hot", 1), ("hot", 2), ("m", 1)] == contents(table)
     as_pylance(table).validate()
-    table.delete_branch("run")
+    table.branches.delete("run")
     assert [*COLD, ("cold", 3), ("hot", 1), ("hot", 2), ("m", 1)] == contents(table)
 
 
 def test_rows_under_a_base_that_only_the_branch_has_are_copied_by_the_merge(tmp_path: Path) -> None:
     """Main has no name for the place."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run")
-    table.add_base("cold", tmp_path / "cold", branch="run")
+    table.branches.create("run")
+    table.maintenance.add_base("cold", tmp_path / "cold", branch="run")
     table.append(table.stage(entries("cold", 1), branch="run", base="cold"), branch="run")
     table.merge("run")
     shutil.rmtree(tmp_path / "cold")
-    table.delete_branch("run")
+    table.branches.delete("run")
     assert [("a", 1), ("cold", 1)] == contents(LanceTable.open(table.uri))
-    assert () == table.bases()
+    assert () == table.maintenance.bases()
 
 
 def test_one_id_is_one_place_on_every_branch(tmp_path: Path) -> None:
     """Storage options are given by id, whatever branch is read."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("run")
-    cold = table.add_base("cold", tmp_path / "cold")
-    warm = table.add_base("warm", tmp_path / "warm", branch="run")
-    assert cold.id == table.add_base("cold", tmp_path / "cold", branch="run").id
-    assert warm.id == table.add_base("warm", tmp_path / "warm").id
-    assert 3 == len({base.id for base in table.bases("run")})
+    table.branches.create("run")
+    cold = table.maintenance.add_base("cold", tmp_path / "cold")
+    warm = table.maintenance.add_base("warm", tmp_path / "warm", branch="run")
+    assert cold.id == table.maintenance.add_base("cold", tmp_path / "cold", branch="run").id
+    assert warm.id == table.maintenance.add_base("warm", tmp_path / "warm").id
+    assert 3 == len({base.id for base in table.maintenance.bases("run")})
 
 
 def test_going_back_to_a_version_does_not_bring_old_places_back(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_going_back_to_a_version_does_not_bring_old_places_back(tmp_path: Path) 
     table = tiered(tmp_path)
     version = table.head().number
     shutil.move(tmp_path / "cold", tmp_path / "ice")
-    table.move_base("cold", tmp_path / "ice")
+    table.maintenance.move_base("cold", tmp_path / "ice")
     table.overwrite(entries("new", 1))
     table.commit(Transaction(read_version=table.head().number, uuid="back", operation=Restore(version=version)))
     assert [*COLD, ("hot", 1)] == contents(table)
@@ -187,12 +187,12 @@ def test_going_back_to_a_version_does_not_bring_old_places_back(tmp_path: Path) 
 def test_a_base_that_was_moved_is_found_again(tmp_path: Path, kind: str) -> None:
     """On main and on every branch, old tags included."""
     table = tiered(tmp_path, kind)
-    table.create_tag("early", "main@3")
-    table.create_branch("run")
+    table.tags.create("early", "main@3")
+    table.branches.create("run")
     table.append(table.stage(entries("cold", 3), branch="run", base="cold"), branch="run")
     table.append(entries("hot", 2))
     shutil.move(tmp_path / "cold", tmp_path / "ice")
-    done = table.move_base("cold", tmp_path / "ice")
+    done = table.maintenance.move_base("cold", tmp_path / "ice")
     again = LanceTable.open(table.uri)
     assert ["main", "run"] == [branch.name for branch in done.branches]
     assert [*COLD, ("hot", 1), ("hot", 2)] == contents(again)
@@ -200,16 +200,16 @@ def test_a_base_that_was_moved_is_found_again(tmp_path: Path, kind: str) -> None
     assert [("hot", 1)] == contents(again, "early")
     again.append(again.stage(entries("cold", 4), base="cold"))
     assert [*COLD, ("cold", 4), ("hot", 1), ("hot", 2)] == contents(again)
-    assert () == again.move_base("cold", tmp_path / "ice").branches
+    assert () == again.maintenance.move_base("cold", tmp_path / "ice").branches
 
 
 def test_a_base_is_not_moved_to_where_its_files_are_not(tmp_path: Path) -> None:
     """Unless that is asked for."""
     table = tiered(tmp_path)
     with pytest.raises(CorruptFileError, match=r"1 files that main@4 names are not there, or not whole: "):
-        table.move_base("cold", tmp_path / "ice")
+        table.maintenance.move_base("cold", tmp_path / "ice")
     assert [*COLD, ("hot", 1)] == contents(table)
-    assert "main@5" == table.move_base("cold", tmp_path / "ice", check=False).branches[0].after
+    assert "main@5" == table.maintenance.move_base("cold", tmp_path / "ice", check=False).branches[0].after
 
 
 def test_a_file_that_was_copied_in_part_is_noticed(tmp_path: Path) -> None:
@@ -219,46 +219,46 @@ def test_a_file_that_was_copied_in_part_is_noticed(tmp_path: Path) -> None:
     file = next((tmp_path / "ice").iterdir())
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CorruptFileError, match=file.name):
-        table.move_base("cold", tmp_path / "ice")
+        table.maintenance.move_base("cold", tmp_path / "ice")
 
 
 @pytest.mark.parametrize("name,said", [("could", r"no base path 'could'; it has 'cold'"), ("root", "relocate")])
 def test_only_a_base_is_moved(tmp_path: Path, name: str, said: str) -> None:
     """What is not one is named."""
     with pytest.raises(InvalidInputError, match=said):
-        tiered(tmp_path).move_base(name, tmp_path / "ice")
+        tiered(tmp_path).maintenance.move_base(name, tmp_path / "ice")
 
 
 def test_a_local_table_keeps_cold_rows_on_s3(tmp_path: Path, s3_storage: S3Storage) -> None:
     """The base has options of its own, which reach no repr."""
     table = new_table(tmp_path, entries("hot", 1))
-    base = table.add_base("cold", f"{s3_storage.uri}/cold", is_dataset_root=True)
+    base = table.maintenance.add_base("cold", f"{s3_storage.uri}/cold", is_dataset_root=True)
     options = {f"base_{base.id}.{key}": value for key, value in s3_storage.storage_options.items()}
     table = LanceTable.open(table.uri, options)
     table.append(table.stage(entries("cold", 1, 2), base="cold"))
-    assert "test-secret" not in repr(table.target(base="cold"))
-    table.create_branch("run")
+    assert "test-secret" not in repr(table.write_target(base="cold"))
+    table.branches.create("run")
     table.append(table.stage(entries("cold", 3), branch="run", base="cold"), branch="run")
     table.replace_where("key = 'cold' and value = 1", entries("cold", 4), branch="run")
     table.merge("run")
     assert [("cold", 2), ("cold", 3), ("cold", 4), ("hot", 1)] == contents(table)
-    done = table.move_base("cold", f"{s3_storage.uri}/cold/", dry_run=True)
+    done = table.maintenance.move_base("cold", f"{s3_storage.uri}/cold/", dry_run=True)
     assert () == done.branches
 
 
 def test_a_table_on_s3_has_bases_in_two_places(tmp_path: Path, s3_storage: S3Storage) -> None:
     """Another bucket folder with the table's options, and a local folder with none."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
-    table.add_base("far", f"{s3_storage.uri}/far")
-    table.add_base("near", tmp_path / "near")
+    table.maintenance.add_base("far", f"{s3_storage.uri}/far")
+    table.maintenance.add_base("near", tmp_path / "near")
     table.append(table.stage(entries("far", 1), base="far"))
     table.append(table.stage(entries("near", 1, 2), base="near"))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("key = 'near' and value = 1", entries("own", 1), branch="run")
     table.merge("run")
     assert [("far", 1), ("near", 2), ("own", 1)] == contents(table)
     shutil.move(tmp_path / "near", tmp_path / "nearer")
-    table.move_base("near", tmp_path / "nearer")
+    table.maintenance.move_base("near", tmp_path / "nearer")
     assert [("far", 1), ("near", 2), ("own", 1)] == contents(table)
 
 

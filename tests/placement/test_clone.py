@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import AlreadyExistsError, CorruptFileError, LanceTable
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.placement.clone import write_clone
 from lance_dagster.store import open_store
 from lance_dagster.transactions.base_paths import deep_clone
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
 from tests.store.scripted import PlugPulledError, ScriptedStore, intruder_at_commit, obedient, plug_pulled_before_write
-from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 
 SHALLOW, DEEP = "shallow", "deep"
 BOTH = pytest.mark.parametrize("kind", [SHALLOW, DEEP])
@@ -24,18 +24,18 @@ BOTH = pytest.mark.parametrize("kind", [SHALLOW, DEEP])
 
 def cloned(table: LanceTable, place: Path | str, kind: str, at: str = "main") -> LanceTable:
     """A clone of either kind."""
-    return table.clone(place, at, shallow=kind == SHALLOW)
+    return table.maintenance.clone(place, at, shallow=kind == SHALLOW)
 
 
 def branched(folder: Path) -> LanceTable:
     """A table under two base paths, with an index and deletions, and a branch with more of each."""
     table = prepared(folder)
     as_pylance(table).create_scalar_index("value", "BTREE")
-    table.add_base("cold", folder / "cold")
-    table.add_base("warm", folder / "warm", is_dataset_root=True)
+    table.maintenance.add_base("cold", folder / "cold")
+    table.maintenance.add_base("warm", folder / "warm", is_dataset_root=True)
     table.append(table.stage(entries("cold", 1, 2), base="cold"))
     table.append(table.stage(entries("warm", 1, 2), base="warm"))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("value = 1 and key <> 'a'", entries("new", 1), branch="run")
     as_pylance(table, "run").insert(entries("theirs", 1))
     as_pylance(table, "run").delete("key = 'a' and value = 1")
@@ -53,7 +53,7 @@ def test_a_clone_has_the_rows_of_its_source(tmp_path: Path, operation: str, kind
     rows = OPERATIONS[operation](table)
     clone = cloned(table, tmp_path / "clone", kind)
     assert_sound(as_pylance(clone), rows)
-    assert (table.head().number, {}, {}) == (clone.head().number, clone.branches(), clone.tags())
+    assert (table.head().number, {}, {}) == (clone.head().number, clone.branches.list(), clone.tags.list())
 
 
 @BOTH
@@ -65,7 +65,7 @@ def test_a_branch_can_be_cloned(tmp_path: Path, kind: str) -> None:
     plan = as_pylance(clone).scanner(filter="value = 2").explain_plan()
     assert "ScalarIndexQuery" in plan
     assert 4 == clone.count_rows(filter="value = 2")
-    assert [(kind == SHALLOW)] * 2 == [bool(clone.bases()), bool(list(clone.bases()))]
+    assert [(kind == SHALLOW)] * 2 == [bool(clone.maintenance.bases()), bool(list(clone.maintenance.bases()))]
 
 
 def test_a_deep_clone_needs_nothing_of_its_source(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_deep_clone_needs_nothing_of_its_source(tmp_path: Path) -> None:
         shutil.rmtree(place)
     again = LanceTable.open(clone.uri)
     assert_sound(as_pylance(again), RUN)
-    again.create_branch("x")
+    again.branches.create("x")
     again.append(entries("x", 1), branch="x")
     again.merge("x")
     assert_sound(as_pylance(again), [*RUN, ("x", 1)])
@@ -87,11 +87,11 @@ def test_a_shallow_clone_is_one_manifest(tmp_path: Path) -> None:
     table = branched(tmp_path)
     clone = cloned(table, tmp_path / "clone", SHALLOW, "run")
     assert [] == list((tmp_path / "clone").rglob("*.lance"))
-    named = {base.name: base.path for base in clone.bases()}
+    named = {base.name: base.path for base in clone.maintenance.bases()}
     version = str(table.head("run"))
     own = {version: f"{table.uri}/tree/run", f"{version}-root": table.uri}
     assert {"cold": str(tmp_path / "cold"), "warm": str(tmp_path / "warm"), **own} == named
-    assert all(base.id for base in clone.bases())
+    assert all(base.id for base in clone.maintenance.bases())
 
 
 @BOTH
@@ -110,19 +110,19 @@ def test_source_and_clone_go_their_own_ways(tmp_path: Path, kind: str) -> None:
 def test_branches_of_a_clone_are_merged(tmp_path: Path, kind: str) -> None:
     """What was merged in the source says nothing about the clone, where main is another branch."""
     table = prepared(tmp_path)
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("m", 1))
     table.append(entries("r", 1), branch="run")
     table.merge("main", into="run")
     clone = cloned(table, tmp_path / "clone", kind, "run")
-    clone.create_branch("x")
+    clone.branches.create("x")
     clone.replace_where("key = 'm' or key = 'c'", entries("x", 1), branch="x")
     clone.append(entries("y", 1))
     clone.merge("x")
     rows = [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("r", 1), ("x", 1), ("y", 1)]
     assert_sound(as_pylance(clone), rows)
     assert_sound(as_pylance(clone), rows)
-    clone.delete_branch("x")
+    clone.branches.delete("x")
     assert rows == contents(LanceTable.open(clone.uri))
 
 
@@ -130,24 +130,24 @@ def test_branches_of_a_clone_are_merged(tmp_path: Path, kind: str) -> None:
 def test_a_clone_can_be_cloned(tmp_path: Path, kind: str) -> None:
     """Shallow or deep, of a branch of a shallow one."""
     first = cloned(branched(tmp_path), tmp_path / "first", SHALLOW, "run")
-    first.create_branch("run")
+    first.branches.create("run")
     first.append(entries("first", 1), branch="run")
     first.replace_where("key = 'cold'", entries("first", 2), branch="run")
     second = cloned(first, tmp_path / "second", kind, "run")
     rows = sorted([("first", 1), ("first", 2), *(row for row in RUN if row[0] != "cold")])
     assert_sound(as_pylance(second), rows)
-    second.create_branch("root-less")
+    second.branches.create("root-less")
     second.append(entries("z", 1), branch="root-less")
     second.merge("root-less")
     assert_sound(as_pylance(second), sorted([*rows, ("z", 1)]))
-    assert len(second.bases()) == len({base.name for base in second.bases()})
+    assert len(second.maintenance.bases()) == len({base.name for base in second.maintenance.bases()})
 
 
 @BOTH
 def test_a_tag_or_an_old_version_can_be_cloned(tmp_path: Path, kind: str) -> None:
     """Any ref is good."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
-    table.create_tag("early", "main@2")
+    table.tags.create("early", "main@2")
     table.overwrite(entries("b", 1))
     assert [("a", 1)] == contents(cloned(table, tmp_path / "x", kind, "early"))
     assert [("a", 1), ("a", 2)] == contents(cloned(table, tmp_path / "y", kind, "main@3"))
@@ -180,12 +180,12 @@ def test_a_deep_clone_without_all_files_is_not_there(tmp_path: Path) -> None:
 def test_a_deep_clone_is_finished_after_any_crash(tmp_path: Path) -> None:
     """Killed before each of its writes, it is not there; made again, it is whole."""
     table = branched(tmp_path)
-    source = parts_on(open_store(table.uri))
+    source = context_on(open_store(table.uri))
     state = source.at("run")
     manifest = deep_clone(state.manifest)
 
-    def clone_to(place: str, script: Callable[..., object]) -> Parts:
-        made = parts_on(ScriptedStore(open_store(tmp_path / place), script))
+    def clone_to(place: str, script: Callable[..., object]) -> TableContext:
+        made = context_on(ScriptedStore(open_store(tmp_path / place), script))
         write_clone(source, state, made, manifest)
         return made
 
@@ -208,31 +208,31 @@ def test_two_clones_to_one_place_do_not_mix(tmp_path: Path) -> None:
     """Their first versions have different numbers, so neither put would notice the other."""
     table = branched(tmp_path)
     other = new_table(tmp_path, entries("other", 1))
-    source = parts_on(open_store(table.uri))
+    source = context_on(open_store(table.uri))
     state = source.at("run")
     said: list[str] = []
 
     def intrude() -> None:
         with pytest.raises(AlreadyExistsError) as error:
-            other.clone(tmp_path / "clone")
+            other.maintenance.clone(tmp_path / "clone")
         said.append(str(error.value))
 
-    made = parts_on(ScriptedStore(open_store(tmp_path / "clone"), intruder_at_commit(intrude)))
+    made = context_on(ScriptedStore(open_store(tmp_path / "clone"), intruder_at_commit(intrude)))
     write_clone(source, state, made, deep_clone(state.manifest))
     assert [f"another clone is being made at {tmp_path}/clone, of {table.uri} {state} deep"] == [
         text.partition(";")[0] for text in said
     ]
     assert_sound(lance.dataset(tmp_path / "clone"), RUN)
-    assert [state.number] == LanceTable.open(tmp_path / "clone").versions_after(0)
+    assert [state.number] == LanceTable.open(tmp_path / "clone").branches.version_numbers()
 
 
 def test_the_same_clone_made_twice_at_once_is_made_once(tmp_path: Path) -> None:
     """The slower one says that it is there."""
     table = branched(tmp_path)
-    source = parts_on(open_store(table.uri))
+    source = context_on(open_store(table.uri))
     state = source.at("run")
     intruder = intruder_at_commit(lambda: cloned(table, tmp_path / "clone", DEEP, "run"))
-    made = parts_on(ScriptedStore(open_store(tmp_path / "clone"), intruder))
+    made = context_on(ScriptedStore(open_store(tmp_path / "clone"), intruder))
     with pytest.raises(AlreadyExistsError, match="somebody else made a Lance table at"):
         write_clone(source, state, made, deep_clone(state.manifest))
     assert_sound(lance.dataset(tmp_path / "clone"), RUN)
@@ -274,12 +274,14 @@ def test_clones_lie_in_other_storage(tmp_path: Path, s3_storage: S3Storage, way:
     places = {"S3": (s3_storage.uri, options), "local": (str(tmp_path), None)}
     table = LanceTable.create(f"{places[source][0]}/source", SCHEMA, storage_options=places[source][1])
     table.append(entries("a", 1, 2, 3))
-    table.add_base("near", tmp_path / "near")
+    table.maintenance.add_base("near", tmp_path / "near")
     table.append(table.stage(entries("near", 1), base="near"))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("key = 'a' and value = 1", entries("b", 1), branch="run")
     rows = [("a", 2), ("a", 3), ("b", 1), ("near", 1)]
-    clone = table.clone(f"{places[dest][0]}/clone", "run", shallow=kind == SHALLOW, storage_options=places[dest][1])
+    clone = table.maintenance.clone(
+        f"{places[dest][0]}/clone", "run", shallow=kind == SHALLOW, storage_options=places[dest][1]
+    )
     assert rows == contents(clone)
     again = LanceTable.open(clone.uri, clone.storage_options)
     again.replace_where("key = 'a' and value = 2", entries("c", 1))
@@ -292,9 +294,9 @@ def test_a_clone_on_another_account_reads_its_source_with_the_sources_options(s3
     table = LanceTable.create(f"{s3_storage.uri}/source", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1))
     other = {**s3_storage.storage_options, "aws_access_key_id": "other-key"}
-    clone = table.clone(f"{s3_storage.uri}/clone", storage_options=other)
+    clone = table.maintenance.clone(f"{s3_storage.uri}/clone", storage_options=other)
     assert other.items() <= dict(clone.storage_options).items()
     assert "test-key" == clone.storage_options["base_1.aws_access_key_id"]
     assert [("a", 1)] == contents(clone)
-    deep = table.clone(f"{s3_storage.uri}/deep", shallow=False, storage_options=other)
+    deep = table.maintenance.clone(f"{s3_storage.uri}/deep", shallow=False, storage_options=other)
     assert (other, [("a", 1)]) == (dict(deep.storage_options), contents(deep))

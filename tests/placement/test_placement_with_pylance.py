@@ -58,21 +58,21 @@ ALL_ROWS = {"main": MAIN_ROWS, "run": RUN_ROWS, "inner": INNER_ROWS}
 def ours(folder: Path) -> LanceTable:
     """A table that this package made, with the same rows."""
     table = new_table(folder, entries("a", 1, 2, 3))
-    table.add_base("cold", folder / "cold", is_dataset_root=True)
-    table.add_base("flat", folder / "flat")
+    table.maintenance.add_base("cold", folder / "cold", is_dataset_root=True)
+    table.maintenance.add_base("flat", folder / "flat")
     table.append(table.stage(entries("cold", 1, 2), base="cold"))
     table.append(table.stage(entries("flat", 1, 2), base="flat"))
     as_pylance(table).create_scalar_index("value", "BTREE")
     table.replace_where("key = 'cold' and value = 1", entries("x"))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 1, 2), branch="run")
     table.replace_where("value = 2 and key <> 'flat'", entries("x"), branch="run")
-    table.create_branch("inner", "run")
+    table.branches.create("inner", "run")
     table.append(entries("i", 1), branch="inner")
     table.replace_where("key = 'a' and value = 3 or key = 'flat' and value = 1", entries("x"), branch="inner")
     table.append(entries("r", 3), branch="run")
     table.append(entries("m", 1))
-    table.create_tag("candidate", "run")
+    table.tags.create("candidate", "run")
     return table
 
 
@@ -124,11 +124,11 @@ def test_both_add_bases_to_one_table(tmp_path: Path) -> None:
     """Ids do not collide, and a stale pylance handle follows."""
     table = new_table(tmp_path, entries("a", 1))
     stale = lance.dataset(table.uri)
-    table.add_base("first", tmp_path / "first")
+    table.maintenance.add_base("first", tmp_path / "first")
     stale.add_bases([DatasetBasePath(str(tmp_path / "second"), name="second", is_dataset_root=True)])
-    table.add_base("third", tmp_path / "third")
+    table.maintenance.add_base("third", tmp_path / "third")
     stale.insert(entries("a", 2))
-    assert {"first": 1, "second": 2, "third": 3} == {base.name: base.id for base in table.bases()}
+    assert {"first": 1, "second": 2, "third": 3} == {base.name: base.id for base in table.maintenance.bases()}
     assert {1, 2, 3} == set(lance.dataset(table.uri).base_paths())
     with pytest.raises(ValueError, match="already exists"):
         as_pylance(table).add_bases([DatasetBasePath(str(tmp_path / "x"), name="first")])
@@ -140,7 +140,7 @@ def test_both_add_bases_to_one_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ref", ["main", "inner"])
 def test_pylance_works_on_our_clones(tmp_path: Path, maker: str, kind: str, ref: str) -> None:
     """It inserts, deletes, updates, indexes, branches, clones and cleans up."""
-    clone = MAKERS[maker](tmp_path).clone(tmp_path / "clone", ref, shallow=kind == SHALLOW)
+    clone = MAKERS[maker](tmp_path).maintenance.clone(tmp_path / "clone", ref, shallow=kind == SHALLOW)
     rows = ALL_ROWS[ref]
     check_all(clone, {"main": rows})
     dataset = as_pylance(clone)
@@ -169,7 +169,7 @@ def test_our_clones_are_written_as_pylance_writes_its_own(tmp_path: Path, kind: 
     shutil.copytree(tmp_path / "flat", tmp_path / "flat" / "data")
     make = source.shallow_clone if kind == SHALLOW else source.deep_clone
     expected = make(str(tmp_path / "pylances"), (ref, None) if ref != "main" else number)
-    found = as_pylance(table.clone(tmp_path / "ours", ref, shallow=kind == SHALLOW))
+    found = as_pylance(table.maintenance.clone(tmp_path / "ours", ref, shallow=kind == SHALLOW))
     assert (expected.version, expected.schema, expected.config()) == (found.version, found.schema, found.config())
     columns = ["key", "value", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
     assert expected.to_table(columns=columns) == found.to_table(columns=columns)
@@ -193,16 +193,16 @@ def test_we_work_on_pylances_clones(tmp_path: Path, maker: str, kind: str) -> No
     (source.shallow_clone if kind == SHALLOW else source.deep_clone)(str(tmp_path / "clone"), ("run", None))
     clone = LanceTable.open(tmp_path / "clone")
     check_all(clone, {"main": RUN_ROWS})
-    clone.create_branch("x")
+    clone.branches.create("x")
     clone.replace_where("key = 'r' and value = 1", entries("x", 1), branch="x")
     clone.append(entries("y", 1))
     clone.merge("x")
     rows = sorted([row for row in RUN_ROWS if row != ("r", 1)] + [("x", 1), ("y", 1)])
     check_all(clone, {"main": rows})
-    check_all(clone.clone(tmp_path / "deep", shallow=False), {"main": rows})
+    check_all(clone.maintenance.clone(tmp_path / "deep", shallow=False), {"main": rows})
     shutil.move(clone.uri, tmp_path / "moved")
     moved = LanceTable.open(tmp_path / "moved")
-    moved.relocate()
+    moved.maintenance.relocate()
     check_all(moved, {"main": rows})
 
 
@@ -221,7 +221,7 @@ def test_pylance_works_on_a_relocated_table(tmp_path: Path, maker: str, options:
     """It reads, writes and cleans up every branch, and nothing is lost; the old place can go."""
     table = MAKERS[maker](tmp_path)
     there = moved(table, copy=way == "copied")
-    there.relocate()
+    there.maintenance.relocate()
     if way == "copied":
         shutil.rmtree(table.uri)
     check_all(there, ALL_ROWS)
@@ -238,7 +238,7 @@ def test_pylance_works_on_a_relocated_table(tmp_path: Path, maker: str, options:
     for name in ALL_ROWS:
         as_pylance(there, name).cleanup_old_versions(error_if_tagged_old_versions=False, **CLEAN_UPS[options])
     check_all(LanceTable.open(there.uri), expected)
-    assert Relocation() == there.relocate()
+    assert Relocation() == there.maintenance.relocate()
 
 
 @EITHER
@@ -246,7 +246,7 @@ def test_writers_that_were_there_first_follow(tmp_path: Path, maker: str) -> Non
     """Handles of pylance from before the relocation: what they do lands on top of it."""
     there = moved(MAKERS[maker](tmp_path))
     stale = [as_pylance(there, "run") for _ in range(5)]
-    there.relocate()
+    there.maintenance.relocate()
     stale[0].insert(entries("p", 1))
     as_pylance(there, "run").delete("key = 'r' and value = 3")
     stale[1].insert(entries("p", 3))
@@ -255,7 +255,7 @@ def test_writers_that_were_there_first_follow(tmp_path: Path, maker: str) -> Non
     stale[4].add_bases([DatasetBasePath(str(tmp_path / "more"), name="more")])
     rows = sorted([row for row in RUN_ROWS if row != ("r", 3)] + [("p", 1), ("p", 3)])
     check_all(there, {"run": rows})
-    assert ["candidate"] == [tag for tag in there.tags() if there.count_rows(tag) == len(RUN_ROWS)]
+    assert ["candidate"] == [tag for tag in there.tags.list() if there.count_rows(tag) == len(RUN_ROWS)]
 
 
 @EITHER
@@ -264,10 +264,10 @@ def test_pylance_going_back_to_before_the_move_is_put_right(tmp_path: Path, make
     table = MAKERS[maker](tmp_path)
     number = table.head("run").number
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     as_pylance(there, "run").insert(entries("p", 1))
     lance.dataset(there.uri).checkout_version(("run", number)).restore()
-    assert ["run"] == [branch.name for branch in there.relocate().branches]
+    assert ["run"] == [branch.name for branch in there.maintenance.relocate().branches]
     check_all(there, {"run": RUN_ROWS})
 
 
@@ -276,7 +276,7 @@ def test_relocated_branches_are_merged(tmp_path: Path, maker: str) -> None:
     """Into their parents, and into main."""
     table = MAKERS[maker](tmp_path)
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     there.merge("inner", into="run")
     rows = [("a", 1), ("flat", 2), ("i", 1), ("r", 1), ("r", 3)]
     check_all(there, {"run": rows})
@@ -292,7 +292,7 @@ def test_a_branch_whose_beginning_was_cleaned_up_is_relocated(tmp_path: Path) ->
             older_than=timedelta(microseconds=1), delete_unverified=True, error_if_tagged_old_versions=False
         )
     there = moved(table)
-    assert {"inner", "run"} == {branch.name for branch in there.relocate().branches}
+    assert {"inner", "run"} == {branch.name for branch in there.maintenance.relocate().branches}
     check_all(there, {"run": RUN_ROWS, "inner": INNER_ROWS})
 
 
@@ -306,8 +306,8 @@ def test_a_place_that_cannot_be_told_has_to_be_given(tmp_path: Path) -> None:
     run.cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
     there = moved(LanceTable.open(tmp_path / "t"))
     with pytest.raises(InvalidInputError, match=r"cannot tell which of .*other, .*/t was the place of the table"):
-        there.relocate()
-    there.relocate(tmp_path / "t")
+        there.maintenance.relocate()
+    there.maintenance.relocate(tmp_path / "t")
     assert [("a", 1), ("r", 1)] == contents(there, "run")
 
 
@@ -317,10 +317,10 @@ def test_a_table_that_names_itself_as_a_base_is_relocated(tmp_path: Path) -> Non
     dataset.add_bases([DatasetBasePath(str(tmp_path / "t"), name="self", is_dataset_root=True)])
     lance.write_dataset(entries("a", 2), tmp_path / "t", mode="append", target_bases=["self"])
     table = LanceTable.open(tmp_path / "t")
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 1), branch="run")
     there = moved(table)
-    assert ["main", "run"] == [branch.name for branch in there.relocate().branches]
+    assert ["main", "run"] == [branch.name for branch in there.maintenance.relocate().branches]
     check_all(there, {"main": [("a", 1), ("a", 2)], "run": [("a", 1), ("a", 2), ("r", 1)]})
     there.merge("run")
     check_all(there, {"main": [("a", 1), ("a", 2), ("r", 1)]})
@@ -332,7 +332,7 @@ def test_a_table_without_branches_that_names_itself_has_to_be_told(tmp_path: Pat
     dataset.add_bases([DatasetBasePath(str(tmp_path / "t"), name="self", is_dataset_root=True)])
     lance.write_dataset(entries("a", 2), tmp_path / "t", mode="append", target_bases=["self"])
     there = moved(LanceTable.open(tmp_path / "t"))
-    assert ["main"] == [branch.name for branch in there.relocate(tmp_path / "t").branches]
+    assert ["main"] == [branch.name for branch in there.maintenance.relocate(tmp_path / "t").branches]
     assert [("a", 1), ("a", 2)] == contents(there)
 
 
@@ -343,7 +343,7 @@ def test_blobs_of_a_relocated_branch_are_found(tmp_path: Path) -> None:
     dataset = lance.write_dataset(rows, tmp_path / "t", data_storage_version="2.2", enable_stable_row_ids=True)
     dataset.create_branch("run").insert(rows)
     there = moved(LanceTable.open(tmp_path / "t"))
-    there.relocate()
+    there.maintenance.relocate()
     blobs = as_pylance(there, "run").take_blobs("blob", indices=[0, 1, 2, 3])
     assert [200_000, 6_000_000] * 2 == [len(blob.readall()) for blob in blobs if blob]
 
@@ -351,7 +351,7 @@ def test_blobs_of_a_relocated_branch_are_found(tmp_path: Path) -> None:
 def test_pylance_reads_a_table_with_a_base_in_other_storage(tmp_path: Path, s3_storage: S3Storage) -> None:
     """With the options in the words it has for that, which are ours."""
     table = new_table(tmp_path, entries("a", 1))
-    table.add_base("cold", f"{s3_storage.uri}/cold")
+    table.maintenance.add_base("cold", f"{s3_storage.uri}/cold")
     options = {f"base_1.{key}": value for key, value in s3_storage.storage_options.items()}
     table = LanceTable.open(table.uri, options)
     table.append(table.stage(entries("cold", 1), base="cold"))
@@ -368,9 +368,9 @@ def test_pylance_reads_our_clones_on_s3(s3_storage: S3Storage, kind: str) -> Non
     """With nothing but the options of the clone."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1, 2))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("value = 1", entries("r", 1), branch="run")
-    clone = table.clone(f"{s3_storage.uri}/clone", "run", shallow=kind == SHALLOW)
+    clone = table.maintenance.clone(f"{s3_storage.uri}/clone", "run", shallow=kind == SHALLOW)
     options = dict(s3_storage.storage_options)
     dataset = lance.dataset(clone.uri, storage_options=options)
     assert [("a", 2), ("r", 1)] == sorted_rows(dataset.to_table())
@@ -382,11 +382,11 @@ def test_pylance_reads_our_clones_on_s3(s3_storage: S3Storage, kind: str) -> Non
 def test_assert_sound_holds_for_a_relocated_branch(tmp_path: Path) -> None:
     """Row ids and the versions of rows are what they were."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("key = 'a' and value = 1", entries("c", 1), branch="run")
     columns = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
     before = as_pylance(table, "run").to_table(columns=columns)
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     assert before == as_pylance(there, "run").to_table(columns=columns)
     assert_sound(as_pylance(there, "run"), [("a", 2), ("b", 1), ("c", 1)])

@@ -24,7 +24,7 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
-from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, parts_on
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries
 
 NAMES = ("main", "run", "inner")
 
@@ -33,16 +33,16 @@ def branched(folder: Path) -> LanceTable:
     """A table with deletions and an index, a branch, a branch of that, and tags in and out of date."""
     table = prepared(folder)
     as_pylance(table).create_scalar_index("value", "BTREE")
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 1, 2, 3), branch="run")
-    table.create_tag("old", "run")
+    table.tags.create("old", "run")
     table.replace_where("key = 'a' and value = 1", entries("r", 4), branch="run")
-    table.create_branch("inner", "run")
+    table.branches.create("inner", "run")
     table.replace_where("key = 'r' and value = 2 or key = 'c'", entries("i", 1), branch="inner")
     table.append(entries("r", 5), branch="run")
     table.append(entries("m", 1))
-    table.create_tag("production", "main")
-    table.create_tag("candidate", "run")
+    table.tags.create("production", "main")
+    table.tags.create("candidate", "run")
     return table
 
 
@@ -61,7 +61,7 @@ def moved(table: LanceTable, place: Path = Path("moved")) -> LanceTable:
 
 def tags_of(table: LanceTable) -> dict[str, str]:
     """Where each tag points."""
-    return {name: tag.ref for name, tag in table.tags().items()}
+    return {name: tag.ref for name, tag in table.tags.list().items()}
 
 
 def test_a_moved_table_is_what_it_was(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_moved_table_is_what_it_was(tmp_path: Path) -> None:
     there = moved(table)
     with pytest.raises(StoreError):
         contents(there, "run")
-    done = there.relocate()
+    done = there.maintenance.relocate()
     again = LanceTable.open(there.uri)
     assert before == rows_of(again, "old", "candidate", "production")
     for name in NAMES:
@@ -85,7 +85,7 @@ def test_what_was_done_is_told(tmp_path: Path) -> None:
     table = branched(tmp_path)
     run, inner = table.head("run").number, table.head("inner").number
     there = moved(table)
-    done = there.relocate()
+    done = there.maintenance.relocate()
     by_name = {branch.name: branch for branch in done.branches}
     assert (f"run@{run}", f"run@{run + 1}") == (by_name["run"].before, by_name["run"].after)
     assert f"inner@{inner + 1}" == by_name["inner"].after
@@ -102,10 +102,10 @@ def test_a_relocated_table_goes_on_working(tmp_path: Path) -> None:
     table = branched(tmp_path)
     before = rows_of(table)
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     there.append(entries("x", 1), branch="run")
     there.replace_where("key = 'r' and value = 1", entries("x", 2), branch="inner")
-    there.create_branch("later", "run")
+    there.branches.create("later", "run")
     there.append(entries("x", 3), branch="later")
     there.merge("inner", into="run")
     there.merge("later", into="run")
@@ -115,11 +115,11 @@ def test_a_relocated_table_goes_on_working(tmp_path: Path) -> None:
     assert sorted([*kept, ("i", 1), ("x", 1), ("x", 2), ("x", 3)]) == merged
     assert_sound(as_pylance(there), merged)
     for name in ("old", "candidate"):
-        there.delete_tag(name)
+        there.tags.delete(name)
     for name in ("relocated-old", "later", "inner", "run"):
-        there.delete_branch(name)
+        there.branches.delete(name)
     assert merged == contents(LanceTable.open(there.uri))
-    assert () == there.bases()
+    assert () == there.maintenance.bases()
 
 
 def test_a_copy_lives_without_the_original(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_a_copy_lives_without_the_original(tmp_path: Path) -> None:
     before = rows_of(table, "old")
     shutil.copytree(table.uri, tmp_path / "copy")
     copy = LanceTable.open(tmp_path / "copy")
-    copy.relocate()
+    copy.maintenance.relocate()
     copy.append(entries("x", 1), branch="run")
     assert before == rows_of(table, "old")
-    assert () == table.relocate().branches
+    assert () == table.maintenance.relocate().branches
     shutil.rmtree(table.uri)
     assert before | {"run": sorted([*before["run"], ("x", 1)])} == rows_of(LanceTable.open(copy.uri), "old")
 
@@ -139,19 +139,19 @@ def test_a_copy_lives_without_the_original(tmp_path: Path) -> None:
 def test_a_second_call_finds_nothing_to_do(tmp_path: Path) -> None:
     """Nor does one at a place the table never left."""
     table = branched(tmp_path)
-    assert Relocation() == table.relocate()
+    assert Relocation() == table.maintenance.relocate()
     there = moved(table)
-    assert Relocation() != there.relocate()
-    assert Relocation() == there.relocate()
+    assert Relocation() != there.maintenance.relocate()
+    assert Relocation() == there.maintenance.relocate()
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     """It says what would be done, files counted."""
     there = moved(branched(tmp_path))
     heads = {name: str(there.head(name)) for name in NAMES}
-    would = there.relocate(dry_run=True)
+    would = there.maintenance.relocate(dry_run=True)
     assert heads == {name: str(there.head(name)) for name in NAMES}
-    done = there.relocate()
+    done = there.maintenance.relocate()
     assert [(b.name, b.before, b.paths, b.files) for b in would.branches] == [
         (b.name, b.before, b.paths, b.files) for b in done.branches
     ]
@@ -165,12 +165,12 @@ def test_a_table_is_moved_again_and_back(tmp_path: Path) -> None:
     before = rows_of(table, "old")
     place = Path(table.uri).name
     there = moved(table, tmp_path / "a" / "b")
-    there.relocate()
-    there.create_branch("second", "run")
+    there.maintenance.relocate()
+    there.branches.create("second", "run")
     for to in ("a/b-2", "c/d/e", "tmp", "c/d", "f", place):
         there = moved(there, tmp_path / to)
         if to != "tmp":
-            there.relocate()
+            there.maintenance.relocate()
             assert before == rows_of(there, "old")
             assert before["run"] == contents(there, "second")
     assert table.uri == there.uri
@@ -181,11 +181,11 @@ def test_a_table_is_moved_twice_before_it_is_relocated(tmp_path: Path) -> None:
     table = branched(tmp_path)
     before = rows_of(table)
     there = moved(table, Path("first"))
-    there.create_branch("second", "main")
+    there.branches.create("second", "main")
     there.append(entries("s", 1), branch="second")
     rows = contents(there, "second")
     last = moved(there, Path("last"))
-    last.relocate()
+    last.maintenance.relocate()
     assert before == rows_of(last)
     assert rows == contents(last, "second")
 
@@ -196,11 +196,11 @@ def test_an_old_version_is_read_through_a_branch(tmp_path: Path) -> None:
     version = str(table.head("run"))
     rows = contents(table, version)
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     with pytest.raises(StoreError, match=f"Not found: .*{Path(table.uri).name}"):
         contents(there, version)
-    there.create_branch("look", version)
-    there.relocate()
+    there.branches.create("look", version)
+    there.maintenance.relocate()
     assert rows == contents(there, "look")
     assert_sound(as_pylance(there, "look"), rows)
 
@@ -211,7 +211,7 @@ def test_going_back_on_a_relocated_branch_keeps_the_new_place(tmp_path: Path) ->
     version = table.head("run").number
     rows = contents(table, "run")
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     there.overwrite(entries("x", 1), branch="run")
     head = there.head("run").number
     there.commit(Transaction(read_version=head, uuid="back", operation=Restore(version=version)), branch="run")
@@ -223,9 +223,9 @@ def test_every_state_of_a_table_is_moved(tmp_path: Path, operation: str) -> None
     """After everything that can happen to one."""
     table = prepared(tmp_path)
     OPERATIONS[operation](table)
-    before = {name: contents(table, name) for name in ("main", *table.branches(), *table.tags())}
+    before = {name: contents(table, name) for name in ("main", *table.branches.list(), *table.tags.list())}
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     assert before == {name: contents(there, name) for name in before}
 
 
@@ -241,11 +241,11 @@ def test_a_branch_forked_under_another_spelling_is_put_right(tmp_path: Path, spe
     lance.dataset(spelling.format(table.uri)).create_branch("run").insert(entries("r", 1))
     with pytest.raises(InvalidInputError, match="relocate"):
         table.append(entries("r", 2), branch="run")
-    table.relocate()
+    table.maintenance.relocate()
     table.append(entries("r", 2), branch="run")
     assert sorted([*before, ("r", 1), ("r", 2)]) == contents(table, "run")
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     assert sorted([*before, ("r", 1), ("r", 2)]) == contents(there, "run")
 
 
@@ -258,10 +258,10 @@ def test_files_that_did_not_come_along_are_named(tmp_path: Path) -> None:
     away = deletion.rename(tmp_path / "away")
     number = there.head("inner").number
     with pytest.raises(CorruptFileError, match=f"1 files that inner@{number} names are not there.*{deletion.name}"):
-        there.relocate()
+        there.maintenance.relocate()
     assert number == there.head("inner").number
     away.rename(deletion)
-    there.relocate()
+    there.maintenance.relocate()
     assert before == rows_of(there)
 
 
@@ -269,7 +269,7 @@ def test_files_are_not_looked_for_when_told_so(tmp_path: Path) -> None:
     """Whoever copies the metadata first and the data later."""
     there = moved(branched(tmp_path))
     data = Path(there.uri, "data").rename(tmp_path / "later")
-    done = there.relocate(check=False)
+    done = there.maintenance.relocate(check=False)
     assert {0} == {branch.files for branch in done.branches}
     data.rename(Path(there.uri, "data"))
     assert 9 == len(contents(there, "run"))
@@ -279,40 +279,40 @@ def test_the_old_place_can_be_given(tmp_path: Path) -> None:
     """In any spelling; one that is not it changes nothing."""
     table = branched(tmp_path)
     there = moved(table)
-    assert Relocation() == there.relocate(tmp_path / "elsewhere")
-    assert 2 == len(there.relocate(f"file://{table.uri}/").branches)
+    assert Relocation() == there.maintenance.relocate(tmp_path / "elsewhere")
+    assert 2 == len(there.maintenance.relocate(f"file://{table.uri}/").branches)
     assert 9 == len(contents(there, "run"))
 
 
 def test_bases_in_the_tables_folder_come_along_and_others_stay(tmp_path: Path) -> None:
     """Main has a commit for them, too."""
     table = prepared(tmp_path)
-    table.add_base("inside", f"{table.uri}/cold")
-    table.add_base("outside", tmp_path / "cold", is_dataset_root=True)
+    table.maintenance.add_base("inside", f"{table.uri}/cold")
+    table.maintenance.add_base("outside", tmp_path / "cold", is_dataset_root=True)
     table.append(table.stage(entries("in", 1), base="inside"))
     table.append(table.stage(entries("out", 1), base="outside"))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(table.stage(entries("in", 2), branch="run", base="inside"), branch="run")
     before = {name: contents(table, name) for name in ("main", "run")}
     there = moved(table)
-    done = there.relocate()
+    done = there.maintenance.relocate()
     assert ["main", "run"] == [branch.name for branch in done.branches]
     assert before == {name: contents(there, name) for name in before}
-    assert [f"{there.uri}/cold", str(tmp_path / "cold")] == [base.path for base in there.bases()]
+    assert [f"{there.uri}/cold", str(tmp_path / "cold")] == [base.path for base in there.maintenance.bases()]
 
 
 def test_a_moved_clone_still_names_its_source(tmp_path: Path) -> None:
     """And a source that moved is found through `move_base`."""
     table = branched(tmp_path)
-    clone = table.clone(tmp_path / "clone", "run")
-    clone.create_branch("run")
+    clone = table.maintenance.clone(tmp_path / "clone", "run")
+    clone.branches.create("run")
     clone.append(entries("x", 1), branch="run")
     before = {name: contents(clone, name) for name in ("main", "run")}
     there = moved(clone, Path("moved-clone"))
-    there.relocate()
+    there.maintenance.relocate()
     assert before == {name: contents(there, name) for name in before}
     source = moved(table, Path("moved-source"))
-    there.move_base(table.uri, source.uri)
+    there.maintenance.move_base(table.uri, source.uri)
     again = LanceTable.open(there.uri)
     assert before == {name: contents(again, name) for name in before}
     for name in before:
@@ -322,8 +322,8 @@ def test_a_moved_clone_still_names_its_source(tmp_path: Path) -> None:
 def crashed(tmp_path: Path, place: str, script: Callable[[Request], object]) -> LanceTable:
     """A moved table after a relocation that went as the script wants."""
     shutil.copytree(tmp_path / "moved", tmp_path / place)
-    parts = parts_on(ScriptedStore(open_store(tmp_path / place), script))
-    relocate(parts, None, How())
+    context = context_on(ScriptedStore(open_store(tmp_path / place), script))
+    relocate(context, None, How())
     return LanceTable.open(tmp_path / place)
 
 
@@ -337,10 +337,10 @@ def test_a_relocation_is_finished_after_any_crash(tmp_path: Path) -> None:
             crashed(tmp_path, f"copy-{step}", plug_pulled_before_write(step))
         except PlugPulledError:
             again = LanceTable.open(tmp_path / f"copy-{step}")
-            again.relocate()
+            again.maintenance.relocate()
             assert before == rows_of(again, "old", "candidate", "production")
-            assert Relocation() == again.relocate()
-            assert 3 == len(again.branches())
+            assert Relocation() == again.maintenance.relocate()
+            assert 3 == len(again.branches.list())
         else:
             assert 10 < step
             return
@@ -357,7 +357,7 @@ def test_a_lost_answer_changes_nothing(tmp_path: Path) -> None:
         try:
             crashed(tmp_path, place, answer_lost_at_write(step))
         except StoreError:
-            LanceTable.open(tmp_path / place).relocate()
+            LanceTable.open(tmp_path / place).maintenance.relocate()
         assert before == rows_of(LanceTable.open(tmp_path / place), "old", "candidate", "production")
 
 
@@ -366,9 +366,9 @@ def test_a_table_is_moved_on_s3(s3_storage: S3Storage) -> None:
     options = dict(s3_storage.storage_options)
     table = LanceTable.create(f"{s3_storage.uri}/here", SCHEMA, storage_options=options)
     table.append(entries("a", 1, 2))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 1, 2), branch="run")
-    table.create_tag("old", "run")
+    table.tags.create("old", "run")
     table.replace_where("key = 'a' and value = 1 or key = 'r' and value = 1", entries("r", 3), branch="run")
     before = {name: contents(table, name) for name in ("main", "run", "old")}
     files = filesystem(s3_storage)
@@ -376,13 +376,13 @@ def test_a_table_is_moved_on_s3(s3_storage: S3Storage) -> None:
     for key in files.find(f"{bucket}/here"):
         files.mv(key, key.replace("/here/", "/far/away/", 1))
     there = LanceTable.open(f"{s3_storage.uri}/far/away", options)
-    done = there.relocate()
+    done = there.maintenance.relocate()
     assert [("run", 3)] == [(branch.name, branch.files) for branch in done.branches]
     assert before == {name: contents(there, name) for name in before}
     there.append(entries("x", 1), branch="run")
     there.merge("run")
     assert sorted([*before["run"], ("x", 1)]) == contents(there)
-    assert Relocation() == there.relocate()
+    assert Relocation() == there.maintenance.relocate()
 
 
 def test_a_local_table_is_moved_to_s3_and_back(tmp_path: Path, s3_storage: S3Storage) -> None:
@@ -393,12 +393,12 @@ def test_a_local_table_is_moved_to_s3_and_back(tmp_path: Path, s3_storage: S3Sto
     files.put(f"{table.uri}/", f"{bucket}/t/", recursive=True)
     shutil.rmtree(table.uri)
     there = LanceTable.open(f"{s3_storage.uri}/t", s3_storage.storage_options)
-    there.relocate()
+    there.maintenance.relocate()
     assert before == rows_of(there, "old")
     there.append(entries("x", 1), branch="run")
     files.get(f"{bucket}/t/", f"{tmp_path}/back/", recursive=True)
     back = LanceTable.open(tmp_path / "back")
-    back.relocate()
+    back.maintenance.relocate()
     assert before | {"run": sorted([*before["run"], ("x", 1)])} == rows_of(back, "old")
 
 
@@ -419,18 +419,18 @@ def test_a_branch_that_was_being_made_is_finished_at_the_new_place(tmp_path: Pat
     table = prepared(tmp_path)
     rows = contents(table)
     for step in range(20):
-        parts = parts_on(ScriptedStore(open_store(table.uri), plug_pulled_before_write(step)))
+        context = context_on(ScriptedStore(open_store(table.uri), plug_pulled_before_write(step)))
         try:
-            create_branch("run", parts.at("main"), parts.refs, parts.versions, exist_ok=True, metadata={})
+            create_branch("run", context.at("main"), context.refs, context.versions, exist_ok=True, metadata={})
         except PlugPulledError:
             there = moved(table, Path(f"moved-{step}"))
-            there.relocate()
-            there.create_branch("run", exist_ok=True)
-            there.relocate()
+            there.maintenance.relocate()
+            there.branches.create("run", exist_ok=True)
+            there.maintenance.relocate()
             assert rows == contents(there, "run")
             there.append(entries("r", 1), branch="run")
             assert sorted([*rows, ("r", 1)]) == contents(there, "run")
-            there.delete_branch("run")
+            there.branches.delete("run")
             table = there
         else:
             assert step > 2
@@ -440,13 +440,13 @@ def test_a_branch_that_was_being_made_is_finished_at_the_new_place(tmp_path: Pat
 def test_a_branch_that_was_being_deleted_stays_out_of_it(tmp_path: Path) -> None:
     """Nothing is committed to what is going away."""
     table = prepared(tmp_path)
-    branch = table.create_branch("run")
-    parts = parts_on(open_store(table.uri))
-    parts.refs.set_branch_state(branch, DELETING)
+    branch = table.branches.create("run")
+    context = context_on(open_store(table.uri))
+    context.refs.set_branch_state(branch, DELETING)
     there = moved(table)
-    assert Relocation() == there.relocate()
-    there.delete_branch("run")
-    assert {} == there.branches()
+    assert Relocation() == there.maintenance.relocate()
+    there.branches.delete("run")
+    assert {} == there.branches.list()
 
 
 def test_a_writer_that_gets_in_between_is_followed(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_a_writer_that_gets_in_between_is_followed(tmp_path: Path) -> None:
     before = rows_of(table)
     there = moved(table)
     intruder = intruder_at_commit(lambda: as_pylance(there, "inner").insert(entries("x", 1)))
-    relocate(parts_on(ScriptedStore(open_store(there.uri), intruder)), None, How())
+    relocate(context_on(ScriptedStore(open_store(there.uri), intruder)), None, How())
     assert before | {"inner": sorted([*before["inner"], ("x", 1)])} == rows_of(there)
 
 
@@ -465,8 +465,8 @@ def test_two_relocations_at_once_are_one(tmp_path: Path) -> None:
     before = rows_of(table, "old", "candidate")
     there = moved(table)
     head = there.head("run").number
-    other = intruder_at_commit(lambda: LanceTable.open(there.uri).relocate())
-    relocate(parts_on(ScriptedStore(open_store(there.uri), other)), None, How())
+    other = intruder_at_commit(LanceTable.open(there.uri).maintenance.relocate)
+    relocate(context_on(ScriptedStore(open_store(there.uri), other)), None, How())
     assert before == rows_of(there, "old", "candidate")
     assert head + 1 == there.head("run").number
 
@@ -480,33 +480,33 @@ def test_a_branch_forked_under_a_relative_path_is_relocated(tmp_path: Path, monk
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     there = moved(table)
-    there.relocate()
+    there.maintenance.relocate()
     assert sorted([*rows, ("r", 1)]) == contents(there, "run")
 
 
 def test_a_move_of_a_base_is_finished_after_any_crash(tmp_path: Path) -> None:
     """On every branch, and for a tag on a version from before."""
     table = prepared(tmp_path)
-    table.add_base("cold", tmp_path / "cold")
+    table.maintenance.add_base("cold", tmp_path / "cold")
     table.append(table.stage(entries("cold", 1), base="cold"))
-    table.create_tag("early", "main")
+    table.tags.create("early", "main")
     table.append(entries("m", 1))
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(table.stage(entries("cold", 2), branch="run", base="cold"), branch="run")
     before = {name: contents(table, name) for name in ("main", "run", "early")}
     (tmp_path / "cold").rename(tmp_path / "ice")
     for step in range(100):
         place = tmp_path / f"copy-{step}"
         shutil.copytree(table.uri, place)
-        LanceTable.open(place).relocate(check=False)
-        parts = parts_on(ScriptedStore(open_store(place), plug_pulled_before_write(step)))
+        LanceTable.open(place).maintenance.relocate(check=False)
+        context = context_on(ScriptedStore(open_store(place), plug_pulled_before_write(step)))
         try:
-            move_base(parts, "cold", str(tmp_path / "ice"), How())
+            move_base(context, "cold", str(tmp_path / "ice"), How())
         except PlugPulledError:
             again = LanceTable.open(place)
-            again.move_base("cold", tmp_path / "ice")
+            again.maintenance.move_base("cold", tmp_path / "ice")
             assert before == {name: contents(again, name) for name in before}
-            assert Relocation() == again.move_base("cold", tmp_path / "ice")
+            assert Relocation() == again.maintenance.move_base("cold", tmp_path / "ice")
         else:
             assert step > 6
             return

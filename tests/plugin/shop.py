@@ -107,7 +107,7 @@ class Shop:
 
     def tag(self, key: dg.AssetKey = ORDERS) -> str | None:
         """Where production is."""
-        tag = self.table(key).tags().get("production")
+        tag = self.table(key).tags.list().get("production")
         return tag.ref if tag else None
 
     @property

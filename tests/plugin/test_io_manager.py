@@ -100,7 +100,7 @@ def test_staged_files_are_committed_as_they_are(lake: LanceResource) -> None:
     @dg.asset(key=NUMBERS)
     def numbers() -> StagedFiles:
         table = LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
-        return StagedFiles(ROWS.schema, write_files(table.target(), ROWS.to_batches()))
+        return StagedFiles(ROWS.schema, write_files(table.write_target(), ROWS.to_batches()))
 
     result = run(lake, numbers)
     assert result.success, error_of(result)
@@ -212,7 +212,7 @@ def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
     assert properties["dagster/step_key"] == "lab__numbers"
     assert properties["dagster/asset_key"] == "lab/numbers"
     assert json.loads(properties["dagster/partition_keys"]) == ["a"]
-    branch = table.branches()[f"run/{result.run_id}"]
+    branch = table.branches.list()[f"run/{result.run_id}"]
     assert branch.metadata["dagster/run_id"] == branch.metadata["dagster/root_run_id"] == result.run_id
     assert branch.metadata["dagster/backfill"] == "bf1"
 

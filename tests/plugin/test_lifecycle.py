@@ -28,7 +28,7 @@ def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance
     assert shop.run(instance).success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.ids("production", CUSTOMERS) == [10, 20]
-    assert shop.table().branches() == {}
+    assert shop.table().branches.list() == {}
     assert shop.read_by_mart == [[1, 2, 3]]
 
 
@@ -59,7 +59,7 @@ def test_failed_audit_publishes_nothing(shop: Shop, instance: dg.DagsterInstance
     assert not result.success
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
     assert shop.ids("main", CUSTOMERS) == [10, 20]
-    assert list(shop.table().branches()) == [f"run/{result.run_id}"]
+    assert list(shop.table().branches.list()) == [f"run/{result.run_id}"]
     assert len(shop.read_by_mart) == 1
 
 
@@ -85,7 +85,7 @@ def test_deselected_checks_block_publishing(shop: Shop, instance: dg.DagsterInst
     text = failure(result)
     assert "blocking check 'ids_are_positive' was not run" in text
     assert "blocking check 'row_count' was not run" in text
-    assert shop.table().tags() == {}
+    assert shop.table().tags.list() == {}
     assert shop.table(CUSTOMERS).head().number == 1
 
 
@@ -100,14 +100,14 @@ def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.Dagst
     shop.play(customers_fail=True, mode="append")
     failed = shop.execute(stored_instance)
     assert not failed.success
-    assert shop.table().tags() == {}
+    assert shop.table().tags.list() == {}
     shop.play(mode="append")
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
     resumed = shop.execute(stored_instance, options)
     assert resumed.success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.ids("production", CUSTOMERS) == [10, 20]
-    assert shop.table().branches() == shop.table(CUSTOMERS).branches() == {}
+    assert shop.table().branches.list() == shop.table(CUSTOMERS).branches.list() == {}
 
 
 def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
@@ -118,7 +118,7 @@ def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
     assert shop.execute(stored_instance, options).success
     assert shop.ids("production") == [1, 2, 3]
-    assert shop.table().branches() == {}
+    assert shop.table().branches.list() == {}
 
 
 def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
@@ -128,15 +128,15 @@ def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg
     shop.play(orders=[4, 5])
     second = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id, step_selection=ALL_BUT_THE_MART))
     assert shop.ids("production") == [4, 5]
-    assert shop.table().branches() == {}
+    assert shop.table().branches.list() == {}
     # As it was before: the branch of the run that was never published itself.
-    shop.table().create_branch(f"run/{first.run_id}", at="main@1")
+    shop.table().branches.create(f"run/{first.run_id}", at="main@1")
     shop.table().append(pa.table({"id": [1]}), branch=f"run/{first.run_id}")
     shop.play()
     options = dg.ReexecutionOptions(second.run_id, step_selection=["publish_production*"])
     assert shop.execute(stored_instance, options).success
     assert shop.ids("production") == [4, 5]
-    assert list(shop.table().branches()) == [f"run/{first.run_id}"]
+    assert list(shop.table().branches.list()) == [f"run/{first.run_id}"]
 
 
 def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
@@ -147,7 +147,7 @@ def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterIn
     again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id))
     assert again.success
     assert shop.ids("production") == [7]
-    assert list(shop.table().branches()) == [f"run/{failed.run_id}"]
+    assert list(shop.table().branches.list()) == [f"run/{failed.run_id}"]
 
 
 def test_repeated_step_of_a_resumed_run_replaces_its_rows(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
@@ -200,5 +200,5 @@ def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.Dags
     with shop.execute(stored_instance, job="in_processes") as result:
         assert result.success
     assert shop.ids("production") == [1, 2, 3]
-    assert shop.table().branches() == {}
+    assert shop.table().branches.list() == {}
     assert stored_instance.get_latest_materialization_event(PRODUCTION_CUSTOMERS) is None

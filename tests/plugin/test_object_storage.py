@@ -42,7 +42,7 @@ def test_runs_publish_on_s3_and_leave_no_secret(
     table = resource.table("shop/orders")
     published = lance.dataset(table.uri, version="production", storage_options=options)
     published.validate()
-    assert (6, {}) == (published.count_rows(), table.branches())
-    assert secret not in "".join(map(repr, (resource, manager, table, table.target())))
+    assert (6, {}) == (published.count_rows(), table.branches.list())
+    assert secret not in "".join(map(repr, (resource, manager, table, table.write_target())))
     held = [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert [] == held

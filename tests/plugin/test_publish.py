@@ -62,7 +62,7 @@ def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance
     metadata = recorded(instance, PRODUCTION_ORDERS).metadata
     assert (metadata["lance/from"], metadata["lance/to"]) == (second, first)
     assert metadata["lance/reason"] == "too few orders"
-    assert shop.table().tags()["production"].metadata["lance/reason"] == "too few orders"
+    assert shop.table().tags.list()["production"].metadata["lance/reason"] == "too few orders"
     assert shop.publish(instance, ref="main").success
     assert shop.tag() == second
 
@@ -72,14 +72,15 @@ def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstanc
     shop.run(instance)
     first = shop.tag()
     for candidate in (ORDERS, CUSTOMERS):
-        shop.table(candidate).protect(branches=["main"], tags=["production"])
+        shop.table(candidate).branches.protect(["main"])
+        shop.table(candidate).tags.protect(["production"])
     shop.play(orders=[7])
     assert shop.run(instance).success
     second = shop.tag()
     assert first != second
     assert [7] == shop.ids("production")
     assert shop.publish(instance, ref=first, reason="worse").success
-    assert [first, second] == [move.after for move in shop.table().tag_history("production")[:2]]
+    assert [first, second] == [move.after for move in shop.table().tags.history("production")[:2]]
     with pytest.raises(ProtectedError):
         shop.table().append(pa.table({"id": [99]}))
 
@@ -103,11 +104,11 @@ def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterI
 def test_branch_that_was_left_behind(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A run without a publisher leaves branches; naming the run publishes them, once."""
     run_id = candidates(shop, instance)
-    assert shop.table().tags() == {}
+    assert shop.table().tags.list() == {}
     for _ in range(2):
         assert shop.publish(instance, *PROMOTED, ref=f"run/{run_id}").success
         assert (shop.ids("production"), shop.ids("production", CUSTOMERS)) == ([1, 2, 3], [10, 20])
-        assert shop.table().branches() == shop.table(CUSTOMERS).branches() == {}
+        assert shop.table().branches.list() == shop.table(CUSTOMERS).branches.list() == {}
         assert shop.table().head().number == 2
 
 
@@ -150,7 +151,7 @@ def test_dry_run_moves_nothing(shop: Shop, instance: dg.DagsterInstance) -> None
     """It asks the gate and stops; the promoted node is not materialized."""
     run_id = candidates(shop, instance)
     assert shop.publish(instance, ref=f"run/{run_id}", dry_run=True).success
-    assert shop.table().tags() == {}
+    assert shop.table().tags.list() == {}
     assert shop.table().head().number == 1
     assert instance.get_latest_materialization_event(PRODUCTION_ORDERS) is None
 
@@ -206,7 +207,7 @@ def test_publication_that_was_cut_off_is_finished(shop: Shop, instance: dg.Dagst
     assert shop.publish(instance, *PROMOTED, ref=f"run/{run_id}").success
     assert (shop.ids("production"), shop.ids("production", CUSTOMERS)) == ([1, 2, 3], [10, 20])
     for key in (ORDERS, CUSTOMERS):
-        assert shop.table(key).branches() == {}
+        assert shop.table(key).branches.list() == {}
         assert shop.table(key).head().number == 2
         assert shop.tag(key) == "main@2"
 
@@ -288,7 +289,7 @@ def test_two_runs_at_once(
         assert "partition 2024-01" in text
         assert first.run_id in text
         assert rows == {"2024-01": first.run_id}
-        assert f"run/{second.run_id}" in table.branches()
+        assert f"run/{second.run_id}" in table.branches.list()
 
 
 def test_partitioned_publisher_works_in_every_run(lake: LanceResource, instance: dg.DagsterInstance) -> None:
@@ -315,7 +316,7 @@ def test_one_publisher_after_a_backfill(lake: LanceResource, instance: dg.Dagste
         assert result.success, failure(result)
         table = lake.table(SALES)
         assert months(lake) == ["2024-01", "2024-02"]
-        assert len(table.branches()) == 1
+        assert len(table.branches.list()) == 1
         assert table.head().number == 3
 
 

@@ -92,7 +92,7 @@ def test_foreign_move_of_a_tag(shop: Shop, instance: dg.DagsterInstance) -> None
     assert ticks.announced() == []
     lance.dataset(shop.table().uri).tags.update("production", 1)
     assert ticks.announced() == [("production/shop/orders", 1)]
-    shop.table().move_tag("production", "main@2", metadata={"by": "hand"})
+    shop.table().tags.move("production", "main@2", metadata={"by": "hand"})
     assert ticks.announced() == [("production/shop/orders", 2)]
     assert ticks.announced() == []
 

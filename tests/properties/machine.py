@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
         found = checked_version(dataset, candidates, stable=self.stable)
         same_for_us(table, branch, dataset)
         answers(dataset, found, dataset.version)
-        for between in table.versions_after(before, branch):
+        for between in table.branches.version_numbers(branch, after=before):
             line.versions[between] = head
         ever = found.ever.union(row.stamp for row in found.rows.values())
         line.versions[dataset.version] = replace(found, ever=ever)

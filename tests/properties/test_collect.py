@@ -23,14 +23,14 @@ Step = Callable[[LanceTable], object]
 
 def branches(table: LanceTable) -> list[str]:
     """All of them, main first."""
-    return ["main", *sorted(table.branches())]
+    return ["main", *sorted(table.branches.list())]
 
 
 def step(table: LanceTable, chance: random.Random, number: int, often: Mapping[str, int]) -> Step:
     """Something to do with a table, and with its twin; `often` says how often what is done, where not as usual."""
     branch = chance.choice(branches(table))
-    other = chance.choice(sorted(table.branches()) or ["main"])
-    version = chance.choice(table.versions_after(0, branch)[-3:])
+    other = chance.choice(sorted(table.branches.list()) or ["main"])
+    version = chance.choice(table.branches.version_numbers(branch)[-3:])
     steps: dict[str, tuple[int, Step]] = {
         "append": (8, lambda t: t.append(entries(f"k{number % 4}", number, number + 1000), branch=branch)),
         "replace": (
@@ -39,16 +39,16 @@ def step(table: LanceTable, chance: random.Random, number: int, often: Mapping[s
         ),
         "overwrite": (1, lambda t: t.overwrite(entries("o", number), branch=branch)),
         "delete": (3, lambda t: t.delete(f"value % 7 = {number % 7}", branch=branch)),
-        "compact": (2, lambda t: t.compact(branch=branch)),
+        "compact": (2, lambda t: t.maintenance.compact(branch=branch)),
         "pylance appends": (2, lambda t: as_pylance(t, branch).insert(entries("p", number))),
         "pylance deletes": (2, lambda t: as_pylance(t, branch).delete(f"value % 5 = {number % 5}")),
-        "fork": (4, lambda t: t.create_branch(f"b{number}", branch)),
-        "tag": (2, lambda t: t.create_tag(f"t{number}", f"{branch}@{version}")),
-        "move tag": (3, lambda t: t.move_tag("production", f"{branch}@{version}")),
+        "fork": (4, lambda t: t.branches.create(f"b{number}", branch)),
+        "tag": (2, lambda t: t.tags.create(f"t{number}", f"{branch}@{version}")),
+        "move tag": (3, lambda t: t.tags.move("production", f"{branch}@{version}")),
         "merge": (6, lambda t: t.merge(other)),
         "take in": (4, lambda t: t.merge("main", into=other)),
         "merge beside": (0, lambda t: t.merge(other, into=branch)),
-        "delete branch": (5, lambda t: t.delete_branch(other)),
+        "delete branch": (5, lambda t: t.branches.delete(other)),
     }
     weights = [often.get(name, weight) for name, (weight, _) in steps.items()]
     return chance.choices([act for _, act in steps.values()], weights)[0]
@@ -67,7 +67,7 @@ def outcome(table: LanceTable, act: Step) -> str:
 
 def state(table: LanceTable) -> dict[str, Rows]:
     """The rows of every branch and tag."""
-    return {name: contents(table, name) for name in (*branches(table), *table.tags())}
+    return {name: contents(table, name) for name in (*branches(table), *table.tags.list())}
 
 
 def twins(folder: Path, *, stable: bool = True) -> tuple[LanceTable, LanceTable]:
@@ -81,7 +81,7 @@ def twins(folder: Path, *, stable: bool = True) -> tuple[LanceTable, LanceTable]
 def collect(table: LanceTable, chance: random.Random) -> None:
     """Let time pass, and collect by some rules."""
     age(table, chance.choice([timedelta(0), timedelta(hours=30), 3 * DAY, 40 * DAY]))
-    report = table.collect_garbage(
+    report = table.maintenance.collect_garbage(
         chance.choice([timedelta(0), DAY, 10 * DAY]),
         grace=chance.choice([None, timedelta(0), timedelta(hours=2)]),
         keep_last=chance.choice([1, 3]),
@@ -112,9 +112,9 @@ def test_branches_that_are_merged_with_each_other_are_like_their_twins(
     for each in (collected, twin):
         each.append(entries("a", *range(10)))
         for name in "abx":
-            each.create_branch(name)
+            each.branches.create(name)
     together(collected, twin, chance, FEW)
-    assert collected.verify(deep=True).ok
+    assert collected.maintenance.verify(deep=True).ok
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -123,21 +123,23 @@ def test_a_table_whose_garbage_is_collected_is_like_its_twin(seed: int, tmp_path
     chance = random.Random(seed)
     collected, twin = twins(tmp_path)
     together(collected, twin, chance, {"merge beside": 4})
-    errors = [str(problem) for problem in collected.verify(deep=True).problems if problem.severity == "error"]
+    errors = [
+        str(problem) for problem in collected.maintenance.verify(deep=True).problems if problem.severity == "error"
+    ]
     assert [] == errors
     for name in branches(collected):
         as_pylance(collected, name).validate()
-    for name in collected.tags():
-        collected.delete_tag(name)
-    while left := collected.branches():
+    for name in collected.tags.list():
+        collected.tags.delete(name)
+    while left := collected.branches.list():
         # Those first that no other was forked from.
         parents = {found.parent_branch for found in left.values()}
         for name in left.keys() - parents:
-            collected.delete_branch(name)
+            collected.branches.delete(name)
     rows = contents(twin)
     age(collected, 60 * DAY)
-    assert collected.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
-    assert 1 == len(collected.versions_after(0))
+    assert collected.maintenance.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
+    assert 1 == len(collected.branches.version_numbers())
     assert rows == contents(collected)
     data = {file.path for fragment in collected.to_lance().get_fragments() for file in fragment.data_files()}
     assert data == {path.removeprefix("data/") for path in files(collected, "data")}

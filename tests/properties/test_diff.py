@@ -83,8 +83,8 @@ class Story:
         self.stable = stable
         lance.write_dataset(self.rows(8), self.uri, max_rows_per_file=5, enable_stable_row_ids=stable)
         self.table = LanceTable.open(self.uri)
-        self.table.add_columns({"filled": "key * 3"})
-        self.table.create_branch("x")
+        self.table.columns.add({"filled": "key * 3"})
+        self.table.branches.create("x")
 
     def rows(self, count: int, schema: pa.Schema = SCHEMA) -> pa.Table:
         """New rows."""
@@ -131,7 +131,7 @@ class Story:
         self.table.delete(f"key % 7 = {at.number % 7}", branch=at.branch)
 
     def _compact(self, at: Place) -> None:
-        self.table.compact(branch=at.branch)
+        self.table.maintenance.compact(branch=at.branch)
 
     def _upsert(self, at: Place) -> None:
         there = self.table.read(at.branch).slice(at.number, 2)
@@ -149,7 +149,7 @@ class Story:
             return
 
     def _restore(self, at: Place) -> None:
-        numbers = self.table.versions_after(0, at.branch)
+        numbers = self.table.branches.version_numbers(at.branch)
         dataset = lance.dataset(self.uri).checkout_version(
             (None if at.branch == "main" else at.branch, numbers[at.number % len(numbers)])
         )
@@ -158,37 +158,37 @@ class Story:
     def _add(self, at: Place) -> None:
         name = ("more", "filled")[at.number % 2]
         if name not in at.names:
-            self.table.add_columns(pa.field(name, pa.int64()), branch=at.branch)
+            self.table.columns.add(pa.field(name, pa.int64()), branch=at.branch)
 
     def _fill(self, at: Place) -> None:
         if "filled" not in at.names:
-            self.table.add_columns({"filled": "key * 2"}, branch=at.branch)
+            self.table.columns.add({"filled": "key * 2"}, branch=at.branch)
 
     def _refill(self, at: Place) -> None:
         # The same name for another field, whose values lie in other files, or nowhere.
         if "filled" in at.names:
-            self.table.drop_columns(["filled"], branch=at.branch)
+            self.table.columns.drop(["filled"], branch=at.branch)
         if at.number % 3:
-            self.table.add_columns({"filled": f"key * {at.number % 3}"}, branch=at.branch)
+            self.table.columns.add({"filled": f"key * {at.number % 3}"}, branch=at.branch)
         else:
-            self.table.add_columns(pa.field("filled", pa.int64()), branch=at.branch)
+            self.table.columns.add(pa.field("filled", pa.int64()), branch=at.branch)
 
     def _drop(self, at: Place) -> None:
         if len(at.names) > 1:
-            self.table.drop_columns([at.names[at.number % len(at.names)]], branch=at.branch)
+            self.table.columns.drop([at.names[at.number % len(at.names)]], branch=at.branch)
 
     def _rename(self, at: Place) -> None:
         if "text" in at.names:
-            self.table.rename_column("text", "words", branch=at.branch)
+            self.table.columns.rename("text", "words", branch=at.branch)
         elif "words" in at.names:
-            self.table.rename_column("words", "text", branch=at.branch)
+            self.table.columns.rename("words", "text", branch=at.branch)
 
     def _cast(self, at: Place) -> None:
         if "n" in at.names and at.schema.field("n").type == pa.int32():
-            self.table.cast_column("n", pa.int64(), branch=at.branch)
+            self.table.columns.cast("n", pa.int64(), branch=at.branch)
 
     def _reorder(self, at: Place) -> None:
-        self.table.reorder_columns([*at.names, "key"], branch=at.branch)
+        self.table.columns.reorder([*at.names, "key"], branch=at.branch)
 
     def _their_update(self, at: Place) -> None:
         if "n" in at.names:
@@ -305,7 +305,7 @@ def test_a_diff_is_what_the_rows_say(
     story = Story(tmp_path, stable=stable)
     for step in taken:
         story.take(*step)
-    numbers = story.table.versions_after(0)
+    numbers = story.table.branches.version_numbers()
     for one, other in (
         ("main", "x"),
         (f"main@{numbers[number % len(numbers)]}", "main"),

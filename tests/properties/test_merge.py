@@ -193,7 +193,7 @@ def test_a_merge_gives_what_the_model_says(
     play(dest, "main", before)
     base = dest.copy()
     source, dest = base.copy(), base.copy()
-    table.create_branch("run")
+    table.branches.create("run")
     play(source, "run", ours)
     play(dest, "main", theirs)
     assert rows_of(source) == contents(table, "run")

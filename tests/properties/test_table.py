@@ -99,7 +99,7 @@ class Tables(RuleBasedStateMachine):
         if by_pylance:
             as_pylance(self.table, parent).create_branch(name)
         else:
-            self.table.create_branch(name, parent)
+            self.table.branches.create(name, parent)
         self.rows[name], self.ever[name] = dict(self.rows[parent]), set(self.ever[parent])
         return name
 
@@ -109,7 +109,7 @@ class Tables(RuleBasedStateMachine):
         if branch == "main":
             return branch
         try:
-            self.table.delete_branch(branch)
+            self.table.branches.delete(branch)
         except ConflictError:
             return branch
         del self.rows[branch], self.ever[branch]

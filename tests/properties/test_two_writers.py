@@ -28,7 +28,7 @@ from tests.properties.replica_checks import described
 from tests.properties.writers import PackageWriter, PylanceWriter, prepared
 from tests.soak import FACTOR, FIRST_SEED
 from tests.store.scripted import ScriptedStore, intruder_at_commit
-from tests.table_factory import parts_on
+from tests.table_factory import context_on
 
 HISTORIES, STEPS = 40, 50
 """How many tables one test makes, and how many steps it does with each at most."""
@@ -174,7 +174,7 @@ class Together(Machine):
             self.drafts = [draft for draft in self.drafts if branch not in ("main", draft[0])]
             # What came and was cleaned up since a handle was opened, pylance commits on top of unseen.
             self.handles = [handle for handle in self.handles if handle[0] != branch]
-            left = LanceTable.open(self.uri).versions_after(0, branch)
+            left = LanceTable.open(self.uri).branches.version_numbers(branch)
             kept = {line.number, *(number for tagged, number in self.tags.values() if tagged == branch)}
             assert kept <= set(left)
             # Of the versions pylance leaves because branches were forked from them it may take the files.
@@ -350,7 +350,7 @@ class Together(Machine):
             self.settle(branch, between)
 
         script = intruder_at_commit(intrude)
-        racing = PackageWriter(lambda: LanceTable(parts_on(ScriptedStore(open_store(self.uri), script))))
+        racing = PackageWriter(lambda: LanceTable(context_on(ScriptedStore(open_store(self.uri), script))))
         try:
             mine.do(racing, branch)
         except (ConflictError, InvalidInputError):

@@ -17,7 +17,7 @@ from lance_dagster.format.transaction import Restore
 from lance_dagster.store import open_store
 from tests.properties.replica import KEY
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
-from tests.table_factory import as_pylance, parts_on
+from tests.table_factory import as_pylance, context_on
 
 Opened = Callable[[str], lance.LanceDataset]
 
@@ -174,11 +174,11 @@ class PackageWriter:
 
     def add_null(self, branch: str, name: str, kind: pa.DataType) -> None:
         """Add a column without values."""
-        self.opened().add_columns(pa.field(name, kind), branch=branch)
+        self.opened().columns.add(pa.field(name, kind), branch=branch)
 
     def add_computed(self, branch: str, name: str, sql: str) -> None:
         """Add a column of an expression."""
-        self.opened().add_columns({name: sql}, branch=branch)
+        self.opened().columns.add({name: sql}, branch=branch)
 
     def add_function(self, branch: str, name: str) -> None:
         """Add a column of thrice the key."""
@@ -186,31 +186,31 @@ class PackageWriter:
         def thrice(batch: pa.RecordBatch) -> pa.RecordBatch:
             return pa.record_batch([pc.multiply(batch[KEY], 3)], names=[name])
 
-        self.opened().add_columns(thrice, reads=[KEY], branch=branch)
+        self.opened().columns.add(thrice, reads=[KEY], branch=branch)
 
     def drop(self, branch: str, name: str) -> None:
         """Take a column out."""
-        self.opened().drop_columns([name], branch=branch)
+        self.opened().columns.drop([name], branch=branch)
 
     def rename(self, branch: str, old: str, new: str) -> None:
         """Call a column something else."""
-        self.opened().rename_column(old, new, branch=branch)
+        self.opened().columns.rename(old, new, branch=branch)
 
     def cast(self, branch: str, name: str, kind: pa.DataType) -> None:
         """Give a column another type."""
-        self.opened().cast_column(name, kind, branch=branch)
+        self.opened().columns.cast(name, kind, branch=branch)
 
     def configure(self, branch: str, key: str, value: str | None) -> None:
         """Set a configuration key, or take it out."""
-        self.opened().set_config({key: value}, branch=branch)
+        self.opened().config.set({key: value}, branch=branch)
 
     def describe(self, branch: str, key: str, value: str | None) -> None:
         """Set a key of the table's metadata, or take it out."""
-        self.opened().set_table_metadata({key: value}, branch=branch)
+        self.opened().config.set_table_metadata({key: value}, branch=branch)
 
     def compact(self, branch: str) -> None:
         """Rewrite small fragments as one."""
-        self.opened().compact(branch=branch)
+        self.opened().maintenance.compact(branch=branch)
 
     def restore(self, branch: str, number: int) -> None:
         """Go back to a version."""
@@ -222,19 +222,19 @@ class PackageWriter:
 
     def create_branch(self, name: str, parent: str, number: int) -> None:
         """Fork a branch."""
-        self.opened().create_branch(name, f"{parent}@{number}")
+        self.opened().branches.create(name, f"{parent}@{number}")
 
     def delete_branch(self, name: str) -> None:
         """Delete a branch."""
-        self.opened().delete_branch(name)
+        self.opened().branches.delete(name)
 
     def create_tag(self, name: str, branch: str, number: int) -> None:
         """Name a version."""
-        self.opened().create_tag(name, f"{branch}@{number}")
+        self.opened().tags.create(name, f"{branch}@{number}")
 
     def delete_tag(self, name: str) -> None:
         """Take a name away."""
-        self.opened().delete_tag(name)
+        self.opened().tags.delete(name)
 
     def merge(self, source: str, dest: str) -> None:
         """Merge a branch into another."""
@@ -255,7 +255,7 @@ def prepared(uri: str, work: Callable[[PackageWriter], object]) -> Transaction |
 
     before = set(Path(uri).rglob("*.txn"))
     try:
-        work(PackageWriter(lambda: LanceTable(parts_on(ScriptedStore(open_store(uri), script)))))
+        work(PackageWriter(lambda: LanceTable(context_on(ScriptedStore(open_store(uri), script)))))
     except PlugPulledError:
         (left,) = set(Path(uri).rglob("*.txn")) - before
         return decode_transaction(left.read_bytes(), left.name)

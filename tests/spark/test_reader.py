@@ -41,7 +41,7 @@ def test_one_frame_used_twice_keeps_its_rows(spark: SparkSession, numbers: Lance
 def test_a_frame_stays_on_its_version(spark: SparkSession, numbers: LanceTable) -> None:
     """What is committed after the frame was made does not show, a new frame sees it."""
     df = read_table(spark, numbers)
-    tagged = numbers.create_tag("production", "main")
+    tagged = numbers.tags.create("production", "main")
     numbers.append(pa.table({"id": [10], "text": ["n10"], "Odd One": [False]}))
     assert 10 == df.count()
     assert (

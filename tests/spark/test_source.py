@@ -44,7 +44,7 @@ def test_a_save_is_one_version_with_its_own_uuid(spark: SparkSession, tmp_table_
     for _ in range(2):
         spark.range(10).repartition(3).write.format(FORMAT).mode("append").save(tmp_table_uri)
     table = LanceTable.open(tmp_table_uri)
-    versions = [table.at(f"main@{number}") for number in table.versions_after(1)]
+    versions = [table.at(f"main@{number}") for number in table.branches.version_numbers(after=1)]
     assert 2 == len({version.properties[WRITE_PROPERTY] for version in versions})
     assert 20 == table.count_rows()
 
@@ -53,7 +53,7 @@ def test_options_choose_ref_columns_and_rows(spark: SparkSession, tmp_table_uri:
     """As strings, with names separated by commas or in a JSON list."""
     frame = spark.range(4).selectExpr("id", "id * 2 AS twice", "id = 1 AS `odd, one`")
     frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
-    LanceTable.open(tmp_table_uri).create_tag("production", "main")
+    LanceTable.open(tmp_table_uri).tags.create("production", "main")
     frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
     read = spark.read.format(FORMAT).option("ref", "production").option("filter", "twice > 3")
     assert [{"id": 2, "twice": 4}, {"id": 3, "twice": 6}] == rows(
@@ -84,7 +84,7 @@ def test_a_schema_given_for_the_read_chooses_columns(spark: SparkSession, tmp_ta
 def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri: str) -> None:
     """The option `branch` names where the commit goes."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     spark.range(3).write.format(FORMAT).option("branch", "run/1").mode("append").save(tmp_table_uri)
     assert [0, 3] == [table.count_rows(ref) for ref in ("main", "run/1")]
 
@@ -129,7 +129,7 @@ def test_a_write_that_makes_no_sense_says_so_and_writes_nothing(
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     with pytest.raises(AnalysisException, match=re.escape(said)):
         spark.sql(query).write.format(FORMAT).mode("append").options(**options).save(tmp_table_uri)
-    assert [] == table.versions_after(1)
+    assert [] == table.branches.version_numbers(after=1)
 
 
 def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_table_uri: str) -> None:
@@ -138,7 +138,7 @@ def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_table_uri: 
     ragged = spark.sql("SELECT array(cast(1 AS float)) AS v")
     with pytest.raises(PySparkException, match="SchemaMismatchError: column 'v' does not fit"):
         ragged.write.format(FORMAT).mode("append").save(tmp_table_uri)
-    assert [] == table.versions_after(1)
+    assert [] == table.branches.version_numbers(after=1)
 
 
 def test_a_commit_repeated_is_one_version(tmp_table_uri: str) -> None:
@@ -149,7 +149,7 @@ def test_a_commit_repeated_is_one_version(tmp_table_uri: str) -> None:
     for _ in range(2):
         pickle.loads(pickle.dumps(writer)).commit(written)  # noqa: S301 - our own bytes
     writer.abort(written)
-    assert [2] == table.versions_after(1)
+    assert [2] == table.branches.version_numbers(after=1)
     assert 2 == table.count_rows()
 
 

@@ -100,7 +100,7 @@ def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str)
 def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -> None:
     """The frame is checked against the branch it goes to, and `main` sees nothing of it."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     df = spark.sql("SELECT 1L AS id, 'a' AS name")
     table.overwrite(stage(df, table, schema=target_schema(df.schema)), branch="run/1")
     table.append(stage(df, table, branch="run/1"), branch="run/1")
@@ -203,7 +203,7 @@ def test_rows_are_staged_under_a_base_path(spark: SparkSession, tmp_table_uri: s
     """Executors write there; the commit names them there."""
     df = spark.range(0, 10, 1, 2)
     table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
-    table.add_base("cold", tmp_path / "cold")
+    table.maintenance.add_base("cold", tmp_path / "cold")
     table.append(stage(df, table, base="cold"))
     assert 2 == len(list((tmp_path / "cold").glob("*.lance")))
     assert rows(df) == rows(read_table(spark, table))

@@ -137,7 +137,7 @@ def test_durability_can_be_switched_off(tmp_path: Path) -> None:
     quick = LanceTable.create(tmp_path / "quick", rows.schema, storage_options={"durability": "process"})
     assert syncs(lambda: durable.append(rows)) > 2
     assert 0 == syncs(lambda: quick.append(rows))
-    assert 0 == syncs(lambda: quick.create_tag("t", "main"))
+    assert 0 == syncs(lambda: quick.tags.create("t", "main"))
     assert rows == quick.read() == LanceTable.open(quick.uri).read()
 
 

@@ -73,8 +73,8 @@ def test_secrets_are_in_no_text(s3_storage: S3Storage) -> None:
     """What a log could show of a store, a table or a write target holds no credentials."""
     options = {**s3_storage.storage_options, "aws_secret_access_key": SECRET, "aws_access_key_id": KEY}
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=options)
-    target = table.target()
-    for shown in (table, target, S3Store(s3_storage.uri, options), table._parts):  # noqa: SLF001 - its repr is the point
+    target = table.write_target()
+    for shown in (table, target, S3Store(s3_storage.uri, options), table._context):  # noqa: SLF001 - its repr is the point
         assert SECRET not in repr(shown) + str(shown)
         assert KEY not in repr(shown) + str(shown)
     for broken in ({"aws_secret_access_key": SECRET, "typo": SECRET}, {"allow_http": "no", "endpoint": "http://x"}):
@@ -90,17 +90,17 @@ def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
         LanceTable.open(uri, options)
     table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
     table.append(entries("a", 1, 2, 3))
-    table.create_branch("run")
+    table.branches.create("run")
     table.replace_where("value = 2", entries("b", 9), branch="run")
     table.append(entries("c", 1))
     table.merge("run")
     assert [("a", 1), ("a", 3), ("b", 9), ("c", 1)] == contents(table)
-    table.move_tag("production", "main")
-    table.move_tag("production", "main@1", expected=table.head())
-    table.delete_branch("run")
+    table.tags.move("production", "main")
+    table.tags.move("production", "main@1", expected=table.head())
+    table.branches.delete("run")
     again = pickle.loads(pickle.dumps(table))  # noqa: S301 - our own bytes
     assert [] == contents(again, "production")
-    assert {} == again.branches()
+    assert {} == again.branches.list()
     dataset = again.to_lance()
     dataset.insert(entries("d", 1))
     assert 5 == LanceTable.open(uri, options).count_rows()
@@ -110,13 +110,13 @@ def test_rows_of_pylance_are_merged_on_s3(s3_storage: S3Storage) -> None:
     """Files that it put into the branch's folder are copied by the server, and survive the branch."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1, 2))
-    table.create_branch("run")
+    table.branches.create("run")
     dataset = table.to_lance("run")
     dataset.insert(entries("p", 1))
     dataset.delete("value = 2")
     table.append(entries("b", 1))
     table.merge("run")
-    table.delete_branch("run")
+    table.branches.delete("run")
     assert [("a", 1), ("b", 1), ("p", 1)] == contents(table)
     assert [] == S3Store(table.uri, table.storage_options).list("tree/run/_versions")
 

@@ -6,7 +6,7 @@ import lance
 import pytest
 
 from lance_dagster import InvalidRefNameError, LanceTable, RefNotFoundError
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import open_store
@@ -37,45 +37,47 @@ def counted(table: LanceTable, asked: list[str]) -> LanceTable:
         return request.send()
 
     store = ScriptedStore(open_store(table.uri, table.storage_options), script)
-    return LanceTable(Parts(store, Refs(store), Versions(store, table.storage_options), table.storage_options))
+    return LanceTable(TableContext(store, Refs(store), Versions(store, table.storage_options), table.storage_options))
 
 
 def test_a_branch_lives_on_object_storage(remote: LanceTable) -> None:
     """Made, written, renamed, reset, made again, deleted; pylance agrees all the way."""
-    remote.create_branch("run/1", "main@2", metadata={"a": "b"})
+    remote.branches.create("run/1", "main@2", metadata={"a": "b"})
     remote.append(entries("r", 1), branch="run/1")
     remote.delete("value = 1 AND key = 'a'", branch="run/1")
     theirs(remote).checkout_version(("run/1", None)).insert(entries("p", 1))
-    remote.rename_branch("run/1", "run/2")
-    assert ["run/2"] == list(remote.branches("run/*")) == list(theirs(remote).branches.list())
+    remote.branches.rename("run/1", "run/2")
+    assert ["run/2"] == list(remote.branches.list("run/*")) == list(theirs(remote).branches.list())
     assert [("p", 1), ("r", 1)] == contents(remote, "run/2")
     assert 2 == theirs(remote).checkout_version(("run/2", None)).count_rows()
-    remote.reset("run/2", "main@2")
+    remote.branches.reset("run/2", "main@2")
     assert [("a", 1)] == contents(remote, "run/2")
-    assert {"a": "b"}.items() <= remote.branch("run/2").metadata.items()
+    assert {"a": "b"}.items() <= remote.branches.get("run/2").metadata.items()
     made = remote.append(entries("r", 2), branch="run/2")
     theirs(remote).checkout_version(("run/2", None)).insert(entries("p", 2))
     assert f"run/2@{made.number + 1}" == str(remote.head("run/2"))
     remote.merge("run/2")
-    remote.delete_branch("run/2")
+    remote.branches.delete("run/2")
     assert [("a", 1), ("a", 2), ("p", 2), ("r", 2)] == contents(remote)
     assert {} == theirs(remote).branches.list()
-    assert made.number < remote.create_branch("run/2").first
-    assert [] == [problem for problem in remote.verify().problems if problem.severity == "error"]
+    assert made.number < remote.branches.create("run/2").first
+    assert [] == [problem for problem in remote.maintenance.verify().problems if problem.severity == "error"]
 
 
 def test_a_tag_lives_on_object_storage(remote: LanceTable) -> None:
     """Made, moved by either, rolled back, renamed, deleted; and protected."""
-    remote.create_tag("live", "main@2")
-    remote.move_tag("live", "main@3", expected=remote.at("main@2"))
+    remote.tags.create("live", "main@2")
+    remote.tags.move("live", "main@3", expected=remote.at("main@2"))
     theirs(remote).tags.update("live", 1)
-    assert ["main@1", "main@3", "main@2"] == [move.after for move in remote.tag_history("live")]
-    assert "main@3" == remote.roll_back_tag("live").ref
-    remote.rename_tag("live", "production")
-    remote.protect(branches=["main"], tags=["production"])
+    assert ["main@1", "main@3", "main@2"] == [move.after for move in remote.tags.history("live")]
+    assert "main@3" == remote.tags.roll_back("live").ref
+    remote.tags.rename("live", "production")
+    remote.branches.protect(["main"])
+    remote.tags.protect(["production"])
     assert 3 == theirs(remote).tags.list()["production"]["version"]
-    remote.unprotect(branches=["main"], tags=["production"])
-    remote.delete_tag("production")
+    remote.branches.unprotect(["main"])
+    remote.tags.unprotect(["production"])
+    remote.tags.delete("production")
     assert {} == theirs(remote).tags.list()
 
 
@@ -85,26 +87,26 @@ def test_names_in_other_alphabets_on_object_storage(remote: LanceTable, name: st
     dataset = theirs(remote)
     dataset.create_branch(name).insert(entries("b", 1))
     with pytest.raises(InvalidRefNameError):
-        remote.create_branch(f"{name}-2")
-    assert [name] == list(remote.branches())
+        remote.branches.create(f"{name}-2")
+    assert [name] == list(remote.branches.list())
     assert 3 == remote.count_rows(name)
-    remote.delete_branch(name)
-    assert {} == remote.branches()
+    remote.branches.delete(name)
+    assert {} == remote.branches.list()
     assert {} == dataset.branches.list()
 
 
 def test_what_a_branch_costs(remote: LanceTable) -> None:
     """Requests of a run's life on object storage: no listing of what others made, no read of their files."""
     for number in range(3):
-        remote.create_branch(f"other/{number}")
-        remote.create_tag(f"other-{number}", "main")
+        remote.branches.create(f"other/{number}")
+        remote.tags.create(f"other-{number}", "main")
     jobs: dict[str, Callable[[LanceTable], object]] = {
-        "create": lambda table: table.create_branch("run"),
+        "create": lambda table: table.branches.create("run"),
         "append": lambda table: table.append(entries("r", 1), branch="run"),
         "append to main": lambda table: table.append(entries("r", 1)),
-        "tag": lambda table: table.create_tag("mine", "main"),
-        "move": lambda table: table.move_tag("mine", "main@2"),
-        "look": lambda table: table.branch("run"),
+        "tag": lambda table: table.tags.create("mine", "main"),
+        "move": lambda table: table.tags.move("mine", "main@2"),
+        "look": lambda table: table.branches.get("run"),
     }
     costs = {}
     for what, act in jobs.items():
@@ -117,8 +119,8 @@ def test_what_a_branch_costs(remote: LanceTable) -> None:
 
 def test_errors_of_names_lead_somewhere(remote: LanceTable) -> None:
     """The nearest names are in the error."""
-    remote.create_branch("run/17")
+    remote.branches.create("run/17")
     with pytest.raises(RefNotFoundError, match="did you mean 'run/17'"):
-        remote.rename_branch("run/71", "run/18")
+        remote.branches.rename("run/71", "run/18")
     with pytest.raises(RefNotFoundError, match="did you mean 'run/17'"):
-        remote.set_branch_metadata("run/71", {"a": "b"})
+        remote.branches.set_metadata("run/71", {"a": "b"})

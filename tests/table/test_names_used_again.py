@@ -18,19 +18,19 @@ MERGED: Rows = [("a", 1), ("m", 3), ("r", 2)]
 def table(tmp_path: Path) -> LanceTable:
     """`main@4` merged `run@3`; the branch `other` is at `main@3`, just before."""
     made = new_table(tmp_path, entries("a", 1))
-    made.create_branch("run")
+    made.branches.create("run")
     made.append(entries("r", 2), branch="run")
     made.append(entries("m", 3))
     made.merge("run")
-    made.create_branch("other", "main@3")
+    made.branches.create("other", "main@3")
     return made
 
 
 def run_again(table: LanceTable) -> LanceTable:
     """Delete the branch and make another one of the name, which has other versions under the same numbers."""
-    table.delete_branch("run")
+    table.branches.delete("run")
     free_names(table)
-    table.create_branch("run", "main@2")
+    table.branches.create("run", "main@2")
     table.append(entries("stranger", 77), branch="run")
     assert "run@3" == str(table.head("run"))
     return LanceTable.open(table.uri)
@@ -41,7 +41,7 @@ def run_again(table: LanceTable) -> LanceTable:
 
 def test_a_merge_is_taken_back_against_a_branch_that_was_renamed(table: LanceTable) -> None:
     """The branch is found by its id: what `main` did besides goes, what the branch did stays."""
-    table.rename_branch("run", "renamed")
+    table.branches.rename("run", "renamed")
     assert "renamed@3" == str(table.at("main^2"))
     table.revert("main@4", parent=2)
     assert [("a", 1), ("r", 2)] == contents(table)
@@ -64,10 +64,10 @@ def test_a_merge_is_not_taken_back_against_another_branch(table: LanceTable) -> 
 
 def test_a_branch_that_is_being_renamed_is_not_looked_for_under_its_third_name(table: LanceTable) -> None:
     """That one has its id, but not yet its versions."""
-    table.rename_branch("run", "second")
-    table.rename_branch("second", "run")
+    table.branches.rename("run", "second")
+    table.branches.rename("second", "run")
     assert "run@3" == str(table.at("main^2"))
-    table.rename_branch("run", "second")
+    table.branches.rename("run", "second")
     began = Path(table.uri, "_refs/branches/second.json").read_text()
     began = began.replace('"lance_dagster.state": "ready"', '"lance_dagster.state": "creating"')
     Path(table.uri, "_refs/branches/athird.json").write_text(began)
@@ -78,7 +78,7 @@ def test_a_branch_that_is_being_renamed_is_not_looked_for_under_its_third_name(t
 def test_a_change_is_taken_back_once_though_its_branch_was_renamed_in_between(table: LanceTable) -> None:
     """Asked for again, there is nothing to do."""
     first = table.revert("main@4", parent=2)
-    table.rename_branch("run", "renamed")
+    table.branches.rename("run", "renamed")
     assert first == table.revert("main@4", parent=2)
 
 
@@ -110,9 +110,9 @@ def test_changes_of_a_branch_are_taken_over_and_back_though_a_tag_has_its_name(t
 
 def test_a_tag_is_rolled_back_to_a_branch_though_another_tag_has_its_name(tagged: LanceTable) -> None:
     """What was written down is a branch."""
-    tagged.create_tag("production", "branch:run@4")
-    tagged.move_tag("production", "main")
-    assert "run@4" == tagged.roll_back_tag("production").ref
+    tagged.tags.create("production", "branch:run@4")
+    tagged.tags.move("production", "main")
+    assert "run@4" == tagged.tags.roll_back("production").ref
 
 
 # Pickled previews.
@@ -139,8 +139,8 @@ def test_a_pickled_preview_finds_a_branch_that_was_renamed(disputed: LanceTable)
     assert 1 == expected.num_rows
     lance.dataset(disputed.uri).tags.create("run", 1)
     assert expected == copied(preview).conflicting_rows().read_all()
-    disputed.delete_tag("run")
-    disputed.rename_branch("run", "renamed")
+    disputed.tags.delete("run")
+    disputed.branches.rename("run", "renamed")
     assert expected == copied(copied(preview)).conflicting_rows().read_all()
 
 

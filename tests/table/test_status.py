@@ -5,7 +5,7 @@ from pathlib import Path
 from lance_dagster import LanceTable
 from lance_dagster.store.local import LocalStore
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import as_pylance, entries, new_table, parts_on
+from tests.table_factory import as_pylance, context_on, entries, new_table
 
 
 def standings(table: LanceTable) -> dict[str, tuple[str | None, int, int, bool]]:
@@ -17,12 +17,12 @@ def standings(table: LanceTable) -> dict[str, tuple[str | None, int, int, bool]]
 def test_branches_and_tags_stand_somewhere(tmp_path: Path) -> None:
     """Ahead by what they did, behind by what main did; a branch of a branch too."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
-    table.create_tag("production", "main@2")
-    table.create_branch("one")
+    table.tags.create("production", "main@2")
+    table.branches.create("one")
     table.append(entries("b", 1), branch="one")
-    table.create_branch("two", at="one")
+    table.branches.create("two", at="one")
     table.append(entries("c", 1), branch="two")
-    table.create_tag("on-a-branch", "two")
+    table.tags.create("on-a-branch", "two")
     assert {
         "one": ("one@4", 1, 0, False),
         "two": ("two@5", 2, 0, False),
@@ -41,7 +41,7 @@ def test_branches_and_tags_stand_somewhere(tmp_path: Path) -> None:
 def test_a_squashed_branch_counts_as_merged(tmp_path: Path) -> None:
     """Until it goes on."""
     table = new_table(tmp_path, entries("a", 1))
-    table.create_branch("one")
+    table.branches.create("one")
     table.append(entries("b", 1), branch="one")
     table.merge("one", mode="squash")
     assert ("one@3", 1, 1, True) == standings(table)["one"]
@@ -53,7 +53,7 @@ def test_a_squashed_branch_counts_as_merged(tmp_path: Path) -> None:
 def test_a_name_without_its_version_is_listed(tmp_path: Path) -> None:
     """As one whose version is gone."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
-    table.create_tag("old", "main@2")
+    table.tags.create("old", "main@2")
     as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
     next(Path(table.uri).glob("_versions/*613.manifest")).unlink(missing_ok=True)
     (found,) = LanceTable.open(table.uri).status().tags
@@ -64,7 +64,7 @@ def test_status_reads_little_of_long_branches(tmp_path: Path) -> None:
     """Of each branch one list of names, its file twice and one manifest, however many versions it has."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("one", "two"):
-        table.create_branch(name)
+        table.branches.create(name)
         for value in range(10):
             table.append(entries(name, value), branch=name)
     requests: list[tuple[str, str]] = []
@@ -73,7 +73,7 @@ def test_status_reads_little_of_long_branches(tmp_path: Path) -> None:
         requests.append((request.verb, request.key))
         return request.send()
 
-    found = LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script))).status()
+    found = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script))).status()
     assert [10, 10] == [branch.ahead for branch in found.branches]
     of_branch = sorted(verb for verb, key in requests if "one" in key)
     assert ["get", "get", "get", "list"] == of_branch

@@ -116,7 +116,7 @@ def test_pylance_sees_which_rows_got_values_in_place(tmp_path: Path) -> None:
 
 
 def _fragment(table: LanceTable) -> Fragment:
-    found = table._parts.head("main").manifest.fragments.find(0)  # noqa: SLF001 - the one way to a manifest
+    found = table._context.head("main").manifest.fragments.find(0)  # noqa: SLF001 - the one way to a manifest
     assert found is not None
     return found
 

@@ -53,12 +53,12 @@ def ours(folder: Path) -> LanceTable:
     table = new_table(folder, entries("a", 1, 2, 3), entries("b", 1, 2))
     as_pylance(table).create_scalar_index("value", "BTREE")
     table.delete("key = 'a' and value = 2")
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("r", 1), branch="run")
     table.delete("key = 'b' and value = 1", branch="run")
-    table.create_branch("inner", "run")
-    table.set_config({"lance.setting": "1"})
-    table.create_tag("production", "main")
+    table.branches.create("inner", "run")
+    table.config.set({"lance.setting": "1"})
+    table.tags.create("production", "main")
     return table
 
 
@@ -87,7 +87,7 @@ def test_what_this_package_makes_is_sound(tmp_path: Path, operation: str) -> Non
     """Every state it can bring a table into, read to the last value."""
     table = prepared(tmp_path)
     OPERATIONS[operation](table)
-    assert () == table.verify(deep=True).problems
+    assert () == table.maintenance.verify(deep=True).problems
 
 
 @pytest.mark.parametrize("maker", [*PLACES, *MAKERS])
@@ -96,22 +96,22 @@ def test_tables_in_several_places_are_sound(tmp_path: Path, maker: str) -> None:
     table = {**PLACES, **MAKERS}[maker](tmp_path)
     dataset = as_pylance(table)
     dataset.shallow_clone(str(tmp_path / "theirs-shallow"), ("main", None))
-    clones = [table.clone(tmp_path / "shallow"), table.clone(tmp_path / "deep", shallow=False)]
+    clones = [table.maintenance.clone(tmp_path / "shallow"), table.maintenance.clone(tmp_path / "deep", shallow=False)]
     for each in (table, *clones, LanceTable.open(tmp_path / "theirs-shallow")):
-        assert () == each.verify(deep=True).problems
+        assert () == each.maintenance.verify(deep=True).problems
 
 
 def test_a_table_of_changed_columns_is_sound(tmp_path: Path) -> None:
     """Columns dropped, added without values, renamed and cast leave files that hold more or less than the schema."""
     table = ours(tmp_path)
-    table.add_columns({"twice": "value * 2"})
-    table.rename_column("key", "name")
-    table.cast_column("twice", pa.int32())
-    table.drop_columns(["value"])
+    table.columns.add({"twice": "value * 2"})
+    table.columns.rename("key", "name")
+    table.columns.cast("twice", pa.int32())
+    table.columns.drop(["value"])
     as_pylance(table).add_columns(pa.field("later", pa.string()))
     table.update({"twice": "twice + 1"}, where="name = 'a'")
     table.upsert(pa.table({"name": ["b", "z"], "twice": pa.array([7, 8], pa.int32())}), on=["name"])
-    assert () == table.verify(deep=True).problems
+    assert () == table.maintenance.verify(deep=True).problems
 
 
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
@@ -149,12 +149,12 @@ def test_what_pylance_makes_is_sound(tmp_path: Path, version: Any, stable: bool)
     lance.dataset(tmp_path / "t", version=4).restore()
     lance.dataset(tmp_path / "t").delete("id > 8000")
     table = LanceTable.open(tmp_path / "t")
-    assert () == table.verify(deep=True).problems
-    before = table.verify()
+    assert () == table.maintenance.verify(deep=True).problems
+    before = table.maintenance.verify()
     lance.dataset(tmp_path / "t").cleanup_old_versions(
         older_than=timedelta(microseconds=1), error_if_tagged_old_versions=False
     )
-    after = table.verify()
+    after = table.maintenance.verify()
     assert () == after.problems
     assert after.versions < before.versions
     assert after.gaps[0].startswith("main@4 to ")
@@ -165,9 +165,9 @@ def test_old_manifest_names_are_no_problem(tmp_path: Path) -> None:
     dataset = lance.write_dataset(entries("a", 1, 2), tmp_path / "t", enable_v2_manifest_paths=False)
     dataset.insert(entries("b", 1))
     table = LanceTable.open(tmp_path / "t")
-    assert ((), 2) == (table.verify(deep=True).problems, table.verify().versions)
-    table.migrate_manifest_names()
-    assert () == LanceTable.open(tmp_path / "t").verify().problems
+    assert ((), 2) == (table.maintenance.verify(deep=True).problems, table.maintenance.verify().versions)
+    table.maintenance.migrate_manifest_names()
+    assert () == LanceTable.open(tmp_path / "t").maintenance.verify().problems
 
 
 def test_a_table_of_blobs_is_sound(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_a_table_of_blobs_is_sound(tmp_path: Path) -> None:
     blobs = lance.blob_array([b"x" * 10, b"y" * 200_000])
     schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("blob")])
     lance.write_dataset(pa.table([pa.array([1, 2]), blobs], schema=schema), tmp_path / "t", data_storage_version="2.2")
-    assert () == LanceTable.open(tmp_path / "t").verify(deep=True).problems
+    assert () == LanceTable.open(tmp_path / "t").maintenance.verify(deep=True).problems
     lance.dataset(tmp_path / "t").drop_columns(["blob"])
-    assert LanceTable.open(tmp_path / "t").verify(deep=True).ok
+    assert LanceTable.open(tmp_path / "t").maintenance.verify(deep=True).ok
 
 
 @EITHER
@@ -185,13 +185,13 @@ def test_the_report_counts_what_was_looked_at(tmp_path: Path, maker: str) -> Non
     """What versions share is counted once, and nothing is written."""
     table = MAKERS[maker](tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    report = table.verify()
+    report = table.maintenance.verify()
     counted = (report.branches, report.tags, report.data_files, report.deletion_files, report.files_read)
     assert (3, 1, 3, 2, 0) == counted
-    numbers = [table.versions_after(0, branch) for branch in ("main", "run", "inner")]
+    numbers = [table.branches.version_numbers(branch) for branch in ("main", "run", "inner")]
     assert sum(map(len, numbers)) == report.versions
     assert report.ok
-    assert 3 == table.verify(deep=True).files_read
+    assert 3 == table.maintenance.verify(deep=True).files_read
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 
@@ -199,7 +199,7 @@ def test_progress_comes_to_its_end(tmp_path: Path) -> None:
     """Every step is told, and the last one is as many as there are."""
     table = ours(tmp_path)
     steps: list[tuple[int, int]] = []
-    report = table.verify(deep=True, progress=lambda done, total: steps.append((done, total)))
+    report = table.maintenance.verify(deep=True, progress=lambda done, total: steps.append((done, total)))
     assert report.versions + report.files_read == len(steps)
     assert steps[-1][0] == steps[-1][1] == len(steps)
 
@@ -495,7 +495,7 @@ def test_damage_is_found_and_named(tmp_path: Path, maker: str, damage: str) -> N
 
 def accused(table: LanceTable, severity: str, where: str, what: str) -> Problem:
     """The problem of a table that is meant; fails with all there are."""
-    report = table.verify()
+    report = table.maintenance.verify()
     found = [
         problem
         for problem in report.problems
@@ -622,8 +622,8 @@ def test_only_reading_finds_what_is_inside_a_file(tmp_path: Path, maker: str, da
     }[damage]
     wound(table)
     table = LanceTable.open(table.uri)
-    assert [] == [problem for problem in table.verify().problems if re.search(what, problem.what)]
-    problems = table.verify(deep=True).problems
+    assert [] == [problem for problem in table.maintenance.verify().problems if re.search(what, problem.what)]
+    problems = table.maintenance.verify(deep=True).problems
     found = [problem for problem in problems if re.search(what, problem.what)]
     assert 1 == len(found), problems
     assert (f"data/{name}", 0) == (found[0].path, found[0].fragment)
@@ -669,8 +669,8 @@ def test_a_transaction_file_that_says_something_else_is_found(tmp_path: Path, ma
     first, second = sorted(Path(table.uri).glob("_transactions/*"))[:2]
     first.write_bytes(b"\xff")
     second.write_bytes(sorted(Path(table.uri).glob("_transactions/*"))[2].read_bytes())
-    assert () == table.verify().problems
-    problems = table.verify(deep=True).problems
+    assert () == table.maintenance.verify().problems
+    problems = table.maintenance.verify(deep=True).problems
     assert [WARNING] * 2 == [problem.severity for problem in problems]
     assert {f"_transactions/{path.name}" for path in (first, second)} == {problem.path for problem in problems}
 
@@ -694,11 +694,11 @@ def test_no_damage_of_a_file_is_an_exception(tmp_path: Path, maker: str, change:
     for path in [path for path in Path(table.uri).rglob("*") if path.is_file()]:
         whole = path.read_bytes()
         path.write_bytes(CHANGES[change](whole))
-        report = LanceTable.open(table.uri).verify()
+        report = LanceTable.open(table.uri).maintenance.verify()
         if change in ("cut", "emptied", "zeros", "noise") and not set(unread) & set(path.parts):
             assert report.problems, path
         path.write_bytes(whole)
-    assert () == table.verify().problems
+    assert () == table.maintenance.verify().problems
 
 
 @EITHER
@@ -712,7 +712,7 @@ def test_nothing_hides_behind_the_first_problem(tmp_path: Path, maker: str) -> N
     written("_refs/branches/run.json", b"{")(table)
     tagged(version=99)(table)
     in_fragment(garbage)(table)
-    paths = {problem.path for problem in LanceTable.open(table.uri).verify().problems if problem.path}
+    paths = {problem.path for problem in LanceTable.open(table.uri).maintenance.verify().problems if problem.path}
     folders = sorted({path.split("/")[0] + "/" + path.split("/")[1][:8] for path in paths if "/" in path})
     assert {"_refs/branches", "_refs/tags"} <= set(folders)
     assert {"_deletions", "_indices", "_versions", "_refs"} <= {path.split("/")[0] for path in paths}
@@ -723,7 +723,7 @@ def test_a_problem_names_every_version_it_is_in(tmp_path: Path, maker: str) -> N
     """What versions share is one problem, of main and of the branches that inherited it."""
     table = MAKERS[maker](tmp_path)
     removed("_deletions/*")(table)
-    (found,) = [problem for problem in table.verify().problems if "missing" in problem.what]
+    (found,) = [problem for problem in table.maintenance.verify().problems if "missing" in problem.what]
     assert {"main", "run", "inner"} == {version.split("@")[0] for version in found.versions}
     assert f"{found.versions[0]} to {found.versions[-1]} ({len(found.versions)} versions)" in found.where
 
@@ -734,12 +734,12 @@ def test_one_version_can_be_looked_at(tmp_path: Path, maker: str) -> None:
     table = MAKERS[maker](tmp_path)
     in_fragment(garbage)(table)
     table = LanceTable.open(table.uri)
-    earlier = table.verify(f"main@{table.head().number - 1}")
+    earlier = table.maintenance.verify(f"main@{table.head().number - 1}")
     assert ((), 1, True) == (earlier.problems, earlier.versions, earlier.ok)
-    assert not table.verify("production").ok
-    assert table.verify("run").ok
+    assert not table.maintenance.verify("production").ok
+    assert table.maintenance.verify("run").ok
     with pytest.raises(RefNotFoundError, match="did you mean 'production'"):
-        table.verify("prodution")
+        table.maintenance.verify("prodution")
 
 
 def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
@@ -752,7 +752,9 @@ def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
         table
     )
     problems = [
-        problem for problem in LanceTable.open(table.uri).verify().problems if problem.path == "gs://bucket/t/data"
+        problem
+        for problem in LanceTable.open(table.uri).maintenance.verify().problems
+        if problem.path == "gs://bucket/t/data"
     ]
     assert 1 == len(problems)
     assert "cannot be listed: cannot store tables at gs://" in problems[0].what
@@ -765,7 +767,7 @@ def test_missing_files_under_base_paths_are_found(tmp_path: Path) -> None:
     gone = [next((tmp_path / "cold/data").iterdir()), next((tmp_path / "flat").glob("*.lance"))]
     for path in gone:
         path.unlink()
-    found = {problem.path for problem in table.verify().problems}
+    found = {problem.path for problem in table.maintenance.verify().problems}
     assert set(map(str, gone)) == found
 
 
@@ -773,7 +775,7 @@ def test_a_moved_row_is_not_doubled(tmp_path: Path) -> None:
     """The fragment it left keeps its id beside the deletion; without the deletion there are two rows of one id."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
     table.update({"value": "9"}, where="value = 2")
-    assert () == table.verify().problems
+    assert () == table.maintenance.verify().problems
     in_deleted(lambda own: replace(own, deletion=None))(table)
     accused(LanceTable.open(table.uri), ERROR, r"main@3", "1 row ids belong to two rows each, such as 1")
 
@@ -782,45 +784,45 @@ def test_a_table_on_s3_is_verified(s3_storage: S3Storage) -> None:
     """The same, by listings of prefixes."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1, 2, 3))
-    table.create_branch("run")
+    table.branches.create("run")
     table.delete("value = 2", branch="run")
-    report = table.verify(deep=True)
+    report = table.maintenance.verify(deep=True)
     assert ((), 1, 1) == (report.problems, report.data_files, report.deletion_files)
     store = open_store(table.uri, s3_storage.storage_options)
     (name,) = store.list("data")
     store.delete(f"data/{name}")
-    (problem,) = table.verify().problems
+    (problem,) = table.maintenance.verify().problems
     assert (f"data/{name}", ("main@2", "run@2")) == (problem.path, problem.versions[:2])
 
 
 def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
     """A branch with its folder, a tag, and versions with their files, each between the listing and the look."""
     table = ours(tmp_path)
-    table.create_tag("inner-tag", "inner")
+    table.tags.create("inner-tag", "inner")
     table.overwrite(entries("z", 1))
 
     def clean(done: int, _: int) -> None:
         if done == 1:
-            table.delete_tag("inner-tag")
-            table.delete_branch("inner")
-            table.delete_branch("run")
+            table.tags.delete("inner-tag")
+            table.branches.delete("inner")
+            table.branches.delete("run")
             as_pylance(table).tags.delete("production")
             as_pylance(table).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
 
-    report = table.verify(progress=clean)
+    report = table.maintenance.verify(progress=clean)
     assert () == report.problems
-    assert 1 == len(LanceTable.open(table.uri).versions_after(0))
+    assert 1 == len(LanceTable.open(table.uri).branches.version_numbers())
 
 
 def test_damage_of_a_branch_that_goes_meanwhile_is_forgotten(tmp_path: Path) -> None:
     """It was found, and the branch is gone before the report is made."""
     table = ours(tmp_path)
-    table.delete_branch("inner")
+    table.branches.delete("inner")
     removed("tree/run/_deletions/*")(table)
-    (problem,) = table.verify().problems
+    (problem,) = table.maintenance.verify().problems
     assert (str(table.head("run")),) == problem.versions
-    steps = table.verify().versions
-    report = table.verify(progress=lambda done, _: table.delete_branch("run") if done == steps else None)
+    steps = table.maintenance.verify().versions
+    report = table.maintenance.verify(progress=lambda done, _: table.branches.delete("run") if done == steps else None)
     assert () == report.problems
 
 
@@ -833,12 +835,12 @@ def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
         own = LanceTable.open(table.uri)
         try:
             for number in range(8):
-                own.create_branch(f"run/{number}")
+                own.branches.create(f"run/{number}")
                 own.append(entries("r", number), branch=f"run/{number}")
                 own.delete(f"value = {number - 3}", branch=f"run/{number}")
                 own.merge(f"run/{number}")
-                own.move_tag("production", "main")
-                own.delete_branch(f"run/{number}")
+                own.tags.move("production", "main")
+                own.branches.delete(f"run/{number}")
         finally:
             done.set()
 
@@ -846,8 +848,8 @@ def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
     writer.start()
     reports = []
     while not done.is_set():
-        reports.append(LanceTable.open(table.uri).verify())
+        reports.append(LanceTable.open(table.uri).maintenance.verify())
     writer.join()
     assert [] == [problem for report in reports for problem in report.problems if problem.severity == ERROR]
-    assert () == table.verify(deep=True).problems
+    assert () == table.maintenance.verify(deep=True).problems
     assert len(reports) > 1

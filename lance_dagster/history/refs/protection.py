@@ -148,7 +148,9 @@ def _because(name: str, pattern: str, store: Store) -> str:
 
 
 def _unprotect(kind: str, pattern: str) -> Remedy:
-    return Remedy("{} takes that back", Call("unprotect", named={kind: [pattern]}))
+    given = ([pattern],)
+    call = Call("tags.unprotect", given) if kind == "tags" else Call("branches.unprotect", given)
+    return Remedy("{} takes that back", call)
 
 
 def _matching(name: str, patterns: Sequence[str]) -> str | None:

@@ -183,7 +183,7 @@ class Refs:
         """
         marked = _with_write_id(tag)
         if not self._put_once(layout.tag_file(tag.name), tag_file_of(marked)):
-            remedy = Remedy("{} moves it", Call("move_tag", (tag.name, tag.ref)))
+            remedy = Remedy("{} moves it", Call("tags.move", (tag.name, tag.ref)))
             raise AlreadyExistsError(f"tag {tag.name!r} of {self.store.uri} exists", remedy=remedy)
         return marked
 

@@ -211,7 +211,7 @@ def refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
     """
     if tag.immutable and (target is None or target != tag.metadata[IMMUTABLE]):
         because = "it was created to stay where it is"
-        delete = Call("delete_tag", (tag.name,), {"force": True})
+        delete = Call("tags.delete", (tag.name,), {"force": True})
         remedy = Remedy("give the version another name, or delete the tag with {}", delete)
         raise ProtectedError("tag", tag.name, do, because, remedy)
 

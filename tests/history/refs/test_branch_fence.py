@@ -21,7 +21,7 @@ from lance_dagster.format.transaction import Append, Transaction
 from lance_dagster.store import LocalStore
 from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
-from tests.table_factory import Rows, contents, entries, new_table, parts_on
+from tests.table_factory import Rows, contents, context_on, entries, new_table
 
 BEFORE: Rows = [("a", 1), ("b", 2), ("c", 3), ("old", 1), ("old", 2)]
 AFTER: Rows = [("a", 1), ("b", 2)]
@@ -32,7 +32,7 @@ LATE = ("late", 9)
 def table(tmp_path: Path) -> LanceTable:
     """Four versions of main, and a branch of the last one with two versions of its own."""
     made = new_table(tmp_path, entries("a", 1), entries("b", 2), entries("c", 3))
-    made.create_branch("run")
+    made.branches.create("run")
     made.append(entries("old", 1), branch="run")
     made.append(entries("old", 2), branch="run")
     return made
@@ -40,24 +40,24 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def reset(table: LanceTable) -> None:
     """Start the branch anew from the third version of main."""
-    table.reset("run", "main@3")
+    table.branches.reset("run", "main@3")
 
 
 def delete_and_create(table: LanceTable) -> None:
     """The same in two steps."""
-    table.delete_branch("run")
-    table.create_branch("run", "main@3")
+    table.branches.delete("run")
+    table.branches.create("run", "main@3")
 
 
 def delete_and_create_from_newer(table: LanceTable) -> None:
     """Start from a version whose number the old branch has passed, with commits on top."""
-    table.delete_branch("run")
-    table.create_branch("run", "main@3")
+    table.branches.delete("run")
+    table.branches.create("run", "main@3")
     for value in (4, 5):
         table.append(entries("new", value), branch="run")
         table.delete(f"value = {value}", branch="run")
@@ -69,9 +69,9 @@ REPLACEMENTS = [reset, delete_and_create, delete_and_create_from_newer]
 def staged(table: LanceTable) -> Transaction:
     """A transaction made on the branch as it is: one more row."""
     made = table.append(entries(*LATE), branch="run")
-    head = table._parts.head("run")  # noqa: SLF001 - the one way to a manifest
+    head = table._context.head("run")  # noqa: SLF001 - the one way to a manifest
     fragment = head.manifest.fragments[-1]
-    table.reset("run", "main@4")
+    table.branches.reset("run", "main@4")
     table.append(entries("old", 1), branch="run")
     last = table.append(entries("old", 2), branch="run")
     assert BEFORE == contents(table, "run")
@@ -93,8 +93,8 @@ def before_request(number: int, act: Callable[[], object], asked: list[str]) -> 
 
 def assert_replaced(table: LanceTable) -> None:
     """The branch is what it was made again from, for us and for pylance, and takes commits of both."""
-    branch = table.branches()["run"]
-    numbers = [number for number in table.versions_after(0, "run") if number >= branch.first]
+    branch = table.branches.list()["run"]
+    numbers = [number for number in table.branches.version_numbers("run") if number >= branch.first]
     assert list(range(branch.first, branch.first + len(numbers))) == numbers
     assert AFTER == contents(table, "run")
     assert "main@3" == branch.parent
@@ -113,13 +113,13 @@ def test_a_late_transaction_never_lands_on_the_next_branch(table: LanceTable, re
     late = staged(table)
     for number in range(100):
         asked: list[str] = []
-        before = table.branches()["run"].id
+        before = table.branches.list()["run"].id
         if number:
-            table.reset("run", "main@4")
+            table.branches.reset("run", "main@4")
             table.append(entries("old", 1), branch="run")
             last = table.append(entries("old", 2), branch="run")
             late = Transaction(read_version=last.number, uuid=str(uuid.uuid4()), operation=late.operation)
-            before = table.branches()["run"].id
+            before = table.branches.list()["run"].id
         writer = through(table, before_request(number, lambda: replace(table), asked))
         landed = False
         with suppress(CommitConflictError, CommitStateUnknownError, NotFoundError):
@@ -127,7 +127,7 @@ def test_a_late_transaction_never_lands_on_the_next_branch(table: LanceTable, re
             landed = True
         if len(asked) <= number:
             break
-        assert before != table.branches()["run"].id
+        assert before != table.branches.list()["run"].id
         assert AFTER == contents(table, "run"), asked
         # It succeeds only if the branch was still there at the second look.
         looks = [place for place, request in enumerate(asked) if request.endswith("branches/run.json")]
@@ -140,7 +140,7 @@ def test_a_late_transaction_never_lands_on_the_next_branch(table: LanceTable, re
     assert number > 8
     replace(table)
     assert_replaced(table)
-    assert [] == [problem for problem in table.verify().problems if problem.severity == "error"]
+    assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
 
 
 @pytest.mark.parametrize("job", ["append", "delete", "compact", "merge"])
@@ -149,7 +149,7 @@ def test_no_change_in_flight_lands_on_the_next_branch(table: LanceTable, job: st
     jobs: dict[str, Callable[[LanceTable], object]] = {
         "append": lambda writer: writer.append(entries(*LATE), branch="run"),
         "delete": lambda writer: writer.delete("value = 1", branch="run"),
-        "compact": lambda writer: writer.compact(branch="run"),
+        "compact": lambda writer: writer.maintenance.compact(branch="run"),
         "merge": lambda writer: writer.merge("main", into="run"),
     }
     table.append(entries("d", 4))
@@ -172,7 +172,7 @@ def test_a_commit_on_the_way_when_the_branch_goes_leaves_no_name_blocked(table: 
 
     def script(request: Request) -> object:
         if request.commits:
-            table.delete_branch("run")
+            table.branches.delete("run")
             request.send()
             deleted[0] = True
             raise PlugPulledError
@@ -181,40 +181,40 @@ def test_a_commit_on_the_way_when_the_branch_goes_leaves_no_name_blocked(table: 
     with pytest.raises(PlugPulledError):
         through(table, script).append(entries(*LATE), branch="run")
     assert deleted == [True]
-    assert {} == table.branches()
-    table.create_branch("run", "main@3")
+    assert {} == table.branches.list()
+    table.branches.create("run", "main@3")
     assert_replaced(table)
-    warnings = [problem.what for problem in table.verify().problems]
+    warnings = [problem.what for problem in table.maintenance.verify().problems]
     assert ["branch 'run' has a version 7"] == [what for what in warnings if "version 7" in what]
 
 
 def test_numbers_of_the_next_branch_begin_above(table: LanceTable) -> None:
     """Above what a late writer may still put; and as usual for a name that nobody had."""
     assert 6 == table.head("run").number
-    made = table.reset("run", "main@3")
+    made = table.branches.reset("run", "main@3")
     assert (8, "main@3", "run@8") == (made.first, made.parent, str(table.head("run")))
     version = table.head("run")
     assert ("Clone", ("main@3",), 2) == (version.operation, version.parents, version.rows)
     assert "run@9" == str(table.append(entries("d", 4), branch="run"))
-    table.delete_branch("run")
-    assert 11 == table.create_branch("run").first
-    assert 4 == table.create_branch("other").first
+    table.branches.delete("run")
+    assert 11 == table.branches.create("run").first
+    assert 4 == table.branches.create("other").first
 
 
 def test_a_branch_that_begins_above_is_merged(table: LanceTable) -> None:
     """Both ways, again and again, and its own children too."""
     reset(table)
     table.append(entries("new", 1), branch="run")
-    table.create_branch("run/child", "run")
+    table.branches.create("run/child", "run")
     table.append(entries("child", 1), branch="run/child")
     table.merge("run/child", into="run")
-    table.delete_branch("run/child")
+    table.branches.delete("run/child")
     assert ["run", "main"] == list(dict.fromkeys(version.branch for version in table.log("run")))
     table.append(entries("d", 4))
     merged = table.merge("run")
     assert [*BEFORE[:3], ("child", 1), ("d", 4), ("new", 1)] == contents(table)
     assert merged == table.merge("run")
-    assert merged == table.is_merged("run")
+    assert merged == table.branches.is_merged("run")
     table.append(entries("new", 2), branch="run")
     table.merge("run")
     assert [*BEFORE[:3], ("child", 1), ("d", 4), ("new", 1), ("new", 2)] == contents(table)
@@ -222,15 +222,15 @@ def test_a_branch_that_begins_above_is_merged(table: LanceTable) -> None:
 
 def test_fences_are_swept_away(table: LanceTable) -> None:
     """By the next deletion, once they are a day old; names that nobody had for a day begin as usual."""
-    table.delete_branch("run")
+    table.branches.delete("run")
     folder = Path(table.uri) / "_refs/deleted"
     (fence,) = folder.iterdir()
     name, newest, seconds, own = fence.name.split("@")
     fence.rename(folder / f"{name}@{newest}@{int(seconds) - 24 * 60 * 60 - 1}@{own}")
-    table.create_branch("other")
-    table.delete_branch("other")
+    table.branches.create("other")
+    table.branches.delete("other")
     assert ["other"] == [file.name.split("@")[0] for file in folder.iterdir()]
-    assert 4 == table.create_branch("run").first
+    assert 4 == table.branches.create("run").first
 
 
 def before_put(act: Callable[[], object]) -> Script:
@@ -268,24 +268,24 @@ def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table
     def script(request: Request) -> object:
         if request.verb == "compare_and_swap":
             for user in users:
-                table.create_branch(user, "run")
+                table.branches.create(user, "run")
             request.send()
-            states.append(table._parts.refs.branch("run"))  # noqa: SLF001 - branches that are going are not shown
+            states.append(table._context.refs.branch("run"))  # noqa: SLF001 - branches that are going are not shown
             raise PlugPulledError
         return request.send()
 
     def begin_deleting() -> None:
         with pytest.raises(PlugPulledError):
-            through(table, script).delete_branch("run")
+            through(table, script).branches.delete("run")
 
     made = through(table, before_put(begin_deleting)).append(entries(*LATE), branch="run")
     assert ["closing"] == [state.state for state in states if state is not None]
     if users:
         with pytest.raises(ConflictError, match="branch 'child' refers to it"):
-            table.create_branch("run", "main@3")
+            table.branches.create("run", "main@3")
         assert (made, sorted([*BEFORE, LATE])) == (table.head("run"), contents(table, "run"))
     else:
-        table.create_branch("run", "main@3")
+        table.branches.create("run", "main@3")
         assert_replaced(table)
 
 
@@ -296,7 +296,7 @@ def test_a_commit_to_a_branch_that_was_merged_and_deleted_at_once(table: LanceTa
 
     def publish() -> None:
         table.merge("run")
-        table.delete_branch("run")
+        table.branches.delete("run")
 
     writer = through(table, after_put(publish))
     with pytest.raises(CommitStateUnknownError, match=r"run of .* was being deleted while run@") as caught:
@@ -311,7 +311,7 @@ def test_a_commit_to_a_branch_that_was_merged_and_deleted_at_once(table: LanceTa
 
 def test_a_commit_to_a_branch_that_was_renamed_meanwhile(table: LanceTable) -> None:
     """It was taken along, and committing it to the other name finds it."""
-    writer = through(table, after_put(lambda: table.rename_branch("run", "new")))
+    writer = through(table, after_put(lambda: table.branches.rename("run", "new")))
     with pytest.raises(CommitStateUnknownError, match=r"run of .* was being deleted") as caught:
         writer.append(entries(*LATE), branch="run")
     transaction = caught.value.transaction
@@ -328,20 +328,20 @@ def test_a_commit_to_what_is_left_of_a_branch_that_was_renamed(table: LanceTable
     def script(request: Request) -> object:
         answer = request.send()
         if request.verb == "compare_and_swap" and request.key.endswith("branches/run.json"):
-            branch = table._parts.refs.branch("run")  # noqa: SLF001 - branches that are going are not shown
+            branch = table._context.refs.branch("run")  # noqa: SLF001 - branches that are going are not shown
             if branch is not None and branch.state == state:
                 raise PlugPulledError
         return answer
 
     def rename() -> None:
         with pytest.raises(PlugPulledError):
-            through(table, script).rename_branch("run", "new")
+            through(table, script).branches.rename("run", "new")
 
     writer = through(table, before_put(rename) if late else after_put(rename))
     with pytest.raises(CommitStateUnknownError) as caught:
         writer.append(entries(*LATE), branch="run")
     assert contents(table, "new") == sorted(BEFORE if late else [*BEFORE, LATE])
-    table.rename_branch("run", "new")
+    table.branches.rename("run", "new")
     transaction = caught.value.transaction
     assert isinstance(transaction, Transaction)
     table.commit(transaction, branch="new")
@@ -350,7 +350,7 @@ def test_a_commit_to_what_is_left_of_a_branch_that_was_renamed(table: LanceTable
 
 def test_a_commit_to_a_branch_that_was_renamed_before_is_taken_away(table: LanceTable) -> None:
     """Its manifest is put where nobody looks any more."""
-    writer = through(table, before_put(lambda: table.rename_branch("run", "new")))
+    writer = through(table, before_put(lambda: table.branches.rename("run", "new")))
     with pytest.raises(CommitConflictError, match="the branch was deleted meanwhile"):
         writer.append(entries(*LATE), branch="run")
     assert BEFORE == contents(table, "new")
@@ -366,7 +366,7 @@ def test_a_second_look_that_fails_tells_nothing(table: LanceTable, key: str) -> 
         if request.verb == "get" and key in request.key and put:
             raise StoreError("the storage is away")
         if request.commits:
-            table.delete_branch("run")
+            table.branches.delete("run")
             put.append(request.key)
         return request.send()
 
@@ -404,7 +404,7 @@ def replace_often(uri: str, _: int) -> list[int]:
     table = LanceTable.open(uri)
     for number in range(8):
         with suppress(LanceDagsterError):
-            table.reset("run", f"main@{2 + number % 3}")
+            table.branches.reset("run", f"main@{2 + number % 3}")
     return []
 
 
@@ -417,10 +417,10 @@ def test_writers_and_a_replacer_in_processes(table: LanceTable) -> None:
     """What is on the branch in the end was acknowledged, is there once, and lies on an unbroken line."""
     jobs = [(table.uri, "write", 1), (table.uri, "write", 2), (table.uri, "replace", 0)]
     acknowledged = {value for landed in race(work, jobs) for value in landed}
-    branch = table.branches()["run"]
-    numbers = [number for number in table.versions_after(0, "run") if number >= branch.first]
+    branch = table.branches.list()["run"]
+    numbers = [number for number in table.branches.version_numbers("run") if number >= branch.first]
     assert list(range(branch.first, branch.first + len(numbers))) == numbers
     there = [value for key, value in contents(table, "run") if key == "w"]
     assert len(there) == len(set(there)) == len(numbers) - 1
     assert set(there) <= acknowledged
-    assert [] == [problem for problem in table.verify().problems if problem.severity == "error"]
+    assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]

@@ -29,7 +29,7 @@ from tests.store.scripted import (
     answer_lost_at_write,
     plug_pulled_before_write,
 )
-from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
 WRITES_TO_CREATE = 5
 """The name, the transaction, the manifest, the hint, the mark that it is ready."""
@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def ref_file(table: LanceTable, name: str) -> Path:
@@ -56,7 +56,7 @@ def ref_file(table: LanceTable, name: str) -> Path:
 def assert_usable(table: LanceTable, name: str) -> None:
     """A branch that was just made has the parent's rows, takes new ones, and pylance sees it whole."""
     before = contents(table, name)
-    assert READY == table.branches()[name].state
+    assert READY == table.branches.list()[name].state
     table.append(entries("z", 1), branch=name)
     as_pylance(table).checkout_version((name, None)).insert(entries("z", 2))
     assert sorted([*before, ("z", 1), ("z", 2)]) == contents(table, name)
@@ -82,11 +82,11 @@ def test_creating_writes_what_is_counted_here(table: LanceTable) -> None:
 def test_a_creation_that_died_is_finished_by_the_next(table: LanceTable, step: int, *, exist_ok: bool) -> None:
     """Whatever was there already, the next caller gets the branch, and nothing of it shows before."""
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(step)).create_branch("run")
-    assert {} == table.branches()
+        through(table, plug_pulled_before_write(step)).branches.create("run")
+    assert {} == table.branches.list()
     with pytest.raises(RefNotFoundError):
         table.read("run")
-    made = table.create_branch("run", exist_ok=exist_ok)
+    made = table.branches.create("run", exist_ok=exist_ok)
     assert ("run", "main@2") == (made.name, made.parent)
     assert_usable(table, "run")
 
@@ -95,21 +95,21 @@ def test_a_creation_that_died_is_finished_by_the_next(table: LanceTable, step: i
 def test_a_creation_whose_answer_was_lost_is_finished_by_the_next(table: LanceTable, step: int) -> None:
     """Every write is made, one is not known to be."""
     try:
-        through(table, answer_lost_at_write(step)).create_branch("run")
+        through(table, answer_lost_at_write(step)).branches.create("run")
     except StoreError:
-        table.create_branch("run", exist_ok=True)
+        table.branches.create("run", exist_ok=True)
     assert_usable(table, "run")
 
 
 @pytest.mark.parametrize("step", range(1, WRITES_TO_DELETE))
 def test_a_deletion_that_died_is_finished_by_the_next(table: LanceTable, step: int) -> None:
     """From the mark on the branch is gone for everybody, and deleting it again takes away the rest."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(step)).delete_branch("run")
-    assert {} == table.branches()
-    table.delete_branch("run")
+        through(table, plug_pulled_before_write(step)).branches.delete("run")
+    assert {} == table.branches.list()
+    table.branches.delete("run")
     assert not ref_file(table, "run").exists()
     assert not (Path(table.uri) / "tree").exists()
 
@@ -118,7 +118,7 @@ def test_a_deletion_that_died_is_finished_by_the_next(table: LanceTable, step: i
 def test_a_deletion_that_died_is_in_the_way_of_no_merge(table: LanceTable, step: int) -> None:
     """Two others have what was on the branch, which is told by the ids of its rows, as when it is all gone."""
     for name in ("run", "other"):
-        table.create_branch(name)
+        table.branches.create(name)
     table.append(entries("r", 1), branch="run")
     table.merge("run", into="other")
     table.append(entries("o", 1), branch="other")
@@ -126,7 +126,7 @@ def test_a_deletion_that_died_is_in_the_way_of_no_merge(table: LanceTable, step:
     table.merge("run")
     before = contents(table)
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(step)).delete_branch("run")
+        through(table, plug_pulled_before_write(step)).branches.delete("run")
     again = LanceTable.open(table.uri)
     again.merge("other")
     assert sorted([*before, ("o", 1)]) == contents(again)
@@ -135,13 +135,13 @@ def test_a_deletion_that_died_is_in_the_way_of_no_merge(table: LanceTable, step:
 @pytest.mark.parametrize("step", range(WRITES_TO_DELETE))
 def test_a_name_whose_deletion_died_can_be_taken(table: LanceTable, step: int) -> None:
     """The new branch starts from where it was told, with nothing of the old one."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(step)).delete_branch("run")
+        through(table, plug_pulled_before_write(step)).branches.delete("run")
     if not step:
-        table.delete_branch("run")
-    table.create_branch("run")
+        table.branches.delete("run")
+    table.branches.create("run")
     assert [("a", 1)] == contents(table, "run")
     assert_usable(table, "run")
 
@@ -159,7 +159,7 @@ def test_a_branch_being_created_elsewhere_is_helped_along(table: LanceTable) -> 
     }
     ref_file(table, "run").parent.mkdir(parents=True)
     ref_file(table, "run").write_text(json.dumps(described))
-    made = table.create_branch("run", exist_ok=True)
+    made = table.branches.create("run", exist_ok=True)
     assert ("0123456789abcdef0123456789abcdef", "somebody") == (made.id, made.metadata["asker"])
     assert_usable(table, "run")
 
@@ -167,10 +167,10 @@ def test_a_branch_being_created_elsewhere_is_helped_along(table: LanceTable) -> 
 def test_a_branch_being_created_from_elsewhere_is_not_passed_off(table: LanceTable) -> None:
     """Whoever asks for a branch of one version does not get one of another without being told."""
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(1)).create_branch("run", "main@1")
+        through(table, plug_pulled_before_write(1)).branches.create("run", "main@1")
     with pytest.raises(AlreadyExistsError, match="forked from main@1"):
-        table.create_branch("run", "main@2")
-    assert "main@1" == table.create_branch("run", "main@2", exist_ok=True).parent
+        table.branches.create("run", "main@2")
+    assert "main@1" == table.branches.create("run", "main@2", exist_ok=True).parent
 
 
 def test_the_loser_of_a_race_for_a_name_is_told(table: LanceTable) -> None:
@@ -178,91 +178,91 @@ def test_the_loser_of_a_race_for_a_name_is_told(table: LanceTable) -> None:
 
     def script(request: Request) -> object:
         if request.verb == "put_if_absent" and "_refs" in request.key:
-            table.create_branch("run")
+            table.branches.create("run")
         return request.send()
 
     with pytest.raises(AlreadyExistsError, match=r"branch 'run' of .* exists, forked from main@2"):
-        through(table, script).create_branch("run")
-    again = through(table, script).create_branch("run", exist_ok=True)
-    assert table.branches()["run"].id == again.id
+        through(table, script).branches.create("run")
+    again = through(table, script).branches.create("run", exist_ok=True)
+    assert table.branches.list()["run"].id == again.id
 
 
 def test_a_branch_that_is_being_deleted_is_not_brought_back(table: LanceTable) -> None:
     """A helper that finishes a creation late does not undo a deletion that came in between."""
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(WRITES_TO_CREATE - 1)).create_branch("run")
+        through(table, plug_pulled_before_write(WRITES_TO_CREATE - 1)).branches.create("run")
 
     def script(request: Request) -> object:
         if request.verb == "get_with_etag":
             with pytest.raises(PlugPulledError):
-                through(table, plug_pulled_before_write(1)).delete_branch("run")
+                through(table, plug_pulled_before_write(1)).branches.delete("run")
         return request.send()
 
     with pytest.raises(ConflictError):
-        through(table, script).create_branch("run", exist_ok=True)
-    assert {} == table.branches()
+        through(table, script).branches.create("run", exist_ok=True)
+    assert {} == table.branches.list()
 
 
 def test_a_name_that_is_taken_is_refused(table: LanceTable) -> None:
     """The error says where the branch came from; with `exist_ok` it is returned as it is."""
-    first = table.create_branch("run", metadata={"why": "test"})
+    first = table.branches.create("run", metadata={"why": "test"})
     with pytest.raises(AlreadyExistsError, match=r"branch 'run' of .* exists, forked from main@2"):
-        table.create_branch("run")
+        table.branches.create("run")
     table.append(entries("b", 1))
-    assert first.id == table.create_branch("run", exist_ok=True).id
-    assert "test" == table.branches()["run"].metadata["why"]
+    assert first.id == table.branches.create("run", exist_ok=True).id
+    assert "test" == table.branches.list()["run"].metadata["why"]
 
 
 def test_a_tag_and_a_branch_cannot_share_a_name(table: LanceTable) -> None:
     """Nobody could say which of the two is meant."""
-    table.create_tag("release", "main")
-    table.create_branch("run")
+    table.tags.create("release", "main")
+    table.branches.create("run")
     with pytest.raises(AlreadyExistsError, match="'release' is a tag"):
-        table.create_branch("release")
+        table.branches.create("release")
     with pytest.raises(AlreadyExistsError, match="'run' is a branch"):
-        table.create_tag("run", "main")
+        table.tags.create("run", "main")
     with pytest.raises(InvalidRefNameError, match="'main' is reserved for the main branch"):
-        table.move_tag("main", "main")
+        table.tags.move("main", "main")
 
 
 def test_a_bad_name_is_refused_before_anything_is_written(table: LanceTable) -> None:
     """The rule is in the error, and no file is left."""
     with pytest.raises(InvalidRefNameError, match="'a b' cannot name a branch"):
-        table.create_branch("a b")
+        table.branches.create("a b")
     with pytest.raises(InvalidRefNameError, match="'a/b' cannot name a tag: a tag name cannot contain '/'"):
-        table.create_tag("a/b", "main")
+        table.tags.create("a/b", "main")
     assert not (Path(table.uri) / "_refs").exists()
 
 
 def test_a_branch_in_use_is_not_deleted(table: LanceTable) -> None:
     """What refers to it is named; without it the branch goes."""
-    table.create_branch("run")
-    table.create_branch("run/child", "run")
-    table.create_tag("kept", "run")
+    table.branches.create("run")
+    table.branches.create("run/child", "run")
+    table.tags.create("kept", "run")
     with pytest.raises(ConflictError, match=r"tag 'kept', branch 'run/child'"):
-        table.delete_branch("run")
-    table.delete_tag("kept")
-    table.delete_branch("run/child")
-    table.delete_branch("run")
-    assert {} == table.branches()
+        table.branches.delete("run")
+    table.tags.delete("kept")
+    table.branches.delete("run/child")
+    table.branches.delete("run")
+    assert {} == table.branches.list()
 
 
 def test_a_branch_that_is_not_there_cannot_be_deleted(table: LanceTable) -> None:
     """The nearest name is in the error."""
-    table.create_branch("run/17")
+    table.branches.create("run/17")
     with pytest.raises(RefNotFoundError, match=r"no branch 'run/71'.*did you mean 'run/17'\?"):
-        table.delete_branch("run/71")
+        table.branches.delete("run/71")
 
 
 def test_deleting_a_branch_leaves_its_neighbours(table: LanceTable) -> None:
     """A branch whose name goes on below, and one whose name only starts the same, keep their rows."""
     for name in ("run/1", "run/1/deeper", "run/10"):
-        table.create_branch(name)
+        table.branches.create(name)
         table.append(entries(name, 1), branch=name)
-    table.delete_branch("run/1")
+    table.branches.delete("run/1")
     assert [("a", 1), ("run/10", 1)] == contents(table, "run/10")
     assert [("a", 1), ("run/1/deeper", 1)] == contents(table, "run/1/deeper")
-    table.create_branch("run/1")
+    table.branches.create("run/1")
     assert [("a", 1)] == contents(table, "run/1")
 
 
@@ -271,18 +271,18 @@ def test_versions_without_metadata_are_in_the_way(table: LanceTable) -> None:
     as_pylance(table).create_branch("run")
     ref_file(table, "run").unlink()
     with pytest.raises(AlreadyExistsError, match="holds versions of a branch without metadata"):
-        table.create_branch("run")
+        table.branches.create("run")
 
 
 def test_a_new_branch_names_inherited_files_through_a_base(table: LanceTable) -> None:
     """Its first version is the parent's, under the same number; pylance agrees on every row."""
-    table.create_branch("run")
+    table.branches.create("run")
     version = table.at("run")
     assert ("run@2", "Clone", ("main@2",)) == (str(version), version.operation, version.parents)
     dataset = as_pylance(table, "run")
     dataset.validate()
     assert [("a", 1)] == [(row["key"], row["value"]) for row in dataset.to_table().to_pylist()]
-    manifest = table._parts.head("run").manifest  # noqa: SLF001 - the one way to a manifest
+    manifest = table._context.head("run").manifest  # noqa: SLF001 - the one way to a manifest
     assert [(1, table.uri, "root", True)] == [
         (base.id, base.path, base.name, base.is_dataset_root) for base in manifest.base_paths
     ]
@@ -290,11 +290,11 @@ def test_a_new_branch_names_inherited_files_through_a_base(table: LanceTable) ->
 
 def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceTable) -> None:
     """The first entry of the lineage is a version that never is, so pylance always looks at the branch."""
-    table.create_branch("outer")
-    table.create_branch("inner", "outer")
+    table.branches.create("outer")
+    table.branches.create("inner", "outer")
     lineage = json.loads(ref_file(table, "inner").read_bytes())["identifier"]["version_mapping"]
     assert [NEVER_A_VERSION, NEVER_A_VERSION] == [version for version, _ in lineage]
-    assert [table.branches()["outer"].id, table.branches()["inner"].id] == [own for _, own in lineage]
+    assert [table.branches.list()["outer"].id, table.branches.list()["inner"].id] == [own for _, own in lineage]
     listed = lance.dataset(table.uri).branches.list()
     assert "outer" == listed["inner"]["parent_branch"]
 
@@ -307,12 +307,12 @@ the mark that it is ready is one more."""
 @pytest.mark.parametrize("step", range(WRITES_TO_RESET + 1))
 def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int) -> None:
     """The branch is what it was, or it is away until the next reset; its own metadata stays."""
-    first = table.create_branch("run", metadata={"why": "test"})
+    first = table.branches.create("run", metadata={"why": "test"})
     table.append(entries("b", 1), branch="run")
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(step)).reset("run", "main@1")
-    assert table.branches() == ({} if step else {"run": first})
-    made = table.reset("run", "main@1")
+        through(table, plug_pulled_before_write(step)).branches.reset("run", "main@1")
+    assert table.branches.list() == ({} if step else {"run": first})
+    made = table.branches.reset("run", "main@1")
     assert ("main@1", "test", READY) == (made.parent, made.metadata["why"], made.state)
     assert first.id != made.id
     assert [] == contents(table, "run")
@@ -323,21 +323,21 @@ def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int)
 def test_a_branch_whose_reset_died_can_be_deleted_or_made_again(table: LanceTable, step: int) -> None:
     """Whatever was there of it."""
     for job in ("delete_branch", "create_branch"):
-        table.create_branch("run", "main@1")
+        table.branches.create("run", "main@1")
         with pytest.raises(PlugPulledError):
-            through(table, plug_pulled_before_write(step)).reset("run", "main@2")
+            through(table, plug_pulled_before_write(step)).branches.reset("run", "main@2")
         if job == "delete_branch":
-            table.delete_branch("run")
+            table.branches.delete("run")
             assert not ref_file(table, "run").exists()
             assert not (Path(table.uri) / "tree").exists()
         else:
-            table.create_branch("run", "main@2", exist_ok=True)
+            table.branches.create("run", "main@2", exist_ok=True)
             assert_usable(table, "run")
 
 
 def test_a_reset_writes_what_is_counted_here(table: LanceTable) -> None:
     """The tests that interrupt it interrupt it everywhere."""
-    table.create_branch("run")
+    table.branches.create("run")
     written: list[str] = []
 
     def script(request: Request) -> object:
@@ -345,23 +345,23 @@ def test_a_reset_writes_what_is_counted_here(table: LanceTable) -> None:
             written.append(f"{request.verb} {request.key}")
         return request.send()
 
-    through(table, script).reset("run", "main@1")
+    through(table, script).branches.reset("run", "main@1")
     assert WRITES_TO_RESET + 1 == len(written), written
 
 
 def test_what_cannot_be_reset(table: LanceTable) -> None:
     """`main`, a branch to a version of its own, one that others refer to, one that is not there."""
-    table.create_branch("run")
+    table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     with pytest.raises(InvalidInputError, match=r"main of .* cannot be reset; restore an older version"):
-        table.reset("main", "run")
+        table.branches.reset("main", "run")
     with pytest.raises(InvalidInputError, match="run@2 goes away with the branch that is reset"):
-        table.reset("run", "run@2")
-    table.create_branch("run/child", "run")
+        table.branches.reset("run", "run@2")
+    table.branches.create("run/child", "run")
     with pytest.raises(ConflictError, match=r"cannot reset branch 'run' of .*: branch 'run/child' refers to it"):
-        table.reset("run", "main@1")
+        table.branches.reset("run", "main@1")
     with pytest.raises(RefNotFoundError):
-        table.reset("none", "main@1")
+        table.branches.reset("none", "main@1")
     assert [("a", 1), ("b", 1)] == contents(table, "run")
 
 
@@ -369,12 +369,12 @@ def test_what_cannot_be_reset(table: LanceTable) -> None:
 @pytest.mark.parametrize("when", ["list", "compare_and_swap"])
 def test_who_refers_to_a_branch_while_it_is_deleted(table: LanceTable, referrer: str, when: str) -> None:
     """Either the branch stays, or nothing refers to it."""
-    table.create_branch("run")
-    table.create_tag("moving", "main@1")
+    table.branches.create("run")
+    table.tags.create("moving", "main@1")
     jobs: dict[str, Callable[[], object]] = {
-        "branch": partial(table.create_branch, "child", "run"),
-        "tag": partial(table.create_tag, "kept", "run"),
-        "move": partial(table.move_tag, "moving", "run"),
+        "branch": partial(table.branches.create, "child", "run"),
+        "tag": partial(table.tags.create, "kept", "run"),
+        "move": partial(table.tags.move, "moving", "run"),
     }
     refer = jobs[referrer]
     for place in range(12):
@@ -391,26 +391,26 @@ def test_who_refers_to_a_branch_while_it_is_deleted(table: LanceTable, referrer:
 
         deleted = False
         with suppress(ConflictError):
-            through(table, script).delete_branch("run")
+            through(table, script).branches.delete("run")
             deleted = True
-        users = table._parts.refs.referrers_of("run")  # noqa: SLF001 - those being made included
+        users = table._context.refs.referrers_of("run")  # noqa: SLF001 - those being made included
         assert not (deleted and users)
-        assert deleted != ("run" in table.branches())
-        if "child" in table.branches():
-            table.delete_branch("child")
-        if "kept" in table.tags():
-            table.delete_tag("kept")
-        table.move_tag("moving", "main@1")
-        table.create_branch("run", exist_ok=True)
+        assert deleted != ("run" in table.branches.list())
+        if "child" in table.branches.list():
+            table.branches.delete("child")
+        if "kept" in table.tags.list():
+            table.tags.delete("kept")
+        table.tags.move("moving", "main@1")
+        table.branches.create("run", exist_ok=True)
     assert_usable(table, "run")
 
 
 @pytest.mark.parametrize("job", ["create_branch", "create_tag", "move_tag"])
 def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable, job: str) -> None:
     """Before every request of the other: either it is refused, or the reference is good."""
-    table.create_tag("moving", "main@1")
+    table.tags.create("moving", "main@1")
     for place in range(60):
-        table.create_branch("run", exist_ok=True)
+        table.branches.create("run", exist_ok=True)
         seen = 0
 
         def script(request: Request, place: int = place) -> object:
@@ -418,22 +418,22 @@ def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable,
             seen += 1
             if seen == place + 1:
                 with suppress(ConflictError):
-                    table.delete_branch("run")
+                    table.branches.delete("run")
             return request.send()
 
         made = False
         with suppress(RefNotFoundError, VersionNotFoundError, ConflictError):
             getattr(through(table, script), job)("moving" if job == "move_tag" else "other", "run")
             made = True
-        users = table._parts.refs.referrers_of("run")  # noqa: SLF001 - those being made included
+        users = table._context.refs.referrers_of("run")  # noqa: SLF001 - those being made included
         assert made == bool(users)
-        assert not made or "run" in table.branches()
-        assert "other" in table.branches() or "other" in table.tags() or not made or job == "move_tag"
-        if "other" in table.branches():
-            table.delete_branch("other")
-        if "other" in table.tags():
-            table.delete_tag("other")
-        table.move_tag("moving", "main@1")
+        assert not made or "run" in table.branches.list()
+        assert "other" in table.branches.list() or "other" in table.tags.list() or not made or job == "move_tag"
+        if "other" in table.branches.list():
+            table.branches.delete("other")
+        if "other" in table.tags.list():
+            table.tags.delete("other")
+        table.tags.move("moving", "main@1")
         if seen <= place:
             break
     else:
@@ -442,15 +442,17 @@ def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable,
 
 def test_metadata_is_changed_by_compare_and_swap(table: LanceTable) -> None:
     """Two who change different keys at once both have their way; None takes a key out."""
-    table.create_branch("run", metadata={"why": "test", "who": "ann"})
+    table.branches.create("run", metadata={"why": "test", "who": "ann"})
 
     def script(request: Request) -> object:
-        if request.verb == "compare_and_swap" and "where" not in table.branches()["run"].metadata:
-            table.set_branch_metadata("run", {"where": "here"})
+        if request.verb == "compare_and_swap" and "where" not in table.branches.list()["run"].metadata:
+            table.branches.set_metadata("run", {"where": "here"})
         return request.send()
 
-    through(table, script).set_branch_metadata("run", {"who": "bob", "why": None})
-    ours = {key: value for key, value in table.branch("run").metadata.items() if not key.startswith("lance_dagster.")}
+    through(table, script).branches.set_metadata("run", {"who": "bob", "why": None})
+    ours = {
+        key: value for key, value in table.branches.get("run").metadata.items() if not key.startswith("lance_dagster.")
+    }
     assert {"who": "bob", "where": "here"} == ours
     assert {"who": "bob", "where": "here"}.items() <= as_pylance(table).branches.list()["run"]["metadata"].items()
 
@@ -458,27 +460,27 @@ def test_metadata_is_changed_by_compare_and_swap(table: LanceTable) -> None:
 def test_our_own_keys_are_not_for_others(table: LanceTable) -> None:
     """They say what state a branch is in, and would undo a deletion."""
     with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
-        table.create_branch("run", metadata={STATE: "ready"})
-    table.create_branch("run")
+        table.branches.create("run", metadata={STATE: "ready"})
+    table.branches.create("run")
     with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
-        table.set_branch_metadata("run", {STATE: None})
+        table.branches.set_metadata("run", {STATE: None})
     with pytest.raises(RefNotFoundError):
-        table.set_branch_metadata("none", {"a": "b"})
+        table.branches.set_metadata("none", {"a": "b"})
     with pytest.raises(RefNotFoundError):
-        table.branch("main")
+        table.branches.get("main")
 
 
 def test_branches_are_listed_by_pattern(table: LanceTable) -> None:
     """Files of other branches are not read."""
     for name in ("run/1", "run/2", "release/1", "dev"):
-        table.create_branch(name)
+        table.branches.create(name)
     asked: list[str] = []
 
     def script(request: Request) -> object:
         asked.append(request.key)
         return request.send()
 
-    assert ["run/1", "run/2"] == sorted(through(table, script).branches("run/*"))
+    assert ["run/1", "run/2"] == sorted(through(table, script).branches.list("run/*"))
     assert ["_refs/branches", "_refs/branches/run%2F1.json", "_refs/branches/run%2F2.json"] == sorted(asked)
-    assert ["release/1", "run/1"] == sorted(table.branches("*/1"))
-    assert 4 == len(table.branches())
+    assert ["release/1", "run/1"] == sorted(table.branches.list("*/1"))
+    assert 4 == len(table.branches.list())

@@ -13,23 +13,24 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError, ProtectedE
 from lance_dagster.store import LocalStore
 from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
     """A table whose main and releases are protected, with a run branch."""
     made = new_table(tmp_path, entries("a", 1), entries("a", 2))
-    made.create_branch("release/1")
-    made.protect(branches=["main", "release/*"], tags=["production", "v*"])
-    made.create_branch("run/1")
+    made.branches.create("release/1")
+    made.branches.protect(["main", "release/*"])
+    made.tags.protect(["production", "v*"])
+    made.branches.create("run/1")
     made.append(entries("r", 1), branch="run/1")
     return made
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 WRITES: dict[str, Callable[[LanceTable, str], object]] = {
@@ -39,12 +40,12 @@ WRITES: dict[str, Callable[[LanceTable, str], object]] = {
     "delete": lambda table, branch: table.delete("value = 1", branch=branch),
     "update": lambda table, branch: table.update({"value": "value + 1"}, branch=branch),
     "upsert": lambda table, branch: table.upsert(entries("a", 1), on=["value"], branch=branch),
-    "add_columns": lambda table, branch: table.add_columns(pa.schema({"n": pa.int64()}), branch=branch),
-    "drop_columns": lambda table, branch: table.drop_columns(["value"], branch=branch),
-    "rename_column": lambda table, branch: table.rename_column("value", "v", branch=branch),
-    "set_config": lambda table, branch: table.set_config({"a": "b"}, branch=branch),
-    "set_table_metadata": lambda table, branch: table.set_table_metadata({"a": "b"}, branch=branch),
-    "add_base": lambda table, branch: table.add_base("other", f"{table.uri}-other", branch=branch),
+    "add_columns": lambda table, branch: table.columns.add(pa.schema({"n": pa.int64()}), branch=branch),
+    "drop_columns": lambda table, branch: table.columns.drop(["value"], branch=branch),
+    "rename_column": lambda table, branch: table.columns.rename("value", "v", branch=branch),
+    "set_config": lambda table, branch: table.config.set({"a": "b"}, branch=branch),
+    "set_table_metadata": lambda table, branch: table.config.set_table_metadata({"a": "b"}, branch=branch),
+    "add_base": lambda table, branch: table.maintenance.add_base("other", f"{table.uri}-other", branch=branch),
 }
 
 
@@ -66,7 +67,7 @@ def test_a_protected_branch_takes_merges_and_upkeep(table: LanceTable) -> None:
     merged = table.merge("run/1")
     assert [("a", 1), ("a", 2), ("r", 1)] == contents(table)
     table.merge("main", into="release/1")
-    compacted = table.compact()
+    compacted = table.maintenance.compact()
     assert compacted.number > merged.number
     assert [("a", 1), ("a", 2), ("r", 1)] == contents(table) == contents(table, "release/1")
 
@@ -74,45 +75,45 @@ def test_a_protected_branch_takes_merges_and_upkeep(table: LanceTable) -> None:
 def test_a_protected_branch_stays(table: LanceTable) -> None:
     """It is neither deleted, reset nor renamed, and no other takes its name by renaming."""
     for act in (
-        lambda: table.delete_branch("release/1"),
-        lambda: table.reset("release/1", "main"),
-        lambda: table.rename_branch("release/1", "old"),
-        lambda: table.rename_branch("run/1", "release/2"),
+        lambda: table.branches.delete("release/1"),
+        lambda: table.branches.reset("release/1", "main"),
+        lambda: table.branches.rename("release/1", "old"),
+        lambda: table.branches.rename("run/1", "release/2"),
     ):
         with pytest.raises(ProtectedError, match=r"protected by the pattern 'release/\*' in .*; unprotect\(branches="):
             act()
-    table.unprotect(branches=["release/*"])
-    table.delete_branch("release/1")
-    assert ["run/1"] == list(table.branches())
+    table.branches.unprotect(["release/*"])
+    table.branches.delete("release/1")
+    assert ["run/1"] == list(table.branches.list())
 
 
 def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
     """It moves along main and protected branches, and nowhere else; it is not deleted or renamed."""
     with pytest.raises(ProtectedError, match=r"cannot create tag 'v1': .* only what is on main .* merge 'run/1' first"):
-        table.create_tag("v1", "run/1")
-    table.create_tag("v1", "release/1", immutable=True)
-    table.move_tag("production", "main@2")
-    table.move_tag("production", "main@3")
+        table.tags.create("v1", "run/1")
+    table.tags.create("v1", "release/1", immutable=True)
+    table.tags.move("production", "main@2")
+    table.tags.move("production", "main@3")
     with pytest.raises(ProtectedError, match=r"cannot move tag 'production': .* unlike 'run/1'; merge 'run/1' first"):
-        table.move_tag("production", "run/1")
-    assert "main@2" == table.roll_back_tag("production").ref
+        table.tags.move("production", "run/1")
+    assert "main@2" == table.tags.roll_back("production").ref
     with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': it is protected by the .*; unprotect\("):
-        table.delete_tag("v1", force=True)
-    table.create_tag("other", "run/1")
+        table.tags.delete("v1", force=True)
+    table.tags.create("other", "run/1")
     for old, new in (("production", "live"), ("other", "v2")):
         with pytest.raises(ProtectedError, match="cannot rename tag"):
-            table.rename_tag(old, new)
-    table.unprotect(tags=["v*"])
-    table.delete_tag("v1", force=True)
-    assert {"production", "other"} == set(table.tags())
+            table.tags.rename(old, new)
+    table.tags.unprotect(["v*"])
+    table.tags.delete("v1", force=True)
+    assert {"production", "other"} == set(table.tags.list())
 
 
 def test_other_names_are_free(table: LanceTable) -> None:
     """A pattern protects what it matches; a protected name can be given to a new branch."""
     table.append(entries("r", 2), branch="run/1")
-    table.reset("run/1", "main")
-    table.delete_branch("run/1")
-    table.create_branch("release/2")
+    table.branches.reset("run/1", "main")
+    table.branches.delete("run/1")
+    table.branches.create("release/2")
     with pytest.raises(ProtectedError):
         table.append(entries("r", 2), branch="release/2")
 
@@ -128,21 +129,23 @@ def test_protection_outlives_what_happens_to_rows(table: LanceTable) -> None:
     with pytest.raises(ProtectedError):
         table.append(entries("x", 1))
     assert (
-        Protection(branches=("main", "release/*"), tags=("production", "v*")) == LanceTable.open(table.uri).protection()
+        Protection(branches=("main", "release/*"), tags=("production", "v*"))
+        == LanceTable.open(table.uri).branches.protection()
     )
 
 
 def test_patterns_are_added_and_taken_back(table: LanceTable) -> None:
     """Once each; what is not there cannot be taken back."""
-    table.protect(branches=["main", "hot*"])
-    assert ("hot*", "main", "release/*") == table.protection().branches
-    assert ("main", "release/*") == table.unprotect(branches=["hot*"]).branches
+    table.branches.protect(["main", "hot*"])
+    assert ("hot*", "main", "release/*") == table.branches.protection().branches
+    assert ("main", "release/*") == table.branches.unprotect(["hot*"]).branches
     with pytest.raises(InvalidInputError, match=r"nothing is protected as 'hot\*'; there is main, release/\*"):
-        table.unprotect(branches=["hot*"])
+        table.branches.unprotect(["hot*"])
     with pytest.raises(InvalidInputError, match="a pattern cannot be empty"):
-        table.protect(tags=[""])
-    table.unprotect(branches=["main", "release/*"], tags=["production", "v*"])
-    assert Protection() == table.protection()
+        table.tags.protect([""])
+    table.branches.unprotect(["main", "release/*"])
+    table.tags.unprotect(["production", "v*"])
+    assert Protection() == table.branches.protection()
     assert "main@4" == str(table.append(entries("x", 1)))
 
 
@@ -154,9 +157,9 @@ def test_what_cannot_be_read_protects_everything(table: LanceTable, content: byt
     (Path(table.uri) / "_refs/protection.json").write_bytes(content)
     for act in (
         lambda: table.append(entries("x", 1), branch="run/1"),
-        lambda: table.delete_branch("run/1"),
-        lambda: table.move_tag("other", "main"),
-        lambda: table.protect(branches=["a"]),
+        lambda: table.branches.delete("run/1"),
+        lambda: table.tags.move("other", "main"),
+        lambda: table.branches.protect(["a"]),
     ):
         with pytest.raises(CorruptFileError, match=r"_refs/protection\.json is damaged"):
             act()
@@ -165,15 +168,15 @@ def test_what_cannot_be_read_protects_everything(table: LanceTable, content: byt
 @pytest.mark.parametrize("step", range(2))
 def test_a_change_that_died_is_made_or_not(table: LanceTable, step: int) -> None:
     """It is one write."""
-    before = table.protection()
+    before = table.branches.protection()
     writer = through(table, plug_pulled_before_write(step))
     if step:
-        writer.protect(branches=["x"])
+        writer.branches.protect(["x"])
     else:
         with pytest.raises(PlugPulledError):
-            writer.protect(branches=["x"])
-        assert before == table.protection()
-    assert ("main", "release/*", "x") == table.protect(branches=["x"]).branches
+            writer.branches.protect(["x"])
+        assert before == table.branches.protection()
+    assert ("main", "release/*", "x") == table.branches.protect(["x"]).branches
 
 
 def test_a_request_made_twice_is_one_change(table: LanceTable) -> None:
@@ -184,27 +187,27 @@ def test_a_request_made_twice_is_one_change(table: LanceTable) -> None:
         return False if request.verb == "compare_and_swap" and answer and left and left.pop() else answer
 
     left = [True]
-    assert ("release/*",) == through(table, script).unprotect(branches=["main"]).branches
+    assert ("release/*",) == through(table, script).branches.unprotect(["main"]).branches
     left = [True]
-    assert ("main", "release/*") == through(table, script).protect(branches=["main"]).branches
-    assert ("main", "release/*") == table.protection().branches
+    assert ("main", "release/*") == through(table, script).branches.protect(["main"]).branches
+    assert ("main", "release/*") == table.branches.protection().branches
 
 
 def protect(uri: str, name: str) -> bool:
     """Protect one more branch."""
-    return name in LanceTable.open(uri).protect(branches=[name]).branches
+    return name in LanceTable.open(uri).branches.protect([name]).branches
 
 
 def test_those_who_protect_at_once_all_do(table: LanceTable) -> None:
     """No pattern is lost."""
     names = ["one", "two", "three"]
     assert [True] * 3 == race(protect, [(table.uri, name) for name in names])
-    assert {"main", "release/*", *names} == set(table.protection().branches)
+    assert {"main", "release/*", *names} == set(table.branches.protection().branches)
 
 
 def test_looking_costs_a_commit_no_request(table: LanceTable) -> None:
     """It reads the patterns once and lists the versions once less than it would have to."""
-    table.unprotect(branches=["main"])
+    table.branches.unprotect(["main"])
     asked: list[str] = []
 
     def script(request: Request) -> object:

@@ -13,7 +13,7 @@ from lance_dagster.format.layout import manifest_name, newest_manifest_names
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import contents, entries, parts_on
+from tests.table_factory import contents, context_on, entries
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ ROWS = [("a", number) for number in range(11)]
 
 def test_old_names_are_read_and_kept(table: LanceTable) -> None:
     """The newest version is that of the highest number; a commit goes on in the scheme that is there."""
-    assert list(range(1, 12)) == table.versions_after(0)
+    assert list(range(1, 12)) == table.branches.version_numbers()
     assert ROWS == contents(table)
     assert 5 == table.count_rows("main@5")
     assert "main@12" == str(table.append(entries("b", 1)))
@@ -49,11 +49,11 @@ def test_old_names_are_read_and_kept(table: LanceTable) -> None:
 
 def test_branches_and_tags_of_an_old_table(table: LanceTable) -> None:
     """Branches have present names, as those that pylance makes; a merge goes back under an old one."""
-    table.create_branch("run/1", "main@5")
+    table.branches.create("run/1", "main@5")
     table.append(entries("b", 1), branch="run/1")
     assert [manifest_name(6), manifest_name(5)] == names(table, "tree/run/1")
     table.merge("run/1")
-    table.create_tag("release", "main@12")
+    table.tags.create("release", "main@12")
     assert [*ROWS, ("b", 1)] == contents(table)
     assert len(ROWS) + 1 == lance.dataset(table.uri, version="release").count_rows()
     pylances = lance.dataset(table.uri).create_branch("dev")
@@ -63,8 +63,8 @@ def test_branches_and_tags_of_an_old_table(table: LanceTable) -> None:
 
 def test_migration_renames_every_version(table: LanceTable) -> None:
     """Once; the same table afterwards, for pylance too, and commits go on under present names."""
-    assert 11 == table.migrate_manifest_names()
-    assert 0 == table.migrate_manifest_names()
+    assert 11 == table.maintenance.migrate_manifest_names()
+    assert 0 == table.maintenance.migrate_manifest_names()
     assert sorted(map(manifest_name, range(1, 12))) == names(table)
     table.append(entries("b", 1))
     lance.dataset(table.uri).insert(entries("b", 2))
@@ -78,16 +78,16 @@ def test_a_migration_that_is_killed_can_be_made_again(table: LanceTable, writes:
     """At every write: the error says what to do, and no version is ever without a name."""
     store = ScriptedStore(LocalStore(table.uri), plug_pulled_before_write(writes))
     with pytest.raises(PlugPulledError) if writes < 22 else pytest.raises(AssertionError):
-        LanceTable(parts_on(store)).migrate_manifest_names()
+        LanceTable(context_on(store)).maintenance.migrate_manifest_names()
         raise AssertionError("there are no more writes than versions, twice")
     if 0 < writes < 22:
         with pytest.raises(CorruptFileError, match=r"migrate_manifest_names\(\) finishes"):
-            LanceTable.open(table.uri).versions_after(0)
+            LanceTable.open(table.uri).branches.version_numbers()
         assert 5 == table.count_rows("main@5")
     _assert_newest_or_refused(table.uri)
-    LanceTable.open(table.uri).migrate_manifest_names()
+    LanceTable.open(table.uri).maintenance.migrate_manifest_names()
     assert ROWS == contents(LanceTable.open(table.uri))
-    assert ROWS == sorted(contents(LanceTable(parts_on(LocalStore(table.uri)))))
+    assert ROWS == sorted(contents(LanceTable(context_on(LocalStore(table.uri)))))
 
 
 class OrderedStore(LocalStore):
@@ -107,7 +107,7 @@ def test_pylance_finishes_what_was_begun(table: LanceTable, copies: int) -> None
     """A half migrated table is migrated by either."""
     store = ScriptedStore(LocalStore(table.uri), plug_pulled_before_write(copies))
     with pytest.raises(PlugPulledError):
-        LanceTable(parts_on(store)).migrate_manifest_names()
+        LanceTable(context_on(store)).maintenance.migrate_manifest_names()
     lance.dataset(table.uri, version=5).migrate_manifest_paths_v2()
     assert sorted(map(manifest_name, range(1, 12))) == names(table)
     assert ROWS == contents(LanceTable.open(table.uri))
@@ -129,7 +129,7 @@ def test_a_writer_that_was_not_stopped_is_migrated_too(table: LanceTable) -> Non
     late = (Path(other) / "_versions" / "12.manifest").read_bytes()
     for file in (Path(other) / "data").iterdir():
         shutil.copy(file, Path(table.uri) / "data")
-    migrated = LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script))).migrate_manifest_names()
+    migrated = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script))).maintenance.migrate_manifest_names()
     assert 12 == migrated
     assert [*ROWS, ("late", 1)] == contents(LanceTable.open(table.uri))
 
@@ -139,10 +139,10 @@ def test_names_of_other_things_are_no_versions(table: LanceTable) -> None:
     folder = Path(table.uri) / "_versions"
     for stray in (f"d{2**63 + 5}.manifest", "x.manifest", "3.manifest.bak", ".tmp1.manifest", "1e3.manifest"):
         (folder / stray).write_bytes(b"stray")
-    assert list(range(1, 12)) == table.versions_after(0)
-    table.migrate_manifest_names()
+    assert list(range(1, 12)) == table.branches.version_numbers()
+    table.maintenance.migrate_manifest_names()
     assert "main@12" == str(table.append(entries("b", 1)))
-    assert list(range(1, 13)) == LanceTable.open(table.uri).versions_after(0)
+    assert list(range(1, 13)) == LanceTable.open(table.uri).branches.version_numbers()
     assert f"d{2**63 + 5}.manifest" in names(table)
 
 
@@ -161,5 +161,5 @@ def test_two_versions_of_one_number_are_kept_both(table: LanceTable) -> None:
     folder = Path(table.uri) / "_versions"
     (folder / manifest_name(3)).write_bytes((folder / "4.manifest").read_bytes())
     with pytest.raises(CorruptFileError, match=r"another version 3 than 3\.manifest"):
-        table.migrate_manifest_names()
+        table.maintenance.migrate_manifest_names()
     assert {"3.manifest", manifest_name(3)} <= set(names(table))

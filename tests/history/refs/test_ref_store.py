@@ -10,7 +10,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, RefMovedError, RefNotFoundError, StoreError
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, Script, ScriptedStore
-from tests.table_factory import as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
 
 @pytest.fixture
@@ -21,39 +21,39 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def test_a_tag_names_a_version(table: LanceTable) -> None:
     """It can be read by, and it stays when the table moves on."""
-    made = table.create_tag("release", "main@2", metadata={"by": "ann"})
+    made = table.tags.create("release", "main@2", metadata={"by": "ann"})
     table.append(entries("d", 4))
-    assert ("main@2", "ann") == (made.ref, table.tags()["release"].metadata["by"])
+    assert ("main@2", "ann") == (made.ref, table.tags.list()["release"].metadata["by"])
     assert [("a", 1)] == contents(table, "release")
 
 
 def test_a_tag_is_created_once(table: LanceTable) -> None:
     """The second caller is told to move it."""
-    table.create_tag("release", "main@2")
+    table.tags.create("release", "main@2")
     with pytest.raises(AlreadyExistsError, match=r"tag 'release' of .*; move_tag\('release', 'main@3'\) moves it"):
-        table.create_tag("release", "main@3")
-    assert "main@2" == table.tags()["release"].ref
+        table.tags.create("release", "main@3")
+    assert "main@2" == table.tags.list()["release"].ref
 
 
 def test_a_tag_of_a_version_that_is_not_there_is_not_made(table: LanceTable) -> None:
     """The branch, and the versions it has, are in the error."""
     with pytest.raises(LookupError, match=r"branch 'main' of .* has no version 9; it has 1 to 4"):
-        table.create_tag("release", "main@9")
-    assert {} == table.tags()
+        table.tags.create("release", "main@9")
+    assert {} == table.tags.list()
 
 
 def test_a_moved_tag_keeps_its_birthday(table: LanceTable) -> None:
     """Creation stays, the time of the move and the metadata are new."""
-    first = table.move_tag("production", "main@2", metadata={"by": "ann"})
-    moved = table.move_tag("production", "main@3", expected=table.at("main@2"), metadata={"by": "bob"})
-    stored = table.tags()["production"]
+    first = table.tags.move("production", "main@2", metadata={"by": "ann"})
+    moved = table.tags.move("production", "main@3", expected=table.at("main@2"), metadata={"by": "bob"})
+    stored = table.tags.list()["production"]
     assert ("main@3", "bob") == (stored.ref, stored.metadata["by"])
-    assert table.tags()["production"].created_at == moved.created_at
+    assert table.tags.list()["production"].created_at == moved.created_at
     assert stored.created_at is not None
     assert stored.updated_at is not None
     assert stored.created_at <= stored.updated_at
@@ -62,31 +62,31 @@ def test_a_moved_tag_keeps_its_birthday(table: LanceTable) -> None:
 
 def test_moving_to_where_it_is_changes_nothing(table: LanceTable) -> None:
     """Not even the file."""
-    table.move_tag("production", "main@2")
+    table.tags.move("production", "main@2")
     before = (Path(table.uri) / "_refs/tags/production.json").read_bytes()
-    table.move_tag("production", "main@2")
+    table.tags.move("production", "main@2")
     assert before == (Path(table.uri) / "_refs/tags/production.json").read_bytes()
 
 
 def test_a_tag_elsewhere_than_expected_is_not_moved(table: LanceTable) -> None:
     """The error has both places."""
-    table.move_tag("production", "main@3")
+    table.tags.move("production", "main@3")
     with pytest.raises(RefMovedError, match="'production' points to main@3, not to main@2") as caught:
-        table.move_tag("production", "main@4", expected=table.at("main@2"))
+        table.tags.move("production", "main@4", expected=table.at("main@2"))
     assert ("main@2", "main@3") == (caught.value.expected, caught.value.found)
-    assert "main@3" == table.tags()["production"].ref
+    assert "main@3" == table.tags.list()["production"].ref
 
 
 def test_a_tag_expected_somewhere_has_to_be_there(table: LanceTable) -> None:
     """A tag that somebody deleted is not made again by one who wanted to move it."""
     with pytest.raises(RefNotFoundError, match="no tag 'production'"):
-        table.move_tag("production", "main@4", expected=table.at("main@2"))
-    assert {} == table.tags()
+        table.tags.move("production", "main@4", expected=table.at("main@2"))
+    assert {} == table.tags.list()
 
 
 def test_a_mover_who_was_overtaken_is_told(table: LanceTable) -> None:
     """Somebody moves the tag between the read and the swap."""
-    table.move_tag("production", "main@2")
+    table.tags.move("production", "main@2")
 
     def script(request: Request) -> object:
         if request.verb == "compare_and_swap":
@@ -94,8 +94,8 @@ def test_a_mover_who_was_overtaken_is_told(table: LanceTable) -> None:
         return request.send()
 
     with pytest.raises(RefMovedError, match="points to main@3, not to main@2"):
-        through(table, script).move_tag("production", "main@4")
-    assert "main@3" == table.tags()["production"].ref
+        through(table, script).tags.move("production", "main@4")
+    assert "main@3" == table.tags.list()["production"].ref
 
 
 @pytest.mark.parametrize("verb", ["put_if_absent", "compare_and_swap"])
@@ -103,7 +103,7 @@ def test_a_mover_who_was_overtaken_is_told(table: LanceTable) -> None:
 def test_a_lost_answer_is_looked_up(table: LanceTable, verb: str, *, denied: bool) -> None:
     """A tag that was written is a success, whatever the client below made of the answer."""
     if verb == "compare_and_swap":
-        table.create_tag("production", "main@2")
+        table.tags.create("production", "main@2")
     left = 1
 
     def script(request: Request) -> object:
@@ -117,19 +117,19 @@ def test_a_lost_answer_is_looked_up(table: LanceTable, verb: str, *, denied: boo
         return answer
 
     try:
-        moved = through(table, script).move_tag("production", "main@4")
+        moved = through(table, script).tags.move("production", "main@4")
     except StoreError:
         assert verb == "put_if_absent"
-        moved = table.move_tag("production", "main@4")
-    assert "main@4" == moved.ref == table.tags()["production"].ref
+        moved = table.tags.move("production", "main@4")
+    assert "main@4" == moved.ref == table.tags.list()["production"].ref
 
 
 def test_a_tag_is_deleted_once(table: LanceTable) -> None:
     """The second time there is nothing to delete."""
-    table.create_tag("release", "main@2")
-    table.delete_tag("release")
+    table.tags.create("release", "main@2")
+    table.tags.delete("release")
     with pytest.raises(RefNotFoundError, match="no tag 'release'"):
-        table.delete_tag("release")
+        table.tags.delete("release")
 
 
 def test_tags_of_pylance_are_read_whole(table: LanceTable) -> None:
@@ -138,7 +138,7 @@ def test_tags_of_pylance_are_read_whole(table: LanceTable) -> None:
     dataset.create_branch("dev")
     dataset.tags.create("one", 2)
     dataset.tags.create("two", ("dev", 4))
-    tags = table.tags()
+    tags = table.tags.list()
     assert {"one": "main@2", "two": "dev@4"} == {name: tag.ref for name, tag in tags.items()}
     created = tags["one"].created_at
     assert created is not None
@@ -147,9 +147,9 @@ def test_tags_of_pylance_are_read_whole(table: LanceTable) -> None:
 
 def test_pylance_reads_our_tags(table: LanceTable) -> None:
     """Version, branch and times, also after a move."""
-    table.create_branch("dev")
-    table.move_tag("production", "main@2")
-    table.move_tag("production", "dev@4")
+    table.branches.create("dev")
+    table.tags.move("production", "main@2")
+    table.tags.move("production", "dev@4")
     listed = as_pylance(table).tags.list()["production"]
     assert (4, "dev") == (listed["version"], listed["branch"])
     assert 3 == as_pylance(table).checkout_version("production").count_rows()
@@ -180,23 +180,23 @@ def test_a_file_that_is_no_tag_is_damaged(table: LanceTable, content: bytes) -> 
     folder.mkdir(parents=True)
     (folder / "broken.json").write_bytes(content)
     with pytest.raises(CorruptFileError, match=r"_refs/tags/broken\.json is damaged"):
-        table.tags()
+        table.tags.list()
 
 
 @pytest.mark.parametrize("missing", ["parentVersion", "createAt", "manifestSize"])
 def test_a_file_that_is_no_branch_is_damaged(table: LanceTable, missing: str) -> None:
     """What pylance requires is required here."""
-    table.create_branch("run")
+    table.branches.create("run")
     path = Path(table.uri) / "_refs/branches/run.json"
     described = json.loads(path.read_bytes())
     del described[missing]
     path.write_text(json.dumps(described))
     with pytest.raises(CorruptFileError, match=rf"run\.json is damaged: .*{missing}"):
-        table.branches()
+        table.branches.list()
 
 
 def test_other_files_beside_the_refs_are_passed_over(table: LanceTable) -> None:
     """A leftover of another program is neither a tag nor an error."""
-    table.create_tag("release", "main@2")
+    table.tags.create("release", "main@2")
     (Path(table.uri) / "_refs/tags/release.json.tmp").write_bytes(b"half")
-    assert ["release"] == list(table.tags())
+    assert ["release"] == list(table.tags.list())

@@ -18,7 +18,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.store import LocalStore
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import Rows, as_pylance, contents, entries, new_table, parts_on
+from tests.table_factory import Rows, as_pylance, contents, context_on, entries, new_table
 
 ROWS: Rows = [("a", 1), ("b", 3), ("p", 1)]
 
@@ -27,7 +27,7 @@ ROWS: Rows = [("a", 1), ("b", 3), ("p", 1)]
 def table(tmp_path: Path) -> LanceTable:
     """A branch with commits of ours and of pylance, deletions, and one version that is merged."""
     made = new_table(tmp_path, entries("a", 1), entries("a", 2))
-    made.create_branch("old", metadata={"why": "test"})
+    made.branches.create("old", metadata={"why": "test"})
     made.append(entries("b", 3), branch="old")
     made.merge("old")
     made.delete("value = 2", branch="old")
@@ -37,7 +37,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def writes_of(table: LanceTable, old: str, new: str) -> int:
@@ -49,38 +49,38 @@ def writes_of(table: LanceTable, old: str, new: str) -> int:
         count += request.writes
         return request.send()
 
-    through(table, script).rename_branch(old, new)
+    through(table, script).branches.rename(old, new)
     return count
 
 
 def assert_renamed(table: LanceTable, new: str = "new") -> None:
     """The branch has all it had under the other name, and life goes on: ours, pylance's, and the next merge."""
-    assert [new] == list(table.branches()) == list(as_pylance(table).branches.list())
+    assert [new] == list(table.branches.list()) == list(as_pylance(table).branches.list())
     assert not (Path(table.uri) / "tree/old").exists()
     assert ROWS == contents(table, new)
     dataset = as_pylance(table, new)
     dataset.validate()
     assert len(ROWS) == dataset.count_rows()
-    assert ("test", "main@3") == (table.branches()[new].metadata["why"], table.branches()[new].parent)
+    assert ("test", "main@3") == (table.branches.list()[new].metadata["why"], table.branches.list()[new].parent)
     dataset.insert(entries("p", 2))
     table.append(entries("more", 1), branch=new)
     table.merge(new)
     assert [*ROWS[:2], ("more", 1), ("p", 1), ("p", 2)] == contents(table)
-    table.delete_branch(new)
+    table.branches.delete(new)
     as_pylance(table).validate()
-    assert [] == [problem for problem in table.verify().problems if problem.severity == "error"]
+    assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
 
 
 def test_a_branch_gets_another_name(table: LanceTable) -> None:
     """Its versions keep their numbers and what they say; it is the same branch to what it was merged into."""
-    before, own = table.log("old"), table.branches()["old"].id
-    renamed = table.rename_branch("old", "new")
+    before, own = table.log("old"), table.branches.list()["old"].id
+    renamed = table.branches.rename("old", "new")
     assert ("new", own) == (renamed.name, renamed.id)
     after = table.log("new")
     assert [(version.number, version.transaction, version.rows) for version in before] == [
         (version.number, version.transaction, version.rows) for version in after
     ]
-    assert str(table.is_merged("new@4")) == "main@4"
+    assert str(table.branches.is_merged("new@4")) == "main@4"
     with pytest.raises(RefNotFoundError):
         table.read("old")
     assert_renamed(table)
@@ -89,18 +89,18 @@ def test_a_branch_gets_another_name(table: LanceTable) -> None:
 def test_a_renaming_that_died_is_finished_by_the_next(table: LanceTable) -> None:
     """At every write: the rows are read by one of the two names, and doing it again does the rest."""
     steps = writes_of(table, "old", "new")
-    table.rename_branch("new", "old")
+    table.branches.rename("new", "old")
     assert 15 < steps < 40
     for step in range(steps):
         with pytest.raises(PlugPulledError):
-            through(table, plug_pulled_before_write(step)).rename_branch("old", "new")
-        names = list(table.branches())
+            through(table, plug_pulled_before_write(step)).branches.rename("old", "new")
+        names = list(table.branches.list())
         assert names in (["old"], ["new", "old"], ["new"]), step
         for name in names:
             assert ROWS == contents(table, name)
-        assert ("new", ROWS) == (table.rename_branch("old", "new").name, contents(table, "new"))
+        assert ("new", ROWS) == (table.branches.rename("old", "new").name, contents(table, "new"))
         if step < steps - 1:
-            table.rename_branch("new", "old")
+            table.branches.rename("new", "old")
             assert ROWS == contents(table, "old")
     assert_renamed(table)
 
@@ -108,7 +108,7 @@ def test_a_renaming_that_died_is_finished_by_the_next(table: LanceTable) -> None
 def test_no_commit_is_lost_on_the_way(table: LanceTable) -> None:
     """Somebody commits to the branch before each write of the renaming: it is taken along, or they are told."""
     steps = writes_of(table, "old", "new")
-    table.rename_branch("new", "old")
+    table.branches.rename("new", "old")
     for step in range(steps):
         left = step
         landed: list[int] = []
@@ -125,9 +125,9 @@ def test_no_commit_is_lost_on_the_way(table: LanceTable) -> None:
                         pass
             return request.send()
 
-        through(table, script).rename_branch("old", "new")
+        through(table, script).branches.rename("old", "new")
         assert landed == [value for key, value in contents(table, "new") if (key, value) == ("meanwhile", step)]
-        table.rename_branch("new", "old")
+        table.branches.rename("new", "old")
 
 
 def test_a_commit_on_the_way_when_it_is_renamed_does_not_claim_to_have_landed(table: LanceTable) -> None:
@@ -138,12 +138,12 @@ def test_a_commit_on_the_way_when_it_is_renamed_does_not_claim_to_have_landed(ta
         if request.commits and left:
             left.pop()
             with pytest.raises(PlugPulledError):
-                through(table, plug_pulled_before_write(2)).rename_branch("old", "new")
+                through(table, plug_pulled_before_write(2)).branches.rename("old", "new")
         return request.send()
 
     with pytest.raises(CommitStateUnknownError) as caught:
         through(table, script).append(entries("late", 1), branch="old")
-    table.rename_branch("old", "new")
+    table.branches.rename("old", "new")
     table.commit(caught.value.transaction, branch="new")  # type: ignore[arg-type]
     assert sorted([*ROWS, ("late", 1)]) == contents(table, "new")
 
@@ -151,39 +151,39 @@ def test_a_commit_on_the_way_when_it_is_renamed_does_not_claim_to_have_landed(ta
 def test_a_branch_that_is_being_renamed_takes_no_commit(table: LanceTable) -> None:
     """Nor is it deleted or renamed to something else; both names say how to go on."""
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(4)).rename_branch("old", "new")
+        through(table, plug_pulled_before_write(4)).branches.rename("old", "new")
     with pytest.raises(CommitConflictError, match="it is being renamed to new"):
         table.append(entries("late", 1), branch="old")
     with pytest.raises(ConflictError, match="it is being renamed to 'new'; renaming it again finishes that"):
-        table.delete_branch("old")
+        table.branches.delete("old")
     with pytest.raises(ConflictError, match="it is being renamed to 'new'"):
-        table.rename_branch("old", "third")
+        table.branches.rename("old", "third")
     with pytest.raises(ConflictError, match="is being made by renaming 'old'; renaming it again finishes that"):
-        table.create_branch("new", exist_ok=True)
-    table.rename_branch("old", "new")
+        table.branches.create("new", exist_ok=True)
+    table.branches.rename("old", "new")
     assert_renamed(table)
 
 
 def test_a_renaming_can_be_given_up(table: LanceTable) -> None:
     """Deleting what was begun leaves the branch as it was."""
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(6)).rename_branch("old", "new")
-    table.delete_branch("new")
+        through(table, plug_pulled_before_write(6)).branches.rename("old", "new")
+    table.branches.delete("new")
     assert ROWS == contents(table, "old")
     table.append(entries("late", 1), branch="old")
-    table.rename_branch("old", "third")
+    table.branches.rename("old", "third")
     assert sorted([*ROWS, ("late", 1)]) == contents(table, "third")
 
 
 def test_a_branch_in_use_is_not_renamed(table: LanceTable) -> None:
     """What refers to it is named."""
-    table.create_branch("old/child", "old")
-    table.create_tag("kept", "old@4")
+    table.branches.create("old/child", "old")
+    table.tags.create("kept", "old@4")
     with pytest.raises(
         ConflictError, match=r"cannot rename branch 'old' of .*: tag 'kept', branch 'old/child' refer to"
     ):
-        table.rename_branch("old", "new")
-    assert ["old", "old/child"] == sorted(table.branches())
+        table.branches.rename("old", "new")
+    assert ["old", "old/child"] == sorted(table.branches.list())
 
 
 def refer_before_the_mark(table: LanceTable) -> Script:
@@ -193,7 +193,7 @@ def refer_before_the_mark(table: LanceTable) -> Script:
     def script(request: Request) -> object:
         if request.verb == "compare_and_swap" and left:
             left.pop()
-            table.create_tag("kept", "old")
+            table.tags.create("kept", "old")
         return request.send()
 
     return script
@@ -202,12 +202,12 @@ def refer_before_the_mark(table: LanceTable) -> Script:
 def test_a_branch_found_to_be_in_use_too_late_is_as_it_was(table: LanceTable) -> None:
     """The new name is free again, and the branch takes commits; renaming it works once nothing refers to it."""
     with pytest.raises(ConflictError, match=r"cannot rename branch 'old' of .*: tag 'kept' refers to it"):
-        through(table, refer_before_the_mark(table)).rename_branch("old", "new")
-    assert ["old"] == list(table._parts.refs.branches())  # noqa: SLF001 - those being made are not shown
+        through(table, refer_before_the_mark(table)).branches.rename("old", "new")
+    assert ["old"] == list(table._context.refs.branches())  # noqa: SLF001 - those being made are not shown
     table.append(entries("late", 1), branch="old")
     table.delete("key = 'late'", branch="old")
-    table.delete_tag("kept")
-    table.rename_branch("old", "new")
+    table.tags.delete("kept")
+    table.branches.rename("old", "new")
     assert_renamed(table)
 
 
@@ -215,11 +215,11 @@ def test_a_branch_found_to_be_in_use_too_late_is_as_it_was(table: LanceTable) ->
 def test_a_renaming_begun_of_a_branch_in_use_is_given_up_by_the_next(table: LanceTable, step: int) -> None:
     """Also when it had copied versions already, before it died."""
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(step)).rename_branch("old", "new")
+        through(table, plug_pulled_before_write(step)).branches.rename("old", "new")
     as_pylance(table).tags.create("kept", ("old", 4))
     with pytest.raises(ConflictError, match="tag 'kept' refers to it"):
-        table.rename_branch("old", "new")
-    assert ["old"] == list(table._parts.refs.branches())  # noqa: SLF001 - those being made are not shown
+        table.branches.rename("old", "new")
+    assert ["old"] == list(table._context.refs.branches())  # noqa: SLF001 - those being made are not shown
     table.append(entries("late", 1), branch="old")
     assert sorted([*ROWS, ("late", 1)]) == contents(table, "old")
     assert [] == list(Path(table.uri, "tree/new").rglob("*.manifest"))
@@ -232,7 +232,7 @@ def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable)
         if request.verb == "list" and "tags" in request.key:
             looks.append(request.key)
             if len(looks) == 2:
-                renamed.append(table.rename_branch("old", "new").name)
+                renamed.append(table.branches.rename("old", "new").name)
                 return ["kept.json"]
         if request.verb == "get" and request.key.endswith("kept.json"):
             return tag
@@ -240,41 +240,41 @@ def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable)
 
     looks: list[str] = []
     renamed: list[str] = []
-    table.create_tag("kept", "old")
+    table.tags.create("kept", "old")
     tag = Path(table.uri, "_refs/tags/kept.json").read_bytes()
-    table.delete_tag("kept")
+    table.tags.delete("kept")
     with pytest.raises(ConflictError, match="tag 'kept' refers to it"):
-        through(table, script).rename_branch("old", "new")
+        through(table, script).branches.rename("old", "new")
     assert ["new"] == renamed
     assert_renamed(table)
 
 
 def test_names_that_cannot_be_given(table: LanceTable) -> None:
     """The rule, or what has the name, is in the error."""
-    table.create_branch("taken")
-    table.create_tag("tagged", "main")
+    table.branches.create("taken")
+    table.tags.create("tagged", "main")
     with pytest.raises(AlreadyExistsError, match=r"branch 'taken' of .* exists"):
-        table.rename_branch("old", "taken")
+        table.branches.rename("old", "taken")
     with pytest.raises(AlreadyExistsError, match="'tagged' is a tag"):
-        table.rename_branch("old", "tagged")
+        table.branches.rename("old", "tagged")
     with pytest.raises(InvalidRefNameError):
-        table.rename_branch("old", "a b")
+        table.branches.rename("old", "a b")
     with pytest.raises(InvalidInputError, match=r"main of .* cannot be renamed"):
-        table.rename_branch("main", "trunk")
+        table.branches.rename("main", "trunk")
     with pytest.raises(RefNotFoundError):
-        table.rename_branch("none", "new")
-    table.create_branch("short", "main@1")
-    table.delete_branch("taken")
+        table.branches.rename("none", "new")
+    table.branches.create("short", "main@1")
+    table.branches.delete("taken")
     with pytest.raises(AlreadyExistsError, match="was the name of another branch until less than a day ago"):
-        table.rename_branch("short", "taken")
+        table.branches.rename("short", "taken")
 
 
 def test_a_branch_that_began_above_is_renamed(table: LanceTable) -> None:
     """Where its numbers begin goes along."""
-    table.reset("old", "main@2")
-    first = table.branches()["old"].first
+    table.branches.reset("old", "main@2")
+    first = table.branches.list()["old"].first
     table.append(entries("n", 1), branch="old")
-    renamed = table.rename_branch("old", "new")
+    renamed = table.branches.rename("old", "new")
     assert (first, f"new@{first + 1}") == (renamed.first, str(table.head("new")))
     table.merge("new")
     assert ("n", 1) in contents(table)
@@ -282,80 +282,80 @@ def test_a_branch_that_began_above_is_renamed(table: LanceTable) -> None:
 
 def test_a_tag_gets_another_name(table: LanceTable) -> None:
     """Its history goes along."""
-    table.create_tag("candidate", "main@2", metadata={"by": "ann"})
-    table.move_tag("candidate", "main@3")
-    renamed = table.rename_tag("candidate", "production")
-    assert ["production"] == list(table.tags()) == list(as_pylance(table).tags.list())
-    assert ["main@3", "main@2"] == [move.after for move in table.tag_history("production")]
-    assert "main@2" == table.roll_back_tag("production").ref
+    table.tags.create("candidate", "main@2", metadata={"by": "ann"})
+    table.tags.move("candidate", "main@3")
+    renamed = table.tags.rename("candidate", "production")
+    assert ["production"] == list(table.tags.list()) == list(as_pylance(table).tags.list())
+    assert ["main@3", "main@2"] == [move.after for move in table.tags.history("production")]
+    assert "main@2" == table.tags.roll_back("production").ref
     assert "main@3" == renamed.ref
     with pytest.raises(RefNotFoundError):
-        table.rename_tag("candidate", "third")
+        table.tags.rename("candidate", "third")
 
 
 @pytest.mark.parametrize("step", range(3))
 def test_a_tag_whose_renaming_died_is_renamed_by_the_next(table: LanceTable, step: int) -> None:
     """There is one at every moment, and one in the end."""
-    table.create_tag("candidate", "main@2")
+    table.tags.create("candidate", "main@2")
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(step)).rename_tag("candidate", "production")
-    assert {"main@2"} == {tag.ref for tag in table.tags().values()}
-    assert "main@2" == table.rename_tag("candidate", "production").ref
-    assert ["production"] == list(table.tags())
-    assert "main@2" == table.rename_tag("candidate", "production").ref
+        through(table, plug_pulled_before_write(step)).tags.rename("candidate", "production")
+    assert {"main@2"} == {tag.ref for tag in table.tags.list().values()}
+    assert "main@2" == table.tags.rename("candidate", "production").ref
+    assert ["production"] == list(table.tags.list())
+    assert "main@2" == table.tags.rename("candidate", "production").ref
 
 
 def test_a_tag_that_was_renamed_long_ago_takes_no_other_one_in(table: LanceTable) -> None:
     """One of the old name that was made since, on the same version, is a tag of its own."""
-    table.create_tag("candidate", "main@2")
-    table.rename_tag("candidate", "production")
-    table.create_tag("candidate", "main@2", metadata={"note": "second"})
+    table.tags.create("candidate", "main@2")
+    table.tags.rename("candidate", "production")
+    table.tags.create("candidate", "main@2", metadata={"note": "second"})
     for _ in range(2):
         with pytest.raises(AlreadyExistsError, match=r"tag 'production' of .* exists and names main@2"):
-            table.rename_tag("candidate", "production")
-    assert "second" == table.tag("candidate").metadata["note"]
-    table.delete_tag("production")
-    table.rename_tag("candidate", "production")
-    assert [("production", "second")] == [(name, tag.metadata["note"]) for name, tag in table.tags().items()]
+            table.tags.rename("candidate", "production")
+    assert "second" == table.tags.get("candidate").metadata["note"]
+    table.tags.delete("production")
+    table.tags.rename("candidate", "production")
+    assert [("production", "second")] == [(name, tag.metadata["note"]) for name, tag in table.tags.list().items()]
 
 
 def test_a_tag_that_changed_since_its_renaming_died_is_not_lost(table: LanceTable) -> None:
     """What was said about it since is not in the other one."""
-    table.create_tag("candidate", "main@2")
+    table.tags.create("candidate", "main@2")
     with pytest.raises(PlugPulledError):
-        through(table, plug_pulled_before_write(2)).rename_tag("candidate", "production")
-    assert ["candidate", "production"] == sorted(table.tags())
-    table.set_tag_metadata("candidate", {"note": "late"})
+        through(table, plug_pulled_before_write(2)).tags.rename("candidate", "production")
+    assert ["candidate", "production"] == sorted(table.tags.list())
+    table.tags.set_metadata("candidate", {"note": "late"})
     with pytest.raises(AlreadyExistsError, match=r"tag 'production' of .* exists"):
-        table.rename_tag("candidate", "production")
-    table.delete_tag("production")
-    assert "late" == table.rename_tag("candidate", "production").metadata["note"]
+        table.tags.rename("candidate", "production")
+    table.tags.delete("production")
+    assert "late" == table.tags.rename("candidate", "production").metadata["note"]
 
 
 def test_a_tag_that_moves_while_it_is_renamed(table: LanceTable) -> None:
     """The mover is told, or the new tag has the move; none is lost without a word."""
-    table.create_tag("candidate", "main@2")
+    table.tags.create("candidate", "main@2")
     moved = [True]
 
     def script(request: Request) -> object:
         if request.verb == "compare_and_swap" and moved:
             moved.pop()
-            table.move_tag("candidate", "main@3")
+            table.tags.move("candidate", "main@3")
         return request.send()
 
     with pytest.raises(ConflictError, match="points to main@3, not to main@2"):
-        through(table, script).rename_tag("candidate", "production")
-    assert {"candidate": "main@3"} == {name: tag.ref for name, tag in table.tags().items()}
+        through(table, script).tags.rename("candidate", "production")
+    assert {"candidate": "main@3"} == {name: tag.ref for name, tag in table.tags.list().items()}
 
 
 def test_tags_that_cannot_be_renamed(table: LanceTable) -> None:
     """One that stays where it is, and names that are taken."""
-    table.create_tag("v1", "main@2", immutable=True)
-    table.create_tag("candidate", "main@2")
+    table.tags.create("v1", "main@2", immutable=True)
+    table.tags.create("candidate", "main@2")
     with pytest.raises(ProtectedError, match="cannot rename tag 'v1': it was created to stay where it is"):
-        table.rename_tag("v1", "v2")
+        table.tags.rename("v1", "v2")
     with pytest.raises(AlreadyExistsError, match=r"tag 'v1' of .* exists and names main@2"):
-        table.rename_tag("candidate", "v1")
+        table.tags.rename("candidate", "v1")
     with pytest.raises(AlreadyExistsError, match="'old' is a branch"):
-        table.rename_tag("candidate", "old")
+        table.tags.rename("candidate", "old")
     assert 2 == len(lance.dataset(table.uri).tags.list())

@@ -20,7 +20,7 @@ from lance_dagster.store import LocalStore
 from tests.backdating import free_names
 from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import as_pylance, entries, new_table, parts_on
+from tests.table_factory import as_pylance, context_on, entries, new_table
 
 
 @pytest.fixture
@@ -31,50 +31,50 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Script) -> LanceTable:
     """The same table behind a store that follows a script."""
-    return LanceTable(parts_on(ScriptedStore(LocalStore(table.uri), script)))
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def moves(table: LanceTable) -> list[tuple[str | None, str]]:
     """Where the tag went, newest first."""
-    return [(move.before, move.after) for move in table.tag_history("production")]
+    return [(move.before, move.after) for move in table.tags.history("production")]
 
 
 def test_every_move_is_remembered(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """From where, to where, when, by whom, and what was said."""
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
-    table.create_tag("production", "main@2", metadata={"dagster/run_id": "r1"})
+    table.tags.create("production", "main@2", metadata={"dagster/run_id": "r1"})
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "bob")
-    table.move_tag("production", "main@3", metadata={"lance/reason": "weekly"})
-    newest, first = table.tag_history("production")
+    table.tags.move("production", "main@3", metadata={"lance/reason": "weekly"})
+    newest, first = table.tags.history("production")
     assert (None, "main@2", "ann") == (first.before, first.after, first.moved_by)
     assert ("main@2", "main@3", "bob", 0) == (newest.before, newest.after, newest.moved_by, newest.steps_back)
     assert ({"dagster/run_id": "r1"}, {"lance/reason": "weekly"}) == (first.metadata, newest.metadata)
     assert first.moved_at is not None
     assert newest.moved_at is not None
     assert first.moved_at < newest.moved_at
-    assert "weekly" == table.tag("production").metadata["lance/reason"]
-    assert "dagster/run_id" not in table.tag("production").metadata
+    assert "weekly" == table.tags.get("production").metadata["lance/reason"]
+    assert "dagster/run_id" not in table.tags.get("production").metadata
 
 
 def test_a_tag_is_rolled_back_and_forth(table: LanceTable) -> None:
     """Step by step as far as at once; what was rolled back does not count, a move after that does."""
     for number in (2, 3, 4, 5):
-        table.move_tag("production", f"main@{number}")
-    assert "main@4" == table.roll_back_tag("production").ref
-    assert "main@3" == table.roll_back_tag("production", metadata={"lance/reason": "worse"}).ref
+        table.tags.move("production", f"main@{number}")
+    assert "main@4" == table.tags.roll_back("production").ref
+    assert "main@3" == table.tags.roll_back("production", metadata={"lance/reason": "worse"}).ref
     assert (1, {"lance/reason": "worse"}) == (
-        table.tag_history("production")[0].steps_back,
-        table.tag_history("production")[0].metadata,
+        table.tags.history("production")[0].steps_back,
+        table.tags.history("production")[0].metadata,
     )
-    table.move_tag("production", "main@6")
-    assert "main@2" == table.roll_back_tag("production", 2).ref
+    table.tags.move("production", "main@6")
+    assert "main@2" == table.tags.roll_back("production", 2).ref
     with pytest.raises(InvalidInputError, match="cannot roll tag 'production' back by 1: nothing is known from before"):
-        table.roll_back_tag("production")
-    table.move_tag("production", "main@6")
+        table.tags.roll_back("production")
+    table.tags.move("production", "main@6")
     with pytest.raises(InvalidInputError, match="back by 2: only main@2 is known from before main@6"):
-        table.roll_back_tag("production", 2)
+        table.tags.roll_back("production", 2)
     with pytest.raises(InvalidInputError, match="by 1 step or more, not by 0"):
-        table.roll_back_tag("production", 0)
+        table.tags.roll_back("production", 0)
     assert ("main@2", "main@6") == moves(table)[0]
     assert 9 == len(moves(table))
 
@@ -82,37 +82,37 @@ def test_a_tag_is_rolled_back_and_forth(table: LanceTable) -> None:
 def test_the_history_is_bounded(table: LanceTable) -> None:
     """In moves, and in what is said about them; rolling back goes as far as is known."""
     for number in range(30):
-        table.move_tag("production", f"main@{2 + number % 4}")
+        table.tags.move("production", f"main@{2 + number % 4}")
     assert 20 == len(moves(table))
-    assert "main@3" == table.tag("production").ref
-    assert f"main@{2 + 10 % 4}" == table.roll_back_tag("production", 19).ref
+    assert "main@3" == table.tags.get("production").ref
+    assert f"main@{2 + 10 % 4}" == table.tags.roll_back("production", 19).ref
     for number in range(10):
-        table.move_tag("production", f"main@{2 + number % 2}", metadata={"reason": "x" * 50_000})
+        table.tags.move("production", f"main@{2 + number % 2}", metadata={"reason": "x" * 50_000})
     assert 300_000 > (Path(table.uri) / "_refs/tags/production.json").stat().st_size
-    assert ("main@3", 3) == (table.tag("production").ref, len(moves(table)))
+    assert ("main@3", 3) == (table.tags.get("production").ref, len(moves(table)))
 
 
 def test_a_move_by_pylance_is_found_out(table: LanceTable) -> None:
     """It keeps the metadata and says nothing; the move is listed, counted and carried on."""
-    table.move_tag("production", "main@2", metadata={"reason": "first"})
+    table.tags.move("production", "main@2", metadata={"reason": "first"})
     as_pylance(table).tags.update("production", 4)
-    newest = table.tag_history("production")[0]
+    newest = table.tags.history("production")[0]
     assert ("main@2", "main@4", "another program") == (newest.before, newest.after, newest.moved_by)
-    table.move_tag("production", "main@5")
+    table.tags.move("production", "main@5")
     assert [("main@4", "main@5"), ("main@2", "main@4"), (None, "main@2")] == moves(table)
-    assert "main@4" == table.roll_back_tag("production").ref
+    assert "main@4" == table.tags.roll_back("production").ref
     as_pylance(table).tags.update("production", 6)
-    assert "main@4" == table.roll_back_tag("production").ref
-    assert "main@2" == table.roll_back_tag("production").ref
+    assert "main@4" == table.tags.roll_back("production").ref
+    assert "main@2" == table.tags.roll_back("production").ref
 
 
 def test_a_tag_of_pylance_has_a_history_from_then_on(table: LanceTable) -> None:
     """Where it was when we first moved it is known."""
     as_pylance(table).tags.create("production", 3)
     assert [(None, "main@3")] == moves(table)
-    table.move_tag("production", "main@4")
+    table.tags.move("production", "main@4")
     assert [("main@3", "main@4"), (None, "main@3")] == moves(table)
-    assert "main@3" == table.roll_back_tag("production").ref
+    assert "main@3" == table.tags.roll_back("production").ref
 
 
 @pytest.mark.parametrize(
@@ -120,154 +120,154 @@ def test_a_tag_of_pylance_has_a_history_from_then_on(table: LanceTable) -> None:
 )
 def test_a_history_that_cannot_be_read_stops_nobody(table: LanceTable, history: str) -> None:
     """The tag is worth more than its history, which begins anew."""
-    table.move_tag("production", "main@2")
+    table.tags.move("production", "main@2")
     path = Path(table.uri) / "_refs/tags/production.json"
     stored = json.loads(path.read_bytes())
     stored["metadata"][MOVES] = history
     path.write_text(json.dumps(stored))
-    table.move_tag("production", "main@4")
+    table.tags.move("production", "main@4")
     assert [("main@2", "main@4"), (None, "main@2")] == moves(table)
 
 
 def test_rolling_back_is_a_compare_and_swap(table: LanceTable) -> None:
     """Somebody moves the tag in between: nothing is rolled back that nobody looked at."""
     for number in (2, 3):
-        table.move_tag("production", f"main@{number}")
+        table.tags.move("production", f"main@{number}")
 
     def script(request: Request) -> object:
         if request.verb == "compare_and_swap":
-            table.move_tag("production", "main@5")
+            table.tags.move("production", "main@5")
         return request.send()
 
     with pytest.raises(RefMovedError, match="points to main@5, not to main@3"):
-        through(table, script).roll_back_tag("production")
+        through(table, script).tags.roll_back("production")
     with pytest.raises(RefMovedError, match="points to main@5, not to main@2"):
-        table.roll_back_tag("production", expected=table.at("main@2"))
-    assert "main@5" == table.tag("production").ref
+        table.tags.roll_back("production", expected=table.at("main@2"))
+    assert "main@5" == table.tags.get("production").ref
 
 
 def test_a_version_that_is_gone_is_not_rolled_back_to(table: LanceTable) -> None:
     """The error says which; a step more may do."""
-    table.create_branch("run", "main@2")
+    table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("main@2", "run@3", "main@4"):
-        table.move_tag("production", ref)
-    table.delete_branch("run")
+        table.tags.move("production", ref)
+    table.branches.delete("run")
     with pytest.raises(VersionNotFoundError, match=r"run@3 of .* is gone: its branch was deleted$"):
-        table.roll_back_tag("production")
-    assert "main@2" == table.roll_back_tag("production", 2).ref
+        table.tags.roll_back("production")
+    assert "main@2" == table.tags.roll_back("production", 2).ref
 
 
 def test_a_tag_is_not_rolled_back_to_another_branch(table: LanceTable) -> None:
     """It has the name and the number, and other rows."""
     for ref in ("main@2", "run@3", "main@4"):
         if ref == "run@3":
-            table.create_branch("run", "main@2")
+            table.branches.create("run", "main@2")
             table.append(entries("r", 1), branch="run")
-        table.move_tag("production", ref)
-    table.delete_branch("run")
+        table.tags.move("production", ref)
+    table.branches.delete("run")
     free_names(table)
-    table.create_branch("run", "main@2")
+    table.branches.create("run", "main@2")
     table.append(entries("stranger", 1), branch="run")
     gone = "run@3 of .* is gone: its branch was deleted, and another one has its name"
     with pytest.raises(VersionNotFoundError, match=gone):
-        LanceTable.open(table.uri).roll_back_tag("production")
-    assert "main@4" == table.tag("production").ref
-    assert "main@2" == table.roll_back_tag("production", 2).ref
+        LanceTable.open(table.uri).tags.roll_back("production")
+    assert "main@4" == table.tags.get("production").ref
+    assert "main@2" == table.tags.roll_back("production", 2).ref
 
 
 def test_a_tag_is_rolled_back_to_a_branch_that_was_renamed(table: LanceTable) -> None:
     """As often as is asked, and past it."""
-    table.create_branch("run", "main@2")
+    table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("main@2", "run@3", "main@4"):
-        table.move_tag("production", ref)
-    table.rename_branch("run", "renamed")
+        table.tags.move("production", ref)
+    table.branches.rename("run", "renamed")
     table.append(entries("r", 2), branch="renamed")
-    kept = table.collect_garbage(timedelta(0)).kept
+    kept = table.maintenance.collect_garbage(timedelta(0)).kept
     assert all("named earlier by tag 'production'" in kept[version] for version in ("main@2", "renamed@3"))
-    assert "renamed@3" == table.roll_back_tag("production").ref
-    assert "main@2" == table.roll_back_tag("production").ref
+    assert "renamed@3" == table.tags.roll_back("production").ref
+    assert "main@2" == table.tags.roll_back("production").ref
 
 
 def test_the_branch_of_a_move_by_pylance_is_known_from_the_next_move_on(table: LanceTable) -> None:
     """The tag keeps the branch from being deleted until then; moves from before ids were kept are told the same way."""
-    table.create_branch("run", "main@2")
+    table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     as_pylance(table, "run").tags.create("production", ("run", 3))
-    table.move_tag("production", "main@4")
-    newest, first = table.tag_history("production")
-    own = table.branch("run").id
+    table.tags.move("production", "main@4")
+    newest, first = table.tags.history("production")
+    own = table.branches.get("run").id
     assert ("", own, own, "main") == (first.before_id, first.after_id, newest.before_id, newest.after_id)
-    table.rename_branch("run", "renamed")
-    assert "renamed@3" == table.roll_back_tag("production").ref
+    table.branches.rename("run", "renamed")
+    assert "renamed@3" == table.tags.roll_back("production").ref
 
 
 def test_moves_without_ids_are_read(table: LanceTable) -> None:
     """The branch that has the name is taken for theirs."""
-    table.create_branch("run", "main@2")
+    table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("run@3", "main@4"):
-        table.move_tag("production", ref)
+        table.tags.move("production", ref)
     path = Path(table.uri) / "_refs/tags/production.json"
     stored = json.loads(path.read_bytes())
     moved = [{key: move[key] for key in ("from", "to", "at", "by")} for move in json.loads(stored["metadata"][MOVES])]
     stored["metadata"][MOVES] = json.dumps(moved)
     path.write_text(json.dumps(stored))
-    assert "run@3" == table.roll_back_tag("production").ref
+    assert "run@3" == table.tags.roll_back("production").ref
 
 
 def test_an_immutable_tag_stays(table: LanceTable) -> None:
     """It is not moved, and deleted only by who says so; what is said about it can change."""
-    made = table.create_tag("v1", "main@2", immutable=True, metadata={"by": "ann"})
-    assert (True, False) == (made.immutable, table.create_tag("v2", "main@2").immutable)
+    made = table.tags.create("v1", "main@2", immutable=True, metadata={"by": "ann"})
+    assert (True, False) == (made.immutable, table.tags.create("v2", "main@2").immutable)
     for expected in (None, table.at("main@2")):
         with pytest.raises(ProtectedError, match="cannot move tag 'v1': it was created to stay where it is") as caught:
-            table.move_tag("v1", "main@3", expected=expected)
+            table.tags.move("v1", "main@3", expected=expected)
         hint = "give the version another name, or delete the tag with delete_tag('v1', force=True)"
         assert hint == caught.value.hint
     with pytest.raises(ProtectedError, match="cannot delete tag 'v1'"):
-        table.delete_tag("v1")
-    table.set_tag_metadata("v1", {"by": None, "notes": "the first"})
-    assert ("main@2", "main@2") == (table.tag("v1").ref, table.move_tag("v1", "main@2").ref)
-    assert (True, "the first") == (table.tag("v1").immutable, table.tag("v1").metadata["notes"])
-    table.delete_tag("v1", force=True)
-    assert ["v2"] == list(table.tags())
+        table.tags.delete("v1")
+    table.tags.set_metadata("v1", {"by": None, "notes": "the first"})
+    assert ("main@2", "main@2") == (table.tags.get("v1").ref, table.tags.move("v1", "main@2").ref)
+    assert (True, "the first") == (table.tags.get("v1").immutable, table.tags.get("v1").metadata["notes"])
+    table.tags.delete("v1", force=True)
+    assert ["v2"] == list(table.tags.list())
 
 
 def test_an_immutable_tag_that_pylance_moved_is_put_back(table: LanceTable) -> None:
     """Nowhere else."""
-    table.create_tag("v1", "main@2", immutable=True)
+    table.tags.create("v1", "main@2", immutable=True)
     as_pylance(table).tags.update("v1", 3)
     with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
-        table.move_tag("v1", "main@4")
-    assert ("main@2", True) == (table.move_tag("v1", "main@2").ref, table.tag("v1").immutable)
-    assert "another program" == table.tag_history("v1")[1].moved_by
+        table.tags.move("v1", "main@4")
+    assert ("main@2", True) == (table.tags.move("v1", "main@2").ref, table.tags.get("v1").immutable)
+    assert "another program" == table.tags.history("v1")[1].moved_by
     with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
-        table.move_tag("v1", "main@3")
+        table.tags.move("v1", "main@3")
 
 
 def test_an_immutable_tag_stays_whatever_is_left_of_its_history(table: LanceTable) -> None:
     """Where it was created is kept apart from its moves, which are bounded and may not be readable."""
-    table.create_tag("v1", "main@2", immutable=True)
+    table.tags.create("v1", "main@2", immutable=True)
     for _ in range(11):
         as_pylance(table).tags.update("v1", 3)
-        assert "main@2" == table.move_tag("v1", "main@2").ref
+        assert "main@2" == table.tags.move("v1", "main@2").ref
     with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
-        table.move_tag("v1", "main@3")
+        table.tags.move("v1", "main@3")
     path = Path(table.uri) / "_refs/tags/v1.json"
     stored = json.loads(path.read_bytes())
     del stored["metadata"][MOVES]
     path.write_text(json.dumps(stored))
     with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
-        table.move_tag("v1", "main@3")
+        table.tags.move("v1", "main@3")
     as_pylance(table).tags.update("v1", 3)
-    assert "main@2" == table.move_tag("v1", "main@2").ref
+    assert "main@2" == table.tags.move("v1", "main@2").ref
 
 
 def test_metadata_is_changed_where_the_tag_is(table: LanceTable) -> None:
     """Somebody moves the tag in between: both have their way. Our own keys are not for others."""
-    table.create_tag("production", "main@2")
+    table.tags.create("production", "main@2")
     moved = [True]
 
     def script(request: Request) -> object:
@@ -276,15 +276,15 @@ def test_metadata_is_changed_where_the_tag_is(table: LanceTable) -> None:
             as_pylance(table).tags.update("production", 3)
         return request.send()
 
-    through(table, script).set_tag_metadata("production", {"note": "kept"})
-    assert ("main@3", "kept") == (table.tag("production").ref, table.tag("production").metadata["note"])
+    through(table, script).tags.set_metadata("production", {"note": "kept"})
+    assert ("main@3", "kept") == (table.tags.get("production").ref, table.tags.get("production").metadata["note"])
     assert 2 == len(moves(table))
     with pytest.raises(InvalidInputError, match=r"lance_dagster\.moves"):
-        table.set_tag_metadata("production", {MOVES: None})
+        table.tags.set_metadata("production", {MOVES: None})
     with pytest.raises(InvalidInputError, match=r"lance_dagster\.immutable"):
-        table.create_tag("other", "main@2", metadata={"lance_dagster.immutable": "no"})
+        table.tags.create("other", "main@2", metadata={"lance_dagster.immutable": "no"})
     with pytest.raises(RefNotFoundError):
-        table.set_tag_metadata("none", {"a": "b"})
+        table.tags.set_metadata("none", {"a": "b"})
 
 
 @pytest.mark.parametrize("step", range(2))
@@ -292,22 +292,22 @@ def test_metadata_is_changed_where_the_tag_is(table: LanceTable) -> None:
 def test_a_job_that_died_is_done_or_not(table: LanceTable, job: str, step: int) -> None:
     """Each is one write; doing it again ends the same."""
     if job != "create":
-        table.move_tag("production", "main@2")
-        table.move_tag("production", "main@3")
-    before = table.tags().get("production")
+        table.tags.move("production", "main@2")
+        table.tags.move("production", "main@3")
+    before = table.tags.list().get("production")
 
     def do(at: LanceTable) -> None:
         match job:
             case "create":
-                at.move_tag("production", "main@2")
+                at.tags.move("production", "main@2")
             case "move":
-                at.move_tag("production", "main@4")
+                at.tags.move("production", "main@4")
             case "roll back":
-                at.roll_back_tag("production", expected=at.at("main@3"))
+                at.tags.roll_back("production", expected=at.at("main@3"))
             case "describe":
-                at.set_tag_metadata("production", {"a": "b"})
+                at.tags.set_metadata("production", {"a": "b"})
             case _:
-                at.delete_tag("production")
+                at.tags.delete("production")
 
     writer = through(table, plug_pulled_before_write(step))
     if step:
@@ -315,9 +315,9 @@ def test_a_job_that_died_is_done_or_not(table: LanceTable, job: str, step: int) 
     else:
         with pytest.raises(PlugPulledError):
             do(writer)
-        assert before == table.tags().get("production")
+        assert before == table.tags.list().get("production")
         do(table)
-    after = table.tags().get("production")
+    after = table.tags.list().get("production")
     expected = {"create": "main@2", "move": "main@4", "roll back": "main@2", "describe": "main@3", "delete": None}
     assert expected[job] == (after.ref if after else None)
 
@@ -329,10 +329,10 @@ def move_often(uri: str, target: int) -> list[int]:
     for _ in range(6):
         while True:
             try:
-                current = table.tag("production")
+                current = table.tags.get("production")
                 if current.version == target:
                     break
-                table.move_tag("production", f"main@{target}", expected=table.at(current.ref))
+                table.tags.move("production", f"main@{target}", expected=table.at(current.ref))
             except RefMovedError:
                 continue
             landed += 1
@@ -342,7 +342,7 @@ def move_often(uri: str, target: int) -> list[int]:
 
 def test_movers_in_processes(table: LanceTable) -> None:
     """Each acknowledged move is in the history, and each begins where the one before ended."""
-    table.move_tag("production", "main@2")
+    table.tags.move("production", "main@2")
     landed = sum(count for (count,) in race(move_often, [(table.uri, target) for target in (3, 4, 5)]))
     history = moves(table)
     assert min(20, landed + 1) == len(history)
@@ -352,26 +352,26 @@ def test_movers_in_processes(table: LanceTable) -> None:
 def test_tags_are_listed_by_pattern(table: LanceTable) -> None:
     """Files of other tags are not read."""
     for name in ("v1.0", "v1.1", "v2.0", "production"):
-        table.create_tag(name, "main@2")
+        table.tags.create(name, "main@2")
     asked: list[str] = []
 
     def script(request: Request) -> object:
         asked.append(request.key)
         return request.send()
 
-    assert ["v1.0", "v1.1"] == sorted(through(table, script).tags("v1.*"))
+    assert ["v1.0", "v1.1"] == sorted(through(table, script).tags.list("v1.*"))
     assert 3 == len(asked)
     with pytest.raises(RefNotFoundError, match=r"did you mean 'v1\.0'"):
-        table.tag("v1.00")
+        table.tags.get("v1.00")
 
 
 def test_a_new_tag_tells_its_times(table: LanceTable) -> None:
     """What is returned is what is stored; a move keeps the time of creation."""
-    made = table.create_tag("v1", "main@1")
-    assert table.tag("v1") == made
+    made = table.tags.create("v1", "main@1")
+    assert table.tags.get("v1") == made
     assert made.created_at is not None
-    moved = table.move_tag("v1", "main@2")
-    assert table.tag("v1") == moved
+    moved = table.tags.move("v1", "main@2")
+    assert table.tags.get("v1") == moved
     assert made.updated_at is not None
     assert moved.updated_at is not None
     assert (made.created_at, True) == (moved.created_at, made.updated_at < moved.updated_at)

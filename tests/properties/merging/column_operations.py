@@ -36,7 +36,7 @@ def add_computed(context: OperationContext) -> OperationResult | None:
         values = {uid: None if uid % 5 == 0 else value for uid, value in values.items()}
         data = pa.table({KEY: list(values), column.name: pa.array(list(values.values()), pa.int64())})
         if context.ours:
-            context.table.add_columns(data, on=[KEY], branch=context.branch)
+            context.table.columns.add(data, on=[KEY], branch=context.branch)
         else:
             context.dataset.merge(data, KEY)
     else:
@@ -95,7 +95,7 @@ def forbid_nulls(context: OperationContext) -> OperationResult | None:
     if column is None or (column.nullable and any(row.value(column) is None for row in context.seen.rows.values())):
         return None
     if context.ours:
-        context.table.set_nullable(column.name, nullable=not column.nullable, branch=context.branch)
+        context.table.columns.set_nullable(column.name, nullable=not column.nullable, branch=context.branch)
     else:
         context.dataset.alter_columns({"path": column.name, "nullable": not column.nullable})  # type: ignore[dict-item]
     result = context.seen.with_column(replace(column, nullable=not column.nullable))

@@ -12,7 +12,7 @@ from tests.store.scripted import (
     answer_lost_at_write,
     plug_pulled_before_write,
 )
-from tests.table_factory import parts_on
+from tests.table_factory import context_on
 
 _WRITES, _REQUESTS = 5, 40
 """At most so many are let through: about what a merge of a small table makes."""
@@ -27,7 +27,7 @@ def cut_short(uri: str, source: str, into: str, dice: Dice) -> str:
         script = answer_lost_at_write(dice.below(_WRITES))
     else:
         script = plug_pulled_before_write(dice.below(_WRITES))
-    table = LanceTable(parts_on(ScriptedStore(open_store(uri, FAST), script)))
+    table = LanceTable(context_on(ScriptedStore(open_store(uri, FAST), script)))
     try:
         table.merge(source, into=into)
     except PlugPulledError:

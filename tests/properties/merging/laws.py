@@ -107,7 +107,7 @@ def _same_rows(wanted: Values, found: Values, law: str) -> None:
 
 def well_formed(table: LanceTable, branch: str, *, deep: bool = False) -> None:
     """Hold that nothing is wrong with the newest version of a branch: for us, and for pylance."""
-    report = table.verify(branch, deep=deep)
+    report = table.maintenance.verify(branch, deep=deep)
     hold(report.ok, "well formed", "; ".join(map(str, report.problems)))
     dataset = as_pylance(table, branch)
     dataset.validate()

@@ -103,7 +103,7 @@ class MergeChecks:
         both = self.dice.pick([SOURCE_WINS, DEST_WINS])
         for strategy in (SOURCE_WINS, DEST_WINS):
             trial = f"t{len(self.told)}-{strategy}"
-            self.table.create_branch(trial, self.into)
+            self.table.branches.create(trial, self.into)
             self.told[-1] = f"merge {self.source} into a fork of {self.into}, {strategy} ..."
             try:
                 self.table.merge(self.source, into=trial, strategy=strategy)
@@ -121,7 +121,7 @@ class MergeChecks:
     def _decided_back(self, trial: str, strategy: str) -> None:
         """Hold that the other strategy has the same rows when the merge is made the other way round."""
         back = f"{trial}-back"
-        self.table.create_branch(back, self.source)
+        self.table.branches.create(back, self.source)
         try:
             self.table.merge(self.into, into=back, strategy=strategy)
         except MergeConflictError:
@@ -146,7 +146,7 @@ class MergeChecks:
 
     def _made_back(self, dest: str) -> None:
         mirror = f"m{len(self.told)}"
-        self.table.create_branch(mirror, f"{self.source}@{opened(self.uri, self.source).version}")
+        self.table.branches.create(mirror, f"{self.source}@{opened(self.uri, self.source).version}")
         try:
             self.table.merge(dest, into=mirror)
         except MergeConflictError:
@@ -162,13 +162,13 @@ class MergeChecks:
         count by what is in them. A squash has another one, since it says what was squashed.
         """
         squashed, looked_at = f"q{len(self.told)}", f"p{len(self.told)}"
-        self.table.create_branch(squashed, dest)
+        self.table.branches.create(squashed, dest)
         self.table.merge(self.source, into=squashed, mode="squash")
         laws.same(self.table, squashed, result, "squash")
-        self.table.create_branch(f"o{len(self.told)}", dest)
-        self.table.preview_branch(self.source, f"o{len(self.told)}", name=looked_at)
+        self.table.branches.create(f"o{len(self.told)}", dest)
+        self.table.branches.preview(self.source, f"o{len(self.told)}", name=looked_at)
         laws.same(self.table, looked_at, result, "preview branch")
         laws.well_formed(self.table, looked_at)
-        ids = self.table.content_id(looked_at), self.table.content_id(self.into)
+        ids = self.table.maintenance.content_id(looked_at), self.table.maintenance.content_id(self.into)
         hold(ids[0] == ids[1], "content id", f"{looked_at} and {self.into}")
         self.tally.done["squashed and looked at"] += 1

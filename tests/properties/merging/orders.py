@@ -11,7 +11,7 @@ from tests.properties.merging.symmetry import same_rows
 
 def merged_in(table: LanceTable, name: str, dest: str, order: Sequence[str]) -> MergeConflictError | None:
     """Merge branches into a new fork of another one; why that is refused."""
-    table.create_branch(name, dest)
+    table.branches.create(name, dest)
     try:
         for source in order:
             table.merge(source, into=name)

@@ -171,7 +171,7 @@ class PickChecks:
 
     def _fork(self, branch: str) -> str:
         name = f"x{len(self.told)}-{len(self._forks)}"
-        self.table.create_branch(name, branch)
+        self.table.branches.create(name, branch)
         self.graph.fork(name, self.graph.heads[branch], branch)
         self._forks.append(name)
         self.tell(f"fork {name} from {branch}.")

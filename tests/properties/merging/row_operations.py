@@ -118,7 +118,7 @@ def compact(context: OperationContext) -> OperationResult | None:
     if context.seen.indices and context.branch != "main":
         return None
     if context.ours:
-        context.table.compact(branch=context.branch, deleted_share=0.0)
+        context.table.maintenance.compact(branch=context.branch, deleted_share=0.0)
     else:
         context.dataset.optimize.compact_files(materialize_deletions_threshold=0.0)
     return OperationResult(did="compact", told="", result=context.seen)

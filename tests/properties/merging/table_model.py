@@ -167,7 +167,7 @@ class TableModel:
         node = dice.pick(line) if line and dice.below(6) == 0 else self.graph.heads[step.other]
         at = (step.other, node[1])
         if step.ours:
-            self.table.create_branch(step.branch, f"{at[0]}@{at[1]}")
+            self.table.branches.create(step.branch, f"{at[0]}@{at[1]}")
         else:
             opened(self.uri, step.other).create_branch(step.branch, at if at[0] != "main" else (None, at[1]))
         self.graph.fork(step.branch, node, step.other)
@@ -283,7 +283,7 @@ class TableModel:
         """Hold what is true after every merge."""
         self.table.merge(source, into=into)
         hold(number == opened(self.uri, into).version, "merged again", "a second merge made a version")
-        hold(self.table.is_merged(source, into) is not None, "merged again", "it is said not to be merged")
+        hold(self.table.branches.is_merged(source, into) is not None, "merged again", "it is said not to be merged")
         laws.well_formed(self.table, into)
         laws.indexed(self.uri, into, self.graph.head(into).snapshot)
 

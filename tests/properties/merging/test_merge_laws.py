@@ -11,6 +11,7 @@ import pytest
 
 from lance_dagster import LanceTable, Version
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.history.context import Ref
 from tests.properties.merging.allowed_refusals import ALLOWED, needless
 from tests.properties.merging.histories import FINDS, History, broken, history, run, shrunk, signature
 from tests.properties.merging.operation_context import FAST
@@ -137,13 +138,13 @@ def test_a_wrong_merge_is_found(merger: Merger, laws: set[str]) -> None:
 class LosesRows(LanceTable):
     """Takes changes over, and back, and loses a row each time."""
 
-    def cherry_pick(self, commit: str, onto: str = "main", **how: object) -> Version:
+    def cherry_pick(self, source: Ref, into: str = "main", **how: object) -> Version:
         """Pick, and lose a row."""
-        return self._careless(super().cherry_pick(commit, onto, **how), onto)  # type: ignore[arg-type]  # as given
+        return self._careless(super().cherry_pick(source, into, **how), into)  # type: ignore[arg-type]  # as given
 
-    def revert(self, commit: str, branch: str = "main", **how: object) -> Version:
+    def revert(self, ref: Ref, branch: str = "main", **how: object) -> Version:
         """Take back, and lose a row."""
-        return self._careless(super().revert(commit, branch, **how), branch)  # type: ignore[arg-type]  # as given
+        return self._careless(super().revert(ref, branch, **how), branch)  # type: ignore[arg-type]  # as given
 
     def _careless(self, made: Version, branch: str) -> Version:
         ids = as_pylance(self, branch).to_table(columns=[KEY]).to_pydict()[KEY]
@@ -155,9 +156,9 @@ class LosesRows(LanceTable):
 class RevertsNothing(LanceTable):
     """Says that it took a change back, and has made a version."""
 
-    def revert(self, commit: str, branch: str = "main", **how: object) -> Version:
+    def revert(self, ref: Ref, branch: str = "main", **how: object) -> Version:
         """Make a version with all that was there."""
-        found = super().revert(commit, branch, **how)  # type: ignore[arg-type]  # as given
+        found = super().revert(ref, branch, **how)  # type: ignore[arg-type]  # as given
         self.restore(f"{branch}@{found.number - 1}", branch)
         return found
 

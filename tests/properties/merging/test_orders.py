@@ -51,7 +51,7 @@ def test_any_order_gives_the_same_rows(seed: int) -> None:
     try:
         model.start(dice.randint(3, 12), dice.randint(1, 3))
         for part in BRANCHES:
-            model.table.create_branch(part)
+            model.table.branches.create(part)
             worked(model, part, dice)
         if dice.random() < 0.5:
             opened(model.uri, "main").optimize.compact_files()

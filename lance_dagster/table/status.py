@@ -1,4 +1,4 @@
-"""Where branches and tags stand: the methods of a table that compare names with `main`."""
+"""How far the branches and tags of a table are ahead of `main` and behind it."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SQUASHED_PREFIX
-from lance_dagster.history.context import Parts
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import AheadBehind, Lineage, lineage_of
 from lance_dagster.history.refs.ref_store import READY, Branch, Tag
 from lance_dagster.history.versions import State, Version
-from lance_dagster.table.facade import Facade
 
 _READERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a branch or tag stands: `ahead` and `behind` count the versions that only it, or only `main`, contains.
+class RefStatus:
+    """A branch or tag beside `main`: `ahead` and `behind` count the versions that only it, or only `main`, contains.
 
     `version` is None, and nothing is counted, when the version cannot be found. `squashed` says that its changes came
     to `main` by a merge that does not count as one.
@@ -39,46 +38,33 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
-    """The newest version of `main`, and where the branches and tags stand."""
+    """The newest version of `main`, and how the branches and tags compare with it."""
 
     main: Version
-    branches: tuple[Standing, ...]
-    tags: tuple[Standing, ...]
+    branches: tuple[RefStatus, ...]
+    tags: tuple[RefStatus, ...]
 
 
-class Surveying(Facade):
-    """Versions are counted by the names of their files."""
-
-    def ahead_behind(self, one: str, other: str = MAIN) -> tuple[int, int]:
-        """Return how many versions only `one` contains, and how many only `other` does."""
-        refs = self._parts.refs
-        mine, theirs = (lineage_of(self._parts.at(ref), refs) for ref in (one, other))
-        distances = AheadBehind(refs.branches(), self._parts.versions)
-        return distances.ahead(mine, theirs), distances.ahead(theirs, mine)
-
-    def status(self) -> TableStatus:
-        """Say where every branch and tag stands beside `main`.
-
-        One version is read for each, and the names of the versions of each branch.
-        """
-        refs, versions = self._parts.refs, self._parts.versions
-        main, branches = versions.head(MAIN), refs.branches()
-        distances = AheadBehind(branches, versions)
-        survey = _Survey(self._parts, lineage_of(main, refs), branches, distances)
-        ready = sorted(name for name, branch in branches.items() if branch.state == READY)
-        with ThreadPoolExecutor(_READERS) as pool:
-            heads = list(pool.map(survey.head, ready))
-        tags = sorted(refs.tags().values(), key=_name)
-        return TableStatus(
-            main=self._described(main),
-            branches=tuple(survey.standing(name, found) for name, found in zip(ready, heads, strict=True)),
-            tags=tuple(survey.standing(tag.name, survey.version(tag.branch, tag.version)) for tag in tags),
-        )
+def status_of(context: TableContext) -> TableStatus:
+    """Compare every branch and tag with `main`; versions are counted by the names of their files."""
+    refs, versions = context.refs, context.versions
+    main, branches = versions.head(MAIN), refs.branches()
+    distances = AheadBehind(branches, versions)
+    survey = _Survey(context, lineage_of(main, refs), branches, distances)
+    ready = sorted(name for name, branch in branches.items() if branch.state == READY)
+    with ThreadPoolExecutor(_READERS) as pool:
+        heads = list(pool.map(survey.head, ready))
+    tags = sorted(refs.tags().values(), key=_name)
+    return TableStatus(
+        main=versions.describe(main),
+        branches=tuple(survey.status(name, found) for name, found in zip(ready, heads, strict=True)),
+        tags=tuple(survey.status(tag.name, survey.version(tag.branch, tag.version)) for tag in tags),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
-    parts: Parts
+    context: TableContext
     main: Lineage
     branches: Mapping[str, Branch]
     distances: AheadBehind
@@ -91,15 +77,15 @@ class _Survey:
     def version(self, branch: str, number: int) -> Lineage | None:
         """Return a version, or None when it is gone, or where it came from."""
         try:
-            return lineage_of(self.parts.versions.load(branch, number), self.parts.refs)
+            return lineage_of(self.context.versions.load(branch, number), self.context.refs)
         except (NotFoundError, InvalidInputError):
             return None
 
-    def standing(self, name: str, found: Lineage | None) -> Standing:
-        """Say where a version stands."""
+    def status(self, name: str, found: Lineage | None) -> RefStatus:
+        """Compare a version with `main`."""
         if found is None:
-            return Standing(name=name, version=None)
-        return Standing(
+            return RefStatus(name=name, version=None)
+        return RefStatus(
             name=name,
             version=str(found.state),
             rows=found.state.manifest.rows,

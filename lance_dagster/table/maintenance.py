@@ -1,30 +1,41 @@
-"""Upkeep: the methods of a table that look after its files and where they lie."""
+"""`table.maintenance`: what looks after the files of a table and where they lie."""
 
 import os
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Generic, TypeVar
 
-from lance_dagster.datafiles import StagedFiles
-from lance_dagster.edit import compaction as compacting, index_status as indexing, write
+from lance_dagster.edit import compaction, index_status
 from lance_dagster.edit.compaction import Goal
 from lance_dagster.edit.index_status import IndexStatus
-from lance_dagster.edit.write import Note, Rows
+from lance_dagster.edit.write import CommitInfo
+from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
-from lance_dagster.history.versions import Version
+from lance_dagster.gc.collect import SETTLING, GarbageOptions, GarbageReport, collect
+from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
+from lance_dagster.history.context import Properties, Ref, TableContext
+from lance_dagster.history.identifiers import content_id_of
+from lance_dagster.history.versions import Version, Versions
 from lance_dagster.placement import base_stores, clone, relocate
 from lance_dagster.placement.base_stores import NewBase
 from lance_dagster.placement.relocate import How, Relocation, migrate_manifest_names
-from lance_dagster.table.facade import Facade
-from lance_dagster.verify import verify as verifying
+from lance_dagster.verify import verify as verification
 from lance_dagster.verify.verify import VerifyReport
 from lance_dagster.verify.version_checks import Progress
 
+TableT = TypeVar("TableT")
+_SHORTEST_GRACE = timedelta(days=1)
 
-class Keeping(Facade):
-    """Rows are the same before and after each of these."""
 
-    def verify(self, ref: str | None = None, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
+class Maintenance(Generic[TableT]):
+    """Maintenance of a table, as `table.maintenance`. Rows are the same before and after each of these."""
+
+    def __init__(self, context: TableContext, table_of: Callable[[TableContext], TableT]) -> None:
+        """Wrap the context of a table, and what makes a table of the context of another one."""
+        self._context, self._table_of = context, table_of
+
+    def verify(self, ref: Ref | None = None, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
         """Look for damage: in every version, every file and every name; or in one version.
 
         Nothing is written. Writers may go on meanwhile.
@@ -40,11 +51,11 @@ class Keeping(Facade):
         Raises:
             RefNotFoundError: There is no branch or tag of that name.
         """
-        return verifying.verify(self._parts, ref, deep=deep, progress=progress)
+        return verification.verify(self._context, None if ref is None else str(ref), deep=deep, progress=progress)
 
-    def bases(self, ref: str = MAIN) -> tuple[BasePath, ...]:
+    def bases(self, ref: Ref = MAIN) -> tuple[BasePath, ...]:
         """Return the other places in which files of a version may lie."""
-        return tuple(sorted(self._parts.at(ref).manifest.base_paths, key=lambda base: base.id))
+        return tuple(sorted(self._context.at(ref).manifest.base_paths, key=lambda base: base.id))
 
     def add_base(
         self,
@@ -54,7 +65,7 @@ class Keeping(Facade):
         is_dataset_root: bool = False,
         branch: str = MAIN,
         message: str | None = None,
-        properties: Mapping[str, str] | None = None,
+        properties: Properties = None,
     ) -> BasePath:
         """Add a place that new data files can be written to: `append(stage(rows, base=name))`.
 
@@ -66,7 +77,7 @@ class Keeping(Facade):
             uri: A local path or `s3://bucket/path`.
             is_dataset_root: Whether data files lie in a folder `data` below it, or in the place itself.
             branch: The branch to commit to.
-            message: What to say in the log.
+            message: What the log says.
             properties: Kept with the transaction.
 
         Raises:
@@ -80,21 +91,7 @@ class Keeping(Facade):
             message=message,
             properties=properties or {},
         )
-        return base_stores.add_base(self._parts, branch, wanted)
-
-    def stage(self, data: Rows, *, branch: str = MAIN, base: str | None = None) -> StagedFiles:
-        """Write rows as data files that no version names yet, for any write of the table to commit.
-
-        Args:
-            data: Arrow rows.
-            branch: The branch they will be committed to, whose columns they must have.
-            base: The name of the base path to write to; None for the table itself.
-
-        Raises:
-            SchemaMismatchError: The rows do not fit the table.
-            InvalidInputError: The branch has no base path of that name.
-        """
-        return write.stage(self._parts, data, branch, base)
+        return base_stores.add_base(self._context, branch, wanted)
 
     def move_base(
         self,
@@ -121,8 +118,8 @@ class Keeping(Facade):
             InvalidInputError: No branch has such a base path.
             CorruptFileError: Files are missing at the new place.
         """
-        how = How(check=check, dry_run=dry_run, progress=progress)
-        return relocate.move_base(self._parts, name, os.fspath(uri), how)
+        options = How(check=check, dry_run=dry_run, progress=progress)
+        return relocate.move_base(self._context, name, os.fspath(uri), options)
 
     def relocate(
         self,
@@ -149,18 +146,18 @@ class Keeping(Facade):
             InvalidInputError: Where the table was cannot be told.
             CorruptFileError: Files are missing here.
         """
-        how = How(check=check, dry_run=dry_run, progress=progress)
-        return relocate.relocate(self._parts, None if old_uri is None else os.fspath(old_uri), how)
+        options = How(check=check, dry_run=dry_run, progress=progress)
+        return relocate.relocate(self._context, None if old_uri is None else os.fspath(old_uri), options)
 
     def clone(
         self,
         uri: str | os.PathLike[str],
-        at: str = MAIN,
+        at: Ref = MAIN,
         *,
         shallow: bool = True,
         storage_options: Mapping[str, str] | None = None,
         progress: Progress | None = None,
-    ) -> Self:
+    ) -> TableT:
         """Make a table of its own out of one version, and return it.
 
         A shallow clone is one manifest; it names the files here and lives as long as they do. It leaves a tag here on
@@ -180,27 +177,29 @@ class Keeping(Facade):
             CorruptFileError: A file of the version is missing; the clone is not there.
         """
         made = clone.clone(
-            self._parts,
-            self._parts.at(at),
+            self._context,
+            self._context.at(at),
             os.fspath(uri),
             shallow=shallow,
             storage_options=storage_options,
             progress=progress,
         )
-        return type(self)(made)
+        return self._table_of(made)
 
-    def indices(self, ref: str = MAIN) -> tuple[IndexStatus, ...]:
+    def indices(self, ref: Ref = MAIN) -> tuple[IndexStatus, ...]:
         """Return the indices of a version by name, with how many rows each covers."""
-        return indexing.index_statuses(self._parts.at(ref).manifest)
+        return index_status.index_statuses(self._context.at(ref).manifest)
 
-    def drop_index(self, name: str, *, branch: str = MAIN, message: str | None = None) -> Version:
+    def drop_index(
+        self, name: str, *, branch: str = MAIN, message: str | None = None, properties: Properties = None
+    ) -> Version:
         """Drop an index; its files stay until they are collected.
 
         Raises:
             NotFoundError: The branch has no index of that name.
         """
-        note = Note(branch=branch, message=message)
-        return self._described(indexing.drop_index(self._parts, name, note))
+        info = CommitInfo.of(branch, message, properties)
+        return self._context.versions.describe(index_status.drop_index(self._context, name, info))
 
     def compact(
         self,
@@ -209,7 +208,7 @@ class Keeping(Facade):
         target_rows: int = 1024 * 1024,
         deleted_share: float = 0.1,
         message: str | None = None,
-        properties: Mapping[str, str] | None = None,
+        properties: Properties = None,
         progress: Progress | None = None,
     ) -> Version:
         """Write neighbouring small fragments, and those with many deleted rows, anew as one; rows stay as they are.
@@ -223,7 +222,7 @@ class Keeping(Facade):
             branch: The branch to compact. Readers of older versions, and branches forked from them, keep the old files.
             target_rows: Rows a fragment should have at least.
             deleted_share: From 0 to 1: the share of deleted rows above which a fragment is rewritten even alone.
-            message: What to say in the log.
+            message: What the log says.
             properties: Kept with the transaction.
             progress: Called with how many groups of fragments were rewritten, and how many there are; not by pylance.
 
@@ -231,9 +230,9 @@ class Keeping(Facade):
             InvalidInputError: The branch has blobs, or an index of its own, beside an index it inherited.
             CommitConflictError: Other writers changed the same fragments again and again.
         """
-        note = Note(branch=branch, message=message, properties=properties or {})
+        info = CommitInfo.of(branch, message, properties)
         goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
-        return self._described(compacting.compact(self._parts, goal, note, progress))
+        return self._context.versions.describe(compaction.compact(self._context, goal, info, progress))
 
     def migrate_manifest_names(self) -> int:
         """Give the versions of an old table their present file names, which list the newest first; returns how many.
@@ -245,4 +244,90 @@ class Keeping(Facade):
         Raises:
             CorruptFileError: Two different manifests would have one name; both are still there.
         """
-        return migrate_manifest_names(self._parts.versions, self._parts.refs.branches())
+        return migrate_manifest_names(self._context.versions, self._context.refs.branches())
+
+    def content_id(self, ref: Ref = MAIN) -> str:
+        """Return a digest of what a version holds, which is the same for versions that hold the same.
+
+        It covers columns, data files, deleted rows, row ids, settings and indices, in their order; not the version's
+        number, time or transaction, the numbers fragments have, nor where files lie. So a branch has the content id of
+        the version it was forked from, and `main` that of a branch it took in without having changed meanwhile.
+        Reads one deletion file for each fragment that has one.
+        """
+        return content_id_of(self._context.versions, self._context.at(ref))
+
+    def collect_garbage(
+        self,
+        older_than: timedelta | None = None,
+        *,
+        dry_run: bool = True,
+        keep_last: int = 1,
+        branches: Mapping[str, timedelta] | None = None,
+        grace: timedelta | None = None,
+        progress: Progress | None = None,
+    ) -> GarbageReport:
+        """Let old versions expire, and delete files that no version names.
+
+        A version expires when it was not in use for `older_than`, and no tag, fork or coming merge needs it. From then
+        on it cannot be read. The files that only such versions name are deleted by a later call, a day after, so that
+        whoever is about to restore, tag or fork such a version at the same moment loses nothing. Writers and readers
+        may go on meanwhile; a crash leaves a table that reads as before, and the next call goes on.
+
+        Rules kept with the table, in the setting `lance_dagster.retention` of `main`, apply too: a version stays when
+        they or the arguments say so. Nothing outside of the table's folder is ever deleted, nor a file that is not
+        named like one of a table.
+
+        Args:
+            older_than: For how long versions stay that are not the newest any more; None for what is kept with the
+                table, or else 14 days.
+            dry_run: Only say what would be done.
+            keep_last: How many of the newest versions of each branch stay however old they are.
+            branches: Other ages for branches whose names match a pattern: `{"run/*": timedelta(days=2)}`. The first
+                that matches counts.
+            grace: How old a file has to be that no version names, since somebody may be about to commit it; None for
+                `older_than`, but at least a day. Shorter than a day, it also is how long files of expired versions
+                stay; with zero everything happens at once, and nobody else may be at work.
+            progress: Called with how many steps are done and how many there are.
+
+        Returns:
+            What was deleted, or would be, and what was kept and why. A version or a name that cannot be read is no
+            exception here: it is among the problems, and nothing was deleted.
+
+        Raises:
+            InvalidInputError: A duration is negative, or the rules kept with the table cannot be read.
+        """
+        try:
+            stored = self._stored_retention()
+        except FormatError:
+            # Then nothing is deleted, and the report says so.
+            stored, dry_run = None, True
+        age = _duration(older_than if older_than is not None else stored.rest.older_than if stored else DEFAULT_AGE)
+        # Where the table has rules, those not given here leave it to them.
+        rest = timedelta(0) if stored and older_than is None else age
+        ages = {pattern: _duration(found) for pattern, found in (branches or {}).items()}
+        given = Retention(
+            rest=Rule(older_than=rest, keep_last=keep_last),
+            branches={pattern: Rule(older_than=found, keep_last=keep_last) for pattern, found in ages.items()},
+        )
+        grace = max(age, _SHORTEST_GRACE) if grace is None else _duration(grace)
+        options = GarbageOptions(
+            rules=(given, stored) if stored else (given,),
+            grace=grace,
+            settling=min(grace, SETTLING),
+            dry_run=dry_run,
+        )
+        try:
+            return collect(self._context.store, options, progress)
+        finally:
+            # Versions that were read before, and kept in memory, may be gone.
+            self._context.versions.forget()
+
+    def _stored_retention(self) -> Retention | None:
+        text = Versions(self._context.store).head(MAIN).manifest.config.get(SETTING)
+        return None if text is None else retention_from_json(text)
+
+
+def _duration(value: object) -> timedelta:
+    if not isinstance(value, timedelta):
+        raise InvalidInputError(f"{value!r} is no duration; give a timedelta or a pendulum.Duration")
+    return value

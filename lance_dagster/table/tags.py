@@ -1,40 +1,44 @@
-"""Tags: the methods of a table that name versions."""
+"""`table.tags`: names of versions, which move by compare-and-swap and remember where they were."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lance_dagster.errors import AlreadyExistsError
-from lance_dagster.history.refs import rename, tag_operations as tagged
+from lance_dagster.format.validation import string_list
+from lance_dagster.history.context import Ref, TableContext
+from lance_dagster.history.refs import protection as protecting, rename, tag_operations
+from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.refs.tag_operations import TagMove, TagTarget
 from lance_dagster.history.versions import Version
-from lance_dagster.table.facade import Facade
 
 
-class Tagging(Facade):
-    """Tags move by compare-and-swap, and remember where they were."""
+class Tags:
+    """The tags of a table, as `table.tags`."""
 
-    def tags(self, pattern: str | None = None) -> dict[str, Tag]:
+    def __init__(self, context: TableContext) -> None:
+        """Wrap the context of a table."""
+        self._context = context
+
+    def list(self, pattern: str | None = None) -> dict[str, Tag]:
         """Return the tags by name.
 
         Args:
             pattern: A glob pattern such as `"v1.*"`; the files of other tags are not read.
         """
-        return self._parts.refs.tags(pattern)
+        return self._context.refs.tags(pattern)
 
-    def tag(self, name: str) -> Tag:
+    def get(self, name: str) -> Tag:
         """Return one tag; reads one file.
 
         Raises:
             RefNotFoundError: There is no such tag.
         """
-        found = self._parts.refs.tag(name)
+        found = self._context.refs.tag(name)
         if found is None:
-            raise self._parts.refs.tag_not_found(name)
+            raise self._context.refs.tag_not_found(name)
         return found
 
-    def create_tag(
-        self, name: str, at: str, *, metadata: Mapping[str, str] | None = None, immutable: bool = False
-    ) -> Tag:
+    def create(self, name: str, at: Ref, *, metadata: Mapping[str, str] | None = None, immutable: bool = False) -> Tag:
         """Name a version.
 
         Args:
@@ -50,15 +54,15 @@ class Tagging(Facade):
             RefNotFoundError: There is no such version, or its branch was deleted meanwhile.
             ProtectedError: The name is protected, and the version on a branch that is not.
         """
-        target = TagTarget(state=self._parts.at(at), metadata=metadata or {})
-        return tagged.create_tag(name, target, self._parts.refs, self._parts.versions, immutable=immutable)
+        target = TagTarget(state=self._context.at(at), metadata=metadata or {})
+        return tag_operations.create_tag(name, target, self._context.refs, self._context.versions, immutable=immutable)
 
-    def move_tag(
+    def move(
         self,
         name: str,
-        at: str,
+        at: Ref,
         *,
-        expected: Version | None = None,
+        expected: Version | str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Tag:
         """Point a tag to another version by compare-and-swap; create it when there is none and none is expected.
@@ -76,23 +80,25 @@ class Tagging(Facade):
                 meanwhile.
             ProtectedError: It is immutable; or protected, and the version on a branch that is not.
         """
-        refs, versions = self._parts.refs, self._parts.versions
-        target = TagTarget(state=self._parts.at(at), metadata=metadata or {})
+        refs, versions = self._context.refs, self._context.versions
+        target = TagTarget(state=self._context.at(at), metadata=metadata or {})
         if expected is None and refs.tag(name) is None:
             try:
-                return tagged.create_tag(name, target, refs, versions, immutable=False)
+                return tag_operations.create_tag(name, target, refs, versions, immutable=False)
             except AlreadyExistsError:
                 # Somebody created it meanwhile; where a branch has the name, there is no tag.
                 if refs.tag(name) is None:
                     raise
-        return tagged.move_tag(name, target, refs, versions, expected=None if expected is None else str(expected))
+        return tag_operations.move_tag(
+            name, target, refs, versions, expected=None if expected is None else str(expected)
+        )
 
-    def roll_back_tag(
+    def roll_back(
         self,
         name: str,
         steps: int = 1,
         *,
-        expected: Version | None = None,
+        expected: Version | str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Tag:
         """Point a tag to where it was some moves ago, by compare-and-swap: one more move, of its own kind.
@@ -114,13 +120,13 @@ class Tagging(Facade):
             RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
             ProtectedError: It is immutable; or protected, and the version on a branch that is not.
         """
-        current = self.tag(name)
-        state = self._parts.recalled(tagged.earlier_target(current, steps))
+        current = self.get(name)
+        state = self._context.load_recorded(tag_operations.earlier_target(current, steps))
         target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps)
         where = current.ref if expected is None else str(expected)
-        return tagged.move_tag(name, target, self._parts.refs, self._parts.versions, expected=where)
+        return tag_operations.move_tag(name, target, self._context.refs, self._context.versions, expected=where)
 
-    def tag_history(self, name: str) -> tuple[TagMove, ...]:
+    def history(self, name: str) -> tuple[TagMove, ...]:
         """Return the last moves of a tag, newest first, its creation included while it is among them.
 
         A move by another program is found out when the next one is made, or when it is asked for here.
@@ -128,9 +134,9 @@ class Tagging(Facade):
         Raises:
             RefNotFoundError: There is no such tag.
         """
-        return tagged.tag_history(self.tag(name))
+        return tag_operations.tag_history(self.get(name))
 
-    def rename_tag(self, name: str, new_name: str) -> Tag:
+    def rename(self, name: str, new_name: str) -> Tag:
         """Give a tag another name; its history goes along. For a moment both are there.
 
         Raises:
@@ -139,18 +145,18 @@ class Tagging(Facade):
             AlreadyExistsError: The new name is taken.
             ProtectedError: It is immutable, or one of the names is protected.
         """
-        return rename.rename_tag(name, new_name, self._parts.refs)
+        return rename.rename_tag(name, new_name, self._context.refs)
 
-    def set_tag_metadata(self, name: str, updates: Mapping[str, str | None]) -> Tag:
+    def set_metadata(self, name: str, updates: Mapping[str, str | None]) -> Tag:
         """Change what is kept with a tag, by compare-and-swap; a value of None takes a key out.
 
         Raises:
             RefNotFoundError: There is no such tag.
             InvalidInputError: A key starts with `lance_dagster.`.
         """
-        return tagged.set_metadata(name, updates, self._parts.refs)
+        return tag_operations.set_metadata(name, updates, self._context.refs)
 
-    def delete_tag(self, name: str, *, force: bool = False) -> None:
+    def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a tag.
 
         Args:
@@ -161,4 +167,30 @@ class Tagging(Facade):
             RefNotFoundError: There is no such tag.
             ProtectedError: It is protected; or immutable, and `force` is False.
         """
-        tagged.delete_tag(name, self._parts.refs, force=force)
+        tag_operations.delete_tag(name, self._context.refs, force=force)
+
+    def protect(self, patterns: Sequence[str]) -> Protection:
+        """Protect tags by glob patterns, beside those that are protected already.
+
+        A protected tag can only name versions of `main` or of protected branches; it cannot be deleted or renamed.
+        Programs that write past this package do not look.
+
+        Args:
+            patterns: Such as `["production", "v*"]`; `*` stands for any characters, "/" included.
+
+        Raises:
+            InvalidInputError: A pattern is empty, or what is given is no list.
+        """
+        return protecting.change_protection(self._context.store, _patterns(patterns), Protection())
+
+    def unprotect(self, patterns: Sequence[str]) -> Protection:
+        """Take patterns of `protect` back.
+
+        Raises:
+            InvalidInputError: Nothing is protected by such a pattern.
+        """
+        return protecting.change_protection(self._context.store, Protection(), _patterns(patterns))
+
+
+def _patterns(given: Sequence[str]) -> Protection:
+    return Protection(tags=string_list("patterns", given, "v*"))

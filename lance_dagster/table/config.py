@@ -1,0 +1,94 @@
+"""`table.config`: settings that Lance programs go by, and what a table and its schema say about themselves."""
+
+from collections.abc import Mapping
+
+from lance_dagster.edit import column_edits
+from lance_dagster.edit.column_edits import map_update
+from lance_dagster.edit.write import CommitInfo
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, UpdateConfig
+from lance_dagster.history.context import Properties, Ref, TableContext
+from lance_dagster.history.versions import Version
+
+Changes = Mapping[str, str | None]
+"""New values by key; None takes a key out."""
+
+
+class Config:
+    """The settings and the metadata of a table, as `table.config`.
+
+    Every change makes one version. `replace` takes out the keys that are not given; without it they stay.
+    """
+
+    def __init__(self, context: TableContext) -> None:
+        """Wrap the context of a table."""
+        self._context = context
+
+    def get(self, ref: Ref = MAIN) -> dict[str, str]:
+        """Return the settings of a version that Lance programs go by, and rules kept with the table."""
+        return dict(self._context.at(ref).manifest.config)
+
+    def set(
+        self,
+        settings: Changes,
+        *,
+        replace: bool = False,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Change settings that Lance programs go by, such as `lance.auto_cleanup.interval`.
+
+        Args:
+            settings: New values by key; a value of None takes a key out.
+            replace: Whether keys that are not given are taken out.
+            branch: The branch to commit to.
+            message: What the log says.
+            properties: Kept with the transaction.
+        """
+        update = UpdateConfig(config=map_update("settings", settings, replace=replace))
+        return self._committed(update, CommitInfo.of(branch, message, properties))
+
+    def table_metadata(self, ref: Ref = MAIN) -> dict[str, str]:
+        """Return what a version says about the table, without what merges recorded there."""
+        found = self._context.at(ref).manifest.table_metadata
+        return {key: value for key, value in found.items() if not key.startswith(MERGE_RECORD_PREFIXES)}
+
+    def set_table_metadata(
+        self,
+        metadata: Changes,
+        *,
+        replace: bool = False,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Say something about the table; the arguments are those of `set`.
+
+        What merges have recorded there stays, whatever is replaced.
+
+        Raises:
+            InvalidInputError: A key is one that merges record something under.
+        """
+        update = map_update("metadata", metadata, replace=replace)
+        taken = sorted(key for key in metadata if key.startswith(MERGE_RECORD_PREFIXES))
+        if taken:
+            raise InvalidInputError(f"what merges have recorded is not yours to change: {', '.join(taken)}")
+        return self._committed(UpdateConfig(table_metadata=update), CommitInfo.of(branch, message, properties))
+
+    def set_schema_metadata(
+        self,
+        metadata: Changes,
+        *,
+        replace: bool = False,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Say something about the schema, as Arrow's schema metadata; the arguments are those of `set`."""
+        update = UpdateConfig(schema_metadata=map_update("metadata", metadata, replace=replace))
+        return self._committed(update, CommitInfo.of(branch, message, properties))
+
+    def _committed(self, update: UpdateConfig, info: CommitInfo) -> Version:
+        return self._context.versions.describe(column_edits.describe(self._context, update, info))
