@@ -10,6 +10,7 @@
     |    CommitConflictError (.retryable .theirs), MergeConflictError (.conflicts), RefMovedError (.expected .found)
     |- ProtectedError                        .kind .name .refused: a rule of the table forbids it
     |- PublishRefusedError                   .reasons
+    |- MissingExtraError (ImportError)       .package .extra: install the extra
     |- FormatError                           the bytes cannot be understood
     |    CorruptFileError (.path), UnsupportedFeatureError (.flags)
     |- CommitStateUnknownError               .uuid .transaction: it may or may not have landed; resume, never delete
@@ -121,6 +122,26 @@ class RefNotFoundError(NotFoundError):
         """Name the ref, the table and the nearest names."""
         commit = self.kind == "branch or tag" and _MAYBE_COMMIT.fullmatch(self.ref)
         return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
+
+
+class MissingExtraError(LanceDagsterError, ImportError):
+    """Report that an optional package is not installed, and which extra of this package brings it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        """Keep the package that is missing, the extra that brings it, and what it is needed for."""
+        super().__init__(package, extra, purpose)
+        self.package = package
+        self.extra = extra
+        self.purpose = purpose
+
+    @property
+    def hint(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'lance-dagster[{self.extra}]'"
+
+    def __str__(self) -> str:
+        """Say what is missing, for what, and how to install it."""
+        return f"{self.purpose} needs {self.package}, which is not installed: {self.hint}"
 
 
 class AlreadyExistsError(LanceDagsterError):

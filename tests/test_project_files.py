@@ -20,8 +20,16 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
 
+# Extras that users install for what the package itself does.
+EXTRAS = ("connect", "java", "polars", "s3", "spark")
 # Required, and never imported by us.
-DEMANDED_BY_OTHERS = {NormalizedName("pandas"): "Spark's mapInArrow refuses to start without it"}
+DEMANDED_BY_OTHERS = {
+    NormalizedName("pandas"): "Spark's mapInArrow refuses to start without it",
+    **dict.fromkeys(
+        map(NormalizedName, ("googleapis-common-protos", "grpcio", "grpcio-status", "zstandard")),
+        "the client of Spark Connect imports it",
+    ),
+}
 
 
 def declared() -> dict[NormalizedName, Requirement]:
@@ -52,8 +60,9 @@ def test_every_import_is_declared() -> None:
 
 
 def test_every_requirement_is_used() -> None:
-    """What a user has to install is imported somewhere, or demanded by something that is."""
-    required = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    """What a user has to install, with or without extras, is imported somewhere, or demanded by something that is."""
+    lines = [*PROJECT["dependencies"], *(line for name in EXTRAS for line in PROJECT["optional-dependencies"][name])]
+    required = {canonicalize_name(Requirement(line).name) for line in lines} - {canonicalize_name(PROJECT["name"])}
     assert set() == required - imported() - DEMANDED_BY_OTHERS.keys()
 
 

@@ -44,6 +44,7 @@ PUBLIC_NAMES = [
     "LogFilter",
     "MergeConflictError",
     "MergePreview",
+    "MissingExtraError",
     "NotFoundError",
     "NotNull",
     "NullRate",

@@ -1,10 +1,18 @@
 """Spark beside Lance tables: frames from versions, and versions from frames."""
 
-from lance_dagster.spark.java import ensure_java
-from lance_dagster.spark.session import local_session
-from lance_dagster.spark.source import LanceDataSource, read_table
-from lance_dagster.spark.spark_schema import replacement_schema, target_schema
-from lance_dagster.spark.writer import stage
+from lance_dagster.errors import MissingExtraError
+
+try:
+    from lance_dagster.spark.java import ensure_java
+    from lance_dagster.spark.session import local_session
+    from lance_dagster.spark.source import LanceDataSource, read_table
+    from lance_dagster.spark.spark_schema import replacement_schema, target_schema
+    from lance_dagster.spark.writer import stage
+except ModuleNotFoundError as error:
+    # A module that pyspark itself misses has another name, and another remedy.
+    if error.name != "pyspark":
+        raise
+    raise MissingExtraError("pyspark", "spark", "Spark") from error
 
 __all__ = [
     "LanceDataSource",

