@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -18,7 +17,7 @@ from lance_dagster.plugin.partitions import partition_filter
 from lance_dagster.plugin.pinned import PinnedTable, all_of
 from lance_dagster.plugin.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, SparkResource, check_fields
-from lance_dagster.plugin.run_branch import RunBranch, create_table
+from lance_dagster.plugin.run_branch import RunBranch
 from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain, started_at
 from lance_dagster.plugin.writes import PassedRows, Write, partitions_definition, write_mode
 from lance_dagster.table import LanceTable
@@ -73,20 +72,20 @@ class LanceIOManager(dg.ConfigurableIOManager):
         handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
         vectors = _vectors(context.definition_metadata)
         schema = handler.schema(obj, vectors)
-        # Found out here, because creating the table is the first thing that cannot be taken back.
+        # A partition column that cannot work is refused here, because the next step may create the table.
         write.scope(schema)
         uri = self.lance.uri_of(context.asset_key, context.definition_metadata)
-        table = create_table(uri, schema, self.lance.storage_options)
+        # Another process of the run may create the table at the same time.
+        table = LanceTable.create(uri, schema, storage_options=self.lance.storage_options, exist_ok=True)
         branch = RunBranch(table=table, chain=self._chain_of(context))
         if write.mode == "append" and branch.find() is None:
             self._refuse_published(write.asset, branch)
         name = branch.ensure()
-        base = table.head(name)
         current = None if write.mode == "overwrite" else table.schema(name)
         rows = handler.rows(obj, Destination(table=table, branch=name, schema=current, vectors=vectors))
         passed = PassedRows(rows, write)
         version = write.commit(branch, passed.rows)
-        self._report(context, table, _Committed(version, base, passed.count if write.keys else None))
+        self._report(context, table, version, passed.count if write.keys else None)
 
     def load_input(self, context: dg.InputContext) -> object:
         """Return the upstream table as this run should see it, as the type the input is annotated with.
@@ -120,7 +119,11 @@ class LanceIOManager(dg.ConfigurableIOManager):
         return self._chain.after(produced_in)
 
     def _refuse_published(self, asset: str, branch: RunBranch) -> None:
-        """Refuse to append what a run that this one continues has published already: it would be there twice."""
+        """Refuse to append what a run that this one continues has published: its rows would be there twice.
+
+        Raises:
+            InvalidInputError: Such a run has published its append to the asset.
+        """
         earlier = branch.chain.run_ids[1:]
         if not earlier or self._instance is None:
             return
@@ -132,19 +135,23 @@ class LanceIOManager(dg.ConfigurableIOManager):
                 f"as {landed}; repeating the step would add its rows again: leave the step out, or start a new run"
             )
 
-    def _report(self, context: dg.OutputContext, table: LanceTable, done: "_Committed") -> None:
+    def _report(
+        self, context: dg.OutputContext, table: LanceTable, version: Version, partition_rows: int | None
+    ) -> None:
+        """Put what was committed on the event of the output."""
         metadata: dict[str, dg.MetadataValue | dg.TableSchema | str | int] = {
-            md.ROW_COUNT: done.version.rows,
-            md.COLUMN_SCHEMA: md.column_schema(table.schema(str(done.version))),
+            md.ROW_COUNT: version.rows,
+            md.COLUMN_SCHEMA: md.column_schema(table.schema(version)),
             md.URI: table.uri,
             md.TABLE_NAME: self.lance.address_of(context.asset_key, context.definition_metadata).dotted,
-            **md.version_metadata(done.version),
-            md.BASE_VERSION: str(done.base),
+            **md.version_metadata(version),
+            # What the commit was made on, which is not the head read before where another step came first.
+            md.BASE_VERSION: version.parents[0],
         }
-        if done.partition_rows is not None:
-            metadata[md.PARTITION_ROW_COUNT] = done.partition_rows
+        if partition_rows is not None:
+            metadata[md.PARTITION_ROW_COUNT] = partition_rows
         context.add_output_metadata(metadata)
-        set_data_version(context, done.version.transaction)
+        set_data_version(context, version.transaction)
 
 
 def set_data_version(context: dg.OutputContext, data_version: str) -> None:
@@ -157,13 +164,6 @@ def set_data_version(context: dg.OutputContext, data_version: str) -> None:
     except dg.DagsterInvariantViolationError:  # called directly: there is no event to put it on
         return
     step.set_data_version(context.asset_key, dg.DataVersion(data_version))
-
-
-@dataclass(frozen=True, slots=True)
-class _Committed:
-    version: Version
-    base: Version
-    partition_rows: int | None
 
 
 def _partition_filter(context: dg.InputContext, upstream: Mapping[str, object], pinned: PinnedTable) -> str | None:

@@ -44,7 +44,7 @@ class PinnedTable:
     @property
     def schema(self) -> pa.Schema:
         """The table's schema at this version."""
-        return self.table.schema(self.ref)
+        return self.table.schema(self.version)
 
     @property
     def is_narrowed(self) -> bool:
@@ -53,15 +53,16 @@ class PinnedTable:
 
     def count_rows(self, filter: str | None = None) -> int:
         """Return the number of rows a Lance SQL filter selects, without reading the others."""
-        return self.table.count_rows(self.ref, filter=all_of(self.filter, filter))
+        wanted = all_of(self.filter, filter)
+        return self.version.rows if wanted is None else self.table.count_rows(self.version, filter=wanted)
 
     def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
         """Return rows as an Arrow table in memory."""
-        return self.table.read(self.ref, columns=self._columns(columns), filter=all_of(self.filter, filter))
+        return self.table.read(self.version, columns=self._columns(columns), filter=all_of(self.filter, filter))
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.RecordBatchReader:
         """Return rows as a stream of record batches."""
-        return self.table.scan(self.ref, columns=self._columns(columns), filter=all_of(self.filter, filter))
+        return self.table.scan(self.version, columns=self._columns(columns), filter=all_of(self.filter, filter))
 
     def spark(
         self, spark: "SparkSession", columns: Sequence[str] | None = None, filter: str | None = None
@@ -77,7 +78,7 @@ class PinnedTable:
 
         Such a handle cannot carry `columns` and `filter`.
         """
-        return self.table.to_lance(self.ref)
+        return self.table.to_lance(self.version)
 
     def _columns(self, columns: Sequence[str] | None) -> list[str] | None:
         chosen = columns if columns is not None else self.columns

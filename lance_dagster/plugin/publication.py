@@ -6,10 +6,8 @@
 4. retire: delete the branches. Nothing needs them any more, so failing here fails nothing.
 
 A process may be killed between any two steps, and between any two tables within a step. Whoever comes next
-starts at the first step again, finds what is done and does the rest. After the branches are gone, `main`'s
-own log tells which run was merged where.
-
-What the log of `main` says about publications, once the branches they came from are gone.
+starts at the first step again, finds what is done and does the rest. After the branches are gone, the log of
+`main` says which run was merged where (`landed_as`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,12 +21,15 @@ from lance_dagster.errors import AlreadyExistsError, MergeConflictError, RefMove
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
+from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_branch import RunBranch, is_written
 from lance_dagster.plugin.run_chain import BACKFILL_TAG, RunChain, run_of, started_at
 from lance_dagster.table import LanceTable
 
 _TRIES = 5
+_NOTHING_MERGED = "cannot merge, so no table was merged and no tag moved:"
+_SOME_MERGED = "cannot merge, so no tag moved; what was merged before stays merged, and the next publication finds it:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +106,8 @@ def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
 def _find_by_backfill(publication: Publication, backfill_id: str, instance: dg.DagsterInstance) -> Publication:
     table = publication.table
     branches = sorted(table.branches.list().values(), key=lambda branch: branch.created_at)
-    theirs = [branch.name for branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
-    heads = tuple(head for head in map(table.head, theirs) if is_written(head))
+    of_backfill = [branch.name for branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
+    heads = tuple(head for head in map(table.head, of_backfill) if is_written(head))
     if heads:
         return replace(publication, sources=heads)
     since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
@@ -121,10 +122,11 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     """
     table = publication.table
     run_id = run_of(ref)
-    if run_id is not None and ref not in table.branches.list():
+    if run_id is not None and not table.branches.list(ref):
         since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
         landed = landed_as(table, {md.RUN_ID: (run_id,)}, since)
-        if landed is not None:  # published and retired before: the branch may be gone, what it made is not
+        # The run was published before and its branch deleted; its merge is still in the log of main.
+        if landed is not None:
             return replace(publication, landed=landed)
     version = table.at(ref)
     if version.branch == MAIN:
@@ -133,19 +135,28 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
 
 
 def check_mergeable(publications: Iterable[Publication]) -> None:
-    """Refuse what cannot be merged as things are now, in any table, before the first one is.
+    """Refuse what cannot be merged as things are now, in any table, before the first table is merged.
 
     Raises:
         MergeConflictError: With the conflicts of all tables; nothing was written.
     """
     found = [
-        replace(conflict, unit=f"{publication.name} ({source}): {conflict.unit}")
+        conflict
         for publication in publications
         for source in publication.sources
-        for conflict in publication.table.preview_merge(str(source)).conflicts
+        for conflict in _named(publication, source, publication.table.preview_merge(source).conflicts)
     ]
     if found:
-        raise MergeConflictError("cannot merge, so no table was merged and no tag moved:", found)
+        raise MergeConflictError(_NOTHING_MERGED, found)
+
+
+def _named(publication: Publication, source: Version, conflicts: Iterable[object]) -> list[Conflict]:
+    """Return the conflicts of a merge with the table and the source in front of their units."""
+    return [
+        replace(conflict, unit=f"{publication.name} ({source}): {conflict.unit}")
+        for conflict in conflicts
+        if isinstance(conflict, Conflict)
+    ]
 
 
 def merge_all(publications: Iterable[Publication], chain: RunChain) -> list[Publication]:
@@ -155,10 +166,13 @@ def merge_all(publications: Iterable[Publication], chain: RunChain) -> list[Publ
         MergeConflictError: The first table that cannot be merged; tables before it are merged, no tag has
             moved.
     """
-    return [_merged(publication, chain) for publication in publications]
+    merged: list[Publication] = []
+    for publication in publications:
+        merged.append(_merged(publication, chain, _SOME_MERGED if merged else _NOTHING_MERGED))
+    return merged
 
 
-def _merged(publication: Publication, chain: RunChain) -> Publication:
+def _merged(publication: Publication, chain: RunChain, refusal: str) -> Publication:
     landed = publication.landed
     for source in publication.sources:
         run_id = source.properties.get(md.RUN_ID) or run_of(source.branch) or ""
@@ -169,9 +183,12 @@ def _merged(publication: Publication, chain: RunChain) -> Publication:
             md.BACKFILL_ID: chain.backfill_id,
         }
         properties = {key: value for key, value in found.items() if value}
-        version = publication.table.merge(
-            str(source), into=MAIN, message=f"publish {publication.name} from {source}", properties=properties
-        )
+        message = f"publish {publication.name} from {source}"
+        try:
+            version = publication.table.merge(source, into=MAIN, message=message, properties=properties)
+        except MergeConflictError as error:
+            raise MergeConflictError(refusal, _named(publication, source, error.conflicts)) from error
+        refusal = _SOME_MERGED
         # Resumed, the merges of a backfill may be found in another order than they were made in.
         landed = version if landed is None or version.number > landed.number else landed
     return replace(publication, landed=landed)
@@ -213,11 +230,12 @@ def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) ->
         current = table.tags.list().get(tag)
         if current is not None and current.branch == MAIN and current.version >= version.number:
             return current
-        with suppress(RefMovedError, AlreadyExistsError):  # somebody was faster: look again
+        # Another publisher may create or move the tag between the look and the move: look again then.
+        with suppress(RefMovedError, AlreadyExistsError):
             if current is None:
-                return table.tags.create(tag, str(version), metadata=metadata)
+                return table.tags.create(tag, version, metadata=metadata)
             expected = table.at(current.ref)
-            return table.tags.move(tag, str(version), expected=expected, metadata=metadata)
+            return table.tags.move(tag, version, expected=expected, metadata=metadata)
     raise RefMovedError(tag, str(version), "another version each time it was looked at")
 
 

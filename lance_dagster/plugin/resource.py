@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.plugin import metadata as md
@@ -70,6 +70,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default="main",
         description="Ref that inputs read when no run branch applies: a branch, a tag or `name@version`.",
     )
+
+    _root_uri: str = PrivateAttr(default="")
 
     def __init__(self, **fields: object) -> None:
         """Refuse unknown fields, and a root that can never work, where they are written."""
@@ -131,6 +133,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return md.definition_metadata(self.address_of(asset_key, metadata).dotted, uri)
 
     def _check_root(self) -> str:
+        """Return the root as a canonical URI, or say why it cannot be one; done once for each resource."""
+        if self._root_uri:
+            return self._root_uri
         if not self.root.strip():
             raise InvalidInputError("LanceResource.root is empty; give an absolute local path or s3://bucket/path")
         if "://" not in self.root and not os.path.isabs(os.path.expanduser(self.root)):  # noqa: PTH117, PTH111
@@ -140,9 +145,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
         try:
             # No options: they may still be names of environment variables, and opening a table checks them.
-            return open_store(self.root).uri
+            self._root_uri = open_store(self.root).uri
         except InvalidInputError as error:
             raise InvalidInputError(f"LanceResource.root {self.root!r}: {error}") from None
+        return self._root_uri
 
 
 def table_address(asset_key: TableKey, metadata: Mapping[str, object], schema_name: str = "") -> TableAddress:

@@ -7,11 +7,10 @@ between calls, because under the multiprocess executor every step is a process o
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-import pyarrow as pa
-
-from lance_dagster.errors import InvalidInputError, LanceDagsterError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_store import Branch
 from lance_dagster.history.versions import Version
@@ -34,14 +33,20 @@ class RunBranch:
 
     def find(self) -> Branch | None:
         """Return the newest branch of the chain that this table has, or None when no run of the chain wrote it."""
-        branches = self.table.branches.list()
-        return next((branches[name] for name in self.chain.branch_names if name in branches), None)
+        # By name: a table may have the branches of thousands of runs, and a list reads the file of each.
+        for name in self.chain.branch_names:
+            with suppress(RefNotFoundError):
+                return self.table.branches.get(name)
+        return None
 
     def written(self) -> Version | None:
         """Return the head of the newest branch of the chain that has a commit of its own, or None."""
-        branches = self.table.branches.list()
-        heads = (self.table.head(name) for name in self.chain.branch_names if name in branches)
-        return next((head for head in heads if is_written(head)), None)
+        for name in self.chain.branch_names:
+            with suppress(RefNotFoundError):
+                head = self.table.head(name)
+                if is_written(head):
+                    return head
+        return None
 
     def ensure(self) -> str:
         """Fork the branch unless it is there, and return its name.
@@ -72,9 +77,9 @@ class RunBranch:
         if md.STEP_KEY not in properties:
             return None
         for version in self._own_versions():
-            theirs = version.properties
-            ours = theirs.get(md.RUN_ID) in self.chain.run_ids
-            if ours and all(theirs.get(key) == properties.get(key) for key in same):
+            committed = version.properties
+            of_chain = committed.get(md.RUN_ID) in self.chain.run_ids
+            if of_chain and all(committed.get(key) == properties.get(key) for key in same):
                 return version
         return None
 
@@ -85,15 +90,15 @@ class RunBranch:
         names. So is one the run was told to use by its `lance/branch` tag, which belongs to whoever made it.
         """
         kept = []
-        branches = self.table.branches.list()
         for name in map(branch_of, self.chain.run_ids):
-            if name not in branches:
-                continue
             try:
                 if self.table.branches.is_merged(name) is None:
                     kept.append(f"{name}: it has commits that were not published")
                 else:
                     self.table.branches.delete(name)
+            except RefNotFoundError:
+                # The run wrote another table, or an interrupted publisher has deleted the branch already.
+                continue
             except LanceDagsterError as error:
                 kept.append(f"{name}: {error}")
         return tuple(kept)
@@ -102,7 +107,8 @@ class RunBranch:
         """Yield the versions of the branch and of the run branches it was forked from, newest first."""
         branches = self.table.branches.list()
         name, until = self.name, math.inf
-        while name in branches:  # main is none of them: what is there is published, and no attempt any more
+        # The list has no main, so the search ends there: what main contains is published and not repeated.
+        while name in branches:
             for number in reversed(self.table.branches.version_numbers(name)):
                 if number <= until:
                     yield self.table.at(f"{name}@{number}")
@@ -110,12 +116,5 @@ class RunBranch:
 
 
 def is_written(head: Version) -> bool:
-    """Return whether a branch has a commit of its own: its first manifest only records the fork."""
+    """Return whether a branch has a commit of its own; its first manifest only records the fork."""
     return head.operation != "Clone"
-
-
-def create_table(table_uri: str, schema: pa.Schema, storage_options: Mapping[str, str]) -> LanceTable:
-    """Return the table at a URI, created empty when there is none; another process may create it meanwhile."""
-    if LanceTable.exists(table_uri, storage_options):
-        return LanceTable.open(table_uri, storage_options)
-    return LanceTable.create(table_uri, schema, storage_options=storage_options, exist_ok=True)

@@ -170,7 +170,7 @@ class _Tick:
         first = self.cursor.next
         for step in range(len(watched)):
             place = (first + step) % len(watched)
-            # At least one table a tick, or nothing would ever be announced.
+            # Each tick looks at one table at least: with a budget too short for any, none would ever be announced.
             if step and time.monotonic() >= self.until:
                 self.cursor.next = place
                 return
@@ -204,7 +204,8 @@ class _Tick:
                 return
             try:
                 version = table.at(f"{MAIN}@{number}")
-            except VersionNotFoundError:  # collected between listing and opening
+            except VersionNotFoundError:
+                # The garbage collector deleted it between listing and opening.
                 seen[MAIN] = number
                 continue
             self.events.append(_materialization(one, MAIN, version, {}))
@@ -215,8 +216,9 @@ class _Tick:
         tag = table.tags.list().get(ref)
         if tag is None or seen.get(ref) == _moved(tag):
             return
+        # The publisher materializes the promoted node itself; a second event here would run its readers twice.
         by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
-        if not by_publisher:  # the publisher announces its own moves itself
+        if not by_publisher:
             version = table.at(tag.ref)
             self.events.append(_materialization(one, ref, version, {"lance/tag": ref}))
             self._request(one, ref, version)
@@ -231,7 +233,7 @@ class _Tick:
 
 
 def is_foreign(version: Version) -> bool:
-    """Return whether a version was committed by something else than a Dagster run or a merge of ours."""
+    """Return whether a version was committed outside of Dagster: neither by a run nor by a merge of this package."""
     return md.RUN_ID not in version.properties and MERGE not in version.properties
 
 

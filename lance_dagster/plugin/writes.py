@@ -97,14 +97,18 @@ class Write:
 
 
 class PassedRows:
-    """Rows on their way into a table: counted, and of a replace looked at whether they belong there.
+    """Rows on their way into a table: counted, and for a replace checked against its partitions.
 
-    A row outside of the partitions it was written for would not be taken out when they are written again, and
-    stand there twice. Rows that executors have written already are counted only.
+    A row outside of the partitions it was written for would stay when these are replaced the next time, and be
+    there twice then. Rows that executors have written already are only counted.
     """
 
     def __init__(self, rows: Rows, write: Write) -> None:
-        """Look at rows that are in memory; those of a stream are looked at when they pass."""
+        """Check rows that are in memory; those of a stream are checked as they are read.
+
+        Raises:
+            InvalidInputError: Rows in memory are outside of the partitions.
+        """
         self._write = write
         self._scope = None if isinstance(rows, StagedFiles) else write.scope(rows.schema)
         self._streamed = 0
