@@ -154,7 +154,7 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
         ConflictError: It is no preview, so it may hold somebody's work.
     """
     from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
-    from lance_dagster.table.merging import preview_name
+    from lance_dagster.table.branches import preview_name
 
     found = table.branches.get(name or preview_name(table.at(source).branch, into))
     if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():

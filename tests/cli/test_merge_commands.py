@@ -150,7 +150,7 @@ def test_a_key_finds_rows_without_stable_ids(tmp_path: Path) -> None:
     table.update({"key": "'b'"}, where="value = 2", branch="run/1")
     table.update({"key": "'c'"}, where="value = 2")
     told = run("merge", uri, "run/1", "--preview", "--rows").stdout
-    assert "  source  (changed or removed; a key tells: -k COLUMN)" in told
+    assert "  source  (changed or removed; a key tells: --on COLUMN)" in told
     found = run("merge", uri, "run/1", "--preview", "--rows", "-k", "value").stdout.splitlines()
     assert ["          key  value", "  base    a    2", "  source  b    2", "  dest    c    2", ""] == found[-5:]
 
@@ -171,7 +171,7 @@ def test_conflicts_are_told_to_programs(torn: LanceTable) -> None:
     answer = document_of("merge", torn.uri, "run/1", code=1)
     assert (False, None) == (answer["made"], answer["version"])
     assert ["config", "rows"] == [conflict["kind"] for conflict in answer["conflicts"]]
-    assert {"kind", "unit", "source", "dest"} == set(answer["conflicts"][0])
+    assert {"kind", "unit", "source", "dest", "table", "hint"} == set(answer["conflicts"][0])
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,7 @@ def test_retried_step_leaves_no_row_twice(lake: LanceResource, mode: str) -> Non
     result = run(lake, numbers, partition_key="a", resources={"io_manager": FailsAfterWriting(lance=lake)})
     assert result.success
     assert written(lake, result)["id"].to_pylist() == [1, 2]
-    assert (
-        len(lake.table(NUMBERS).log(f"run/{result.run_id}")) == 3
-    )  # created, two attempts; the log leaves the fork out
+    assert len(lake.table(NUMBERS).log(f"run/{result.run_id}")) == 3  # created, two attempts; no fork
 
 
 def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
