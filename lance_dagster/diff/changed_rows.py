@@ -1,20 +1,17 @@
-"""The live rows of one version by their addresses: which there are, their ids, their values or digests of these.
+"""Find the rows that differ between two versions, and stream them as Arrow record batches.
 
-Which rows differ between two versions.
+Fragments that are equal in both versions are not read. Rows at the same offset of the same fragment are the same row,
+and only the columns whose values are in other files are compared. Rows that are live in only one version by that
+measure are candidates: they are identified by row ids, by a key, or by their values, and a row that moved is found on
+both sides. Whether a row changed is decided by its values, never by the row versions stored beside it: adding a column
+sets those for every row.
 
-Fragments that are the same in both are not looked at. Of the others, rows at the same offset of the same fragment are
-the same row; only the columns whose values lie in other files are compared. Rows that are live in one version alone,
-by that measure, are told by their ids, by a key, or by their values: a row that moved is in both. Whether such a row
-changed is told by its values, never by the versions written down beside it, which other changes set as well.
+Memory holds an address and an id, or a digest, for each candidate row, and the digests of a bounded number of pairs at
+a time. Values are read in batches and released.
 
-In memory are, for each row of a fragment that differs, its address and its id, or the digest it is known by; and
-digests of some million pairs of rows at a time. Values are read in batches and let go.
-
-The rows that differ between two versions, as streams of Arrow record batches.
-
-Rows of both versions in one stream need one schema. It has the columns of the newer version, then those that only the
-older one has. A column whose type is not the same stands there twice: under its name as the newer version has it, and
-as `<name>_before` as the older one had it. What a version does not have is null.
+A stream of rows of both versions needs one schema: the columns of the newer version, then those that only the older
+one has. A column that changed its type appears twice, under its name with the newer values and as `<name>_before` with
+the older ones. What a version does not have is null.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,21 +61,21 @@ NO_ADDRESSES: Addresses = np.empty(0, np.uint64)
 
 
 class VersionedRows:
-    """The rows of one version. `after` tells whether it is the newer one of two that are compared."""
+    """The rows of one of two compared versions; `after` is True for the newer one."""
 
-    def __init__(self, context: TableContext, state: State, *, after: bool) -> None:
-        """Read nothing yet."""
-        self._context = context
+    def __init__(self, parts: TableContext, state: State, *, after: bool) -> None:
+        """Take the version; nothing is read yet."""
+        self._context = parts
         self._after = after
         self.state = state
 
     @cached_property
     def dataset(self) -> LanceDataset:
-        """The version as pylance has it."""
+        """The version as a pylance dataset."""
         return self._context.dataset(self.state)
 
     def name(self, column: ComparedColumn) -> str:
-        """Return what a column is called here."""
+        """Return the name of a column in this version."""
         return column.after if self._after else column.before
 
     def schema(self, columns: Sequence[str]) -> pa.Schema:
@@ -90,14 +87,15 @@ class VersionedRows:
         return deleted_offsets(self._context.versions, self.state, self._counted(fragment))
 
     def live(self, fragment: Fragment, without: BitMap | None = None) -> Addresses:
-        """Return the addresses of the rows of a fragment that are not deleted, nor among some others."""
+        """Return the addresses of the live rows of a fragment, without some further offsets."""
+        # A mask instead of a set of offsets: fragments have millions of rows.
         kept = np.ones(self._counted(fragment).physical_rows, np.bool_)
         gone = self.deleted(fragment) | (without or BitMap())
         kept[np.fromiter(gone, np.int64, len(gone))] = False
         return addresses_of(fragment, np.flatnonzero(kept))
 
     def ids(self, addresses: Addresses) -> U64Array:
-        """Return the ids of rows."""
+        """Return the stable row ids of rows."""
         found = np.empty_like(addresses)
         for number, places in group_by_fragment(addresses):
             fragment = self._fragment(number)
@@ -106,12 +104,13 @@ class VersionedRows:
         return found
 
     def digests(self, addresses: Addresses, columns: Sequence[ComparedColumn]) -> tuple[Digests, Flags]:
-        """Return the digest of some columns of each row, and which rows have a null in one of them."""
+        """Return the digest of some columns for each row, and which rows have a null in one of them."""
         found, null = np.empty((len(addresses), 2), np.uint64), np.zeros(len(addresses), np.bool_)
         order = np.argsort(addresses)
         ordered = addresses[order]
         names = [self.name(column) for column in columns]
         read = 0
+        # Read in storage order and put back into the order that was asked for.
         for part, where in self._parts_of(ordered, names):
             together = [part.column(name).combine_chunks() for name in names]
             values = [(value, column.shape) for value, column in zip(together, columns, strict=True)]
@@ -119,28 +118,31 @@ class VersionedRows:
             found[places] = digests(values, after=self._after)
             null[places] = nulls(together)
             read += len(where)
+        # pylance skips rows that it considers deleted. Without this check their digests would be whatever the memory
+        # held.
         if read != len(addresses):
             raise CorruptFileError(self.dataset.uri, f"{read} rows are read of the {len(addresses)} that should be")
         return found, null
 
     def batches(self, addresses: Addresses, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Read some columns of rows in the order in which they lie, a bounded number at a time."""
+        """Read some columns of rows in storage order, a bounded number of rows at a time."""
         for part, _ in self._parts_of(addresses, columns):
             yield part
 
     def take(self, addresses: Addresses, columns: Sequence[str]) -> pa.Table:
-        """Read some columns of rows in the order given, all at once."""
+        """Read some columns of rows in the given order, all at once."""
         return take_rows(self.dataset, addresses, columns)
 
     def _parts_of(self, addresses: Addresses, columns: Sequence[str]) -> Iterator[tuple[pa.Table, Addresses]]:
         for number, offsets in offsets_by_fragment(addresses).items():
             fragment = self._fragment(number)
+            # A scan of a whole fragment is much faster than taking every row of it.
             whole = fragment.has_row_count and len(offsets) == fragment.rows
             for part in scan_fragment(self.dataset, number, columns, None if whole else offsets):
                 yield part.rows, part.addresses
 
     def _counted(self, fragment: Fragment) -> Fragment:
-        # Very old programs did not write down how many rows there are.
+        # Very old programs did not record the number of rows.
         if fragment.physical_rows:
             return fragment
         return replace(fragment, physical_rows=count_physical_rows(self.dataset, fragment.id))
@@ -167,21 +169,21 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class ByIds:
-    """Rows are told by their stable ids; None where these are the same in both versions."""
+    """Rows are identified by their stable row ids; None where these are the same in both versions."""
 
     translation: Translation | None
 
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """Rows are told by the values of some columns."""
+    """Rows are identified by the values of some columns."""
 
     columns: tuple[ComparedColumn, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ByValues:
-    """Rows are told by all they hold."""
+    """Rows are identified by all of their values."""
 
 
 Identity = ByIds | ByKey | ByValues
@@ -189,7 +191,7 @@ Identity = ByIds | ByKey | ByValues
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """Addresses of the rows that differ: in the older version, in the newer one, and in both, in the same order."""
+    """Addresses of the rows that only one version has, and of the changed rows in both, pair by pair."""
 
     removed: Addresses
     added: Addresses
@@ -199,7 +201,7 @@ class RowChanges:
 
 @dataclass(slots=True)
 class _Candidates:
-    """Rows of one version alone, as far as fragments tell, and rows of both of which some columns may differ."""
+    """Rows that only one version has as far as fragments tell, and pairs of rows of which some columns may differ."""
 
     olds: list[Addresses] = field(default_factory=lambda: [NO_ADDRESSES])
     news: list[Addresses] = field(default_factory=lambda: [NO_ADDRESSES])
@@ -208,7 +210,7 @@ class _Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowComparison:
-    """Two versions whose rows are compared: what their manifests tell, in which columns, and how rows are told."""
+    """Two versions whose rows are compared, the columns to compare, and how rows are identified."""
 
     before: VersionedRows
     after: VersionedRows
@@ -223,9 +225,11 @@ class RowComparison:
             InvalidInputError: Two rows have the same key.
         """
         found = self._candidates()
+        # Sorted, so that values are read in storage order and results come in the order of the table.
         olds, news = np.sort(np.concatenate(found.olds)), np.sort(np.concatenate(found.news))
         paired = self._paired(olds, news)
         pairs = list(found.in_place)
+        # Rows paired by their values are equal and cannot have changed.
         if not isinstance(self.identity, ByValues):
             pairs.append((olds[paired.before], news[paired.after], self.columns))
         changed = [self._changed(*pair) for pair in pairs]
@@ -246,7 +250,7 @@ class RowComparison:
             rewritten = pair.rewritten(self.comparison.matched)
             differing = tuple(column for column in self.columns if not column.ids.isdisjoint(rewritten))
             if any(not column.ids.isdisjoint(rewritten) for column in keys):
-                # Rows of the same place may have another key.
+                # A rewritten key column: the row at an offset may be another row by its key.
                 found.olds.append(self.before.live(pair.before))
                 found.news.append(self.after.live(pair.after))
             elif differing or not pair.same_deletions:
@@ -257,7 +261,9 @@ class RowComparison:
 
     def _compare_in_place(self, found: _Candidates, pair: FragmentPair, differing: tuple[ComparedColumn, ...]) -> None:
         was, is_now = self.before.deleted(pair.before), self.after.deleted(pair.after)
+        # Deleted since: removed, or moved to another fragment by an update.
         found.olds.append(addresses_of(pair.before, is_now - was))
+        # Live again: a restore or a revert brought the row back.
         found.news.append(addresses_of(pair.after, was - is_now))
         if differing:
             both = self.before.live(pair.before, is_now), self.after.live(pair.after, was)
@@ -277,14 +283,14 @@ class RowComparison:
                 return self._paired_by_values(olds, news)
 
     def _paired_by_values(self, olds: Addresses, news: Addresses) -> RowPairs:
-        # Rows without a column in common have nothing by which they could be equal.
+        # Without a common column no two rows can be equal.
         if not self.columns or not len(olds) or not len(news):
             nothing: RowPositions = np.empty(0, np.int64)
             return RowPairs(nothing, nothing, np.arange(len(olds)), np.arange(len(news)))
         return paired_by_values(self.before.digests(olds, self.columns)[0], self.after.digests(news, self.columns)[0])
 
     def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> RowPairs:
-        """Pair rows of the same key. Those with a null in it are known by their values: to have moved is no change."""
+        """Pair rows of equal keys; those with a null in the key by values, so that a move alone is no change."""
         old_keys, old_null = keys_of(self.before, olds, keys)
         new_keys, new_null = keys_of(self.after, news, keys)
         paired = paired_by_values(old_keys[~old_null], new_keys[~new_null])
@@ -305,6 +311,7 @@ class RowComparison:
         if not columns:
             return NO_ADDRESSES, NO_ADDRESSES
         differing = [np.empty(0, np.bool_)]
+        # Bounded portions: the digests of all pairs of a large table would not fit into memory.
         for part in parts_of(len(olds), _PAIRS_AT_ONCE):
             one, other = self.before.digests(olds[part], columns)[0], self.after.digests(news[part], columns)[0]
             differing.append(np.any(one != other, axis=1))
@@ -313,7 +320,7 @@ class RowComparison:
 
 
 def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColumn, ...]) -> tuple[Digests, Flags]:
-    """Return the digests of the keys of rows, and which rows have a null in theirs.
+    """Return the digests of the keys of rows, and which rows have a null in the key.
 
     Raises:
         InvalidInputError: Two rows have the same key.
@@ -330,7 +337,7 @@ def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColum
 
 
 def parts_of(count: int, step: int) -> Iterator[slice]:
-    """Cut so many rows into stretches of at most `step`."""
+    """Yield slices of at most `step` rows that cover `count` rows."""
     yield from (slice(start, start + step) for start in range(0, count, step))
 
 
@@ -340,8 +347,8 @@ _BEFORE = "_before"
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """A column of the stream, and what it is called in each version; None where it is not."""
+class _StreamColumn:
+    """A column of the stream, and its name in each version; None in a version that does not have it."""
 
     column: "pa.Field[Any]"
     before: str | None
@@ -349,26 +356,26 @@ class _Shown:
 
 
 class ChangedRows:
-    """Streams of rows that differ."""
+    """Reads the rows that differ as streams."""
 
     def __init__(
         self, before: VersionedRows, after: VersionedRows, comparison: Comparison, columns: Sequence[str] | None
     ) -> None:
-        """Choose the columns; None for all."""
+        """Take the versions and the columns to read; None for all."""
         self._before, self._after = before, after
         self._names = _readable(comparison, columns)
         self._comparison = comparison
 
     def added(self, changes: RowChanges) -> pa.RecordBatchReader:
         """Read the rows only the newer version has, as it has them."""
-        return _plain(self._after, changes.added, self._names[1])
+        return _read_version(self._after, changes.added, self._names[1])
 
     def removed(self, changes: RowChanges) -> pa.RecordBatchReader:
         """Read the rows only the older version has, as it had them."""
-        return _plain(self._before, changes.removed, self._names[0])
+        return _read_version(self._before, changes.removed, self._names[0])
 
     def feed(self, changes: RowChanges) -> pa.RecordBatchReader:
-        """Read rows of every kind, marked; both images of a row that changed stand one after the other."""
+        """Read rows of every kind as a change feed; a preimage is followed by its postimage."""
         shown = self._shown()
         marks: list[pa.Field[Any]] = [
             pa.field(CHANGE_TYPE, pa.string(), nullable=False),
@@ -378,7 +385,8 @@ class ChangedRows:
 
         def batches() -> Iterator[pa.RecordBatch]:
             number = 0
-            for table, kinds in self._parts(changes, shown):
+            for table, kinds in self._context(changes, shown):
+                # A pair of images is one change, so both get the same number.
                 images = len(kinds)
                 ids = number + np.arange(table.num_rows) // images
                 number += table.num_rows // images
@@ -391,45 +399,47 @@ class ChangedRows:
 
         return pa.RecordBatchReader.from_batches(schema, batches())
 
-    def _parts(self, changes: RowChanges, shown: Sequence[_Shown]) -> Iterator[tuple[pa.Table, list[str]]]:
+    def _context(self, changes: RowChanges, shown: Sequence[_StreamColumn]) -> Iterator[tuple[pa.Table, list[str]]]:
         for rows in self._before.batches(changes.removed, self._names[0]):
-            yield _laid_out(rows, shown, after=False), [DELETE]
+            yield _as_stream(rows, shown, after=False), [DELETE]
         step = batch_size(self._after.dataset.schema)
         for part in parts_of(len(changes.changed_after), step):
             olds = self._before.take(changes.changed_before[part], self._names[0])
             news = self._after.take(changes.changed_after[part], self._names[1])
-            both = pa.concat_tables([_laid_out(olds, shown, after=False), _laid_out(news, shown, after=True)])
+            both = pa.concat_tables([_as_stream(olds, shown, after=False), _as_stream(news, shown, after=True)])
             count = olds.num_rows
+            # Interleaved: preimage and postimage of each row follow one another.
             yield both.take(np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
         for rows in self._after.batches(changes.added, self._names[1]):
-            yield _laid_out(rows, shown, after=True), [INSERT]
+            yield _as_stream(rows, shown, after=True), [INSERT]
 
-    def _shown(self) -> list[_Shown]:
+    def _shown(self) -> list[_StreamColumn]:
         olds, news = self._before.schema(self._names[0]), self._after.schema(self._names[1])
         matched, before, after = self._comparison.matched, self._comparison.before, self._comparison.after
         origins = {
             after.by_id[matched[field.id]].name: field.name for field in before.below(None) if field.id in matched
         }
-        shown: list[_Shown] = []
+        shown: list[_StreamColumn] = []
         left = list(olds.names)
         for column in news:
             origin = origins.get(column.name)
-            if origin in left and (kind := _common(olds.field(origin).type, column.type)) is not None:
+            if origin in left and (kind := _common_type(olds.field(origin).type, column.type)) is not None:
                 left.remove(origin)
-                shown.append(_Shown(_nullable(column.with_type(kind)), origin, column.name))
+                shown.append(_StreamColumn(_nullable(column.with_type(kind)), origin, column.name))
             else:
-                shown.append(_Shown(_nullable(column), None, column.name))
+                shown.append(_StreamColumn(_nullable(column), None, column.name))
+        # A column that keeps its old values under `<name>_before` must not hide a column of that very name.
         taken = {one.column.name for one in shown}
         for name in left:
             column = _nullable(olds.field(name))
-            renamed = column.with_name(_free(name, taken))
+            renamed = column.with_name(_unused_name(name, taken))
             taken.add(renamed.name)
-            shown.append(_Shown(renamed, name, None))
+            shown.append(_StreamColumn(renamed, name, None))
         return shown
 
 
 def _readable(comparison: Comparison, columns: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Return the columns to be read of each version, in its order."""
+    """Return the columns to read from each version, in the order of that version."""
     before, after = comparison.before, comparison.after
     if columns is None:
         return [field.name for field in before.below(None)], [field.name for field in after.below(None)]
@@ -443,17 +453,18 @@ def _readable(comparison: Comparison, columns: Sequence[str] | None) -> tuple[li
     return list(dict.fromkeys(of_old)), [name for name in columns if name in news]
 
 
-def _plain(side: VersionedRows, addresses: Addresses, names: Sequence[str]) -> pa.RecordBatchReader:
+def _read_version(side: VersionedRows, addresses: Addresses, names: Sequence[str]) -> pa.RecordBatchReader:
     schema = side.schema(names)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for rows in side.batches(addresses, names):
+            # pylance may mark columns nullable that the schema does not; the stream has one schema.
             yield from (rows if rows.schema == schema else rows.cast(schema)).to_batches()
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _laid_out(rows: pa.Table, shown: Sequence[_Shown], *, after: bool) -> pa.Table:
+def _as_stream(rows: pa.Table, shown: Sequence[_StreamColumn], *, after: bool) -> pa.Table:
     found = []
     for one in shown:
         name = one.after if after else one.before
@@ -466,11 +477,11 @@ def _laid_out(rows: pa.Table, shown: Sequence[_Shown], *, after: bool) -> pa.Tab
 
 
 def _nullable(column: "pa.Field[Any]") -> "pa.Field[Any]":
-    # Either version may have no value to show there.
+    # A row of the other version may have no value in this column.
     return column.with_nullable(nullable=True)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _unused_name(name: str, taken: set[str]) -> str:
     if name in taken:
         name = f"{name}{_BEFORE}"
     while name in taken:
@@ -478,8 +489,8 @@ def _free(name: str, taken: set[str]) -> str:
     return name
 
 
-def _common(before: pa.DataType, after: pa.DataType) -> Any:  # noqa: ANN401  # as below
-    """Return a type that holds the values of both as they are: whether fields inside may be null is let go."""
+def _common_type(before: pa.DataType, after: pa.DataType) -> Any:  # noqa: ANN401  # as below
+    """Return a type that holds the values of both unchanged, ignoring the nullability of inner fields; None if none."""
     if before == after:
         return after
     one, other = _relaxed(before), _relaxed(after)

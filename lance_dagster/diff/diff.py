@@ -1,4 +1,12 @@
-"""`Diff`: what differs between two versions of a table."""
+"""The difference between two versions of a table, as users get it.
+
+A `Diff` is made from two manifests: schema, settings, indices, fragments and row counts. Which rows differ is found
+out only when somebody asks for it, since it may take reading data files, and is then kept with the object.
+
+How rows of the two versions are recognised as the same row (`_relation`): by the key the caller names; else by stable
+row ids, translated where a merge gave rows other ids; else, in a table without them or where the fork point was
+cleaned up, by their values.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,34 +40,35 @@ KINDS = ("added", "removed", "changed")
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """How many rows only the newer version has, only the older one, and both, with other values."""
+    """The number of rows that only the newer version has, that only the older one has, and that differ in both."""
 
     added: int
     removed: int
     changed: int
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return the counts as one line."""
         rows = "row" if self.added == 1 else "rows"
         return f"{self.added:,} {rows} added, {self.removed:,} removed, {self.changed:,} changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """What turns version `before` into version `after`.
+    """The changes that turn version `before` into version `after`.
 
-    What manifests tell is here: `schema`, `settings`, `indices`, `fragments`, and the number of rows of both (None
-    where very old programs did not count them). Which rows differ is found out when it is asked for, and kept as long
-    as this object: `stat` counts them, `added`, `removed`, `changed` and `rows` read them.
+    The attributes come from the manifests: `schema`, `settings`, `indices`, `fragments`, and the row counts of both
+    versions (None where a very old program did not count them). Which rows differ is found out when one of the methods
+    asks for it, and is kept with this object: `stat` counts the rows, `added`, `removed`, `changed` and `rows` read
+    them.
 
-    All five take `columns`: those to look at, named as in `after`. The name a column had in `before` does as
-    well, unless another one has it in `after`.
+    All five methods take `columns`, the columns to compare, by their names in `after`. The name that a column had in
+    `before` is accepted too, unless another column has it in `after`.
 
-    With `base_of`, `before` is the merge base of that version and `after`. `on` are the columns rows are told
-    by; without them rows are told by their stable row ids, in a table without these by their values. The values of the
-    columns in `not_compared` cannot be compared; a column only one version has makes no row a changed one.
+    With `base_of`, `before` is the merge base of that version and `after`. Rows are identified by the columns in `on`
+    if there are some, else by stable row ids, else by their values. The values of columns in `not_compared` have
+    nothing in common and are ignored. A column that only one version has makes no row a changed one.
 
-    A pickled copy holds no storage options and reads rows with the credentials of the environment it is in.
+    A pickled copy holds no storage options; it reads rows with the credentials of its own environment.
     """
 
     uri: str
@@ -78,14 +87,14 @@ class Diff:
 
     @property
     def unchanged(self) -> bool:
-        """Whether manifests tell no difference; then there is none. A compaction is one, though not of rows."""
+        """Whether the manifests are equal, so that no row differs. After a compaction they differ, and no row does."""
         return not (self.schema or self.settings or self.indices or self.fragments)
 
     def stat(self, columns: Sequence[str] | None = None) -> RowCounts:
-        """Count the rows that differ; reads rows that moved or whose values lie in other files, and no others.
+        """Count the rows that differ; reads only rows that moved or whose values are in other files.
 
         Args:
-            columns: The columns to look at; None for all that both versions have.
+            columns: The columns to compare; None for all that both versions have.
 
         Raises:
             InvalidInputError: A column does not exist, or two rows have the same key.
@@ -112,7 +121,7 @@ class Diff:
         return rows.streams(columns).removed(rows.changes(columns))
 
     def changed(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read both images of the rows that are in both versions with other values: `rows("changed")`.
+        """Read the old and the new values of the rows that differ in both versions: `rows("changed")`.
 
         Raises:
             InvalidInputError: A column does not exist, or two rows have the same key.
@@ -120,20 +129,21 @@ class Diff:
         return self.rows("changed", columns)
 
     def rows(self, kind: str | None = None, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read the rows that differ, marked with what became of them: first those removed, then changed, then added.
+        """Read the rows that differ as a change feed: first the removed rows, then the changed, then the added ones.
 
-        Two columns stand before those of the table. `_change_type` is "insert", "delete", "update_preimage" or
-        "update_postimage". `_change_id` numbers the changes; both images of a row that changed have the same number,
-        and the older one comes first. What the version of a row has no column for is null; a column that got another
-        type is there twice, the older values under `<name>_before`.
+        Two columns come before those of the table. `_change_type` is "insert", "delete", "update_preimage" or
+        "update_postimage". `_change_id` numbers the changes: the preimage of a changed row and its postimage, which
+        follows it, have the same number. A column that a row's version does not have is null. A column that got
+        another type appears twice, with the older values under `<name>_before`.
 
         Args:
             kind: "added", "removed" or "changed"; None for all three.
-            columns: The columns to look at and to read; None for all.
+            columns: The columns to compare and to read; None for all.
 
         Raises:
             InvalidInputError: The kind or a column does not exist, or two rows have the same key.
         """
+        # Checked before any row is read, so that a typo is found at once.
         if kind is not None and kind not in KINDS:
             raise InvalidInputError(f"{kind!r} is no kind of row; choose one of {', '.join(KINDS)}")
         rows = self._differing()
@@ -141,11 +151,11 @@ class Diff:
         return rows.streams(columns).feed(found if kind is None else _only(found, kind))
 
     def __str__(self) -> str:
-        """Show what manifests tell, in lines."""
+        """Return the differences of the manifests, in lines."""
         return "\n".join(self.lines())
 
     def lines(self, shown: int = 20) -> Iterator[str]:
-        """Say what manifests tell, line by line; of fragments no more than `shown`."""
+        """Yield the differences of the manifests line by line, with at most `shown` fragments."""
         base = "" if self.base_of is None else f" (since the merge base with {self.base_of})"
         yield f"{self.before} -> {self.after}{base}"
         if self.unchanged:
@@ -165,7 +175,7 @@ class Diff:
         yield f"rows: {_count(self.rows_before)} -> {_count(self.rows_after)}"
 
     def __reduce__(self) -> tuple[object, tuple[dict[str, object]]]:
-        """Pickle without the way to the storage, which holds secrets."""
+        """Pickle without the store, which holds credentials."""
         return _copied, (self._values(),)
 
     def _values(self) -> dict[str, object]:
@@ -175,15 +185,15 @@ class Diff:
         if self._rows is not None:
             return self._rows
         context = open_context(self.uri, None)
-        before, after = (context.versions.load(*_place(version)) for version in (self.before, self.after))
+        before, after = (context.versions.load(*_parse_version(version)) for version in (self.before, self.after))
         rows = DifferingRows(context, before, after, self.on)
-        # A copy has the same values as ever, and what was found out about them.
+        # Frozen for callers: the cache changes no value of this object.
         object.__setattr__(self, "_rows", rows)
         return rows
 
 
 class DifferingRows:
-    """The rows that differ between two versions, found out once for each choice of columns."""
+    """The rows that differ between two versions, computed once for each choice of columns."""
 
     def __init__(self, context: TableContext, before: State, after: State, key: Sequence[str] | None) -> None:
         """Compare the manifests.
@@ -193,10 +203,12 @@ class DifferingRows:
         """
         self._before = VersionedRows(context, before, after=False)
         self._after = VersionedRows(context, after, after=True)
+        # Manifests decide which fields and fragments correspond; only then can a key be looked up in both.
         shared, ids = _relation(context, before, after)
         self.comparison = compare(before.manifest, after.manifest, shared)
         self._identity: Identity = ids
         if key is not None:
+            # A key that the caller names wins over row ids: an overwrite gives equal rows new ids.
             self._identity = ByKey(_key_columns(self.comparison, key, before, after))
         self._found: dict[tuple[str, ...] | None, RowChanges] = {}
 
@@ -219,7 +231,7 @@ class DifferingRows:
         return self._found[wanted]
 
     def streams(self, columns: Sequence[str] | None) -> ChangedRows:
-        """Return what reads rows."""
+        """Return the reader of the rows that differ."""
         return ChangedRows(self._before, self._after, self.comparison, self._named(columns))
 
     def _compared(self, wanted: tuple[str, ...] | None) -> tuple[ComparedColumn, ...]:
@@ -227,14 +239,14 @@ class DifferingRows:
         return columns if wanted is None else tuple(column for column in columns if column.after in wanted)
 
     def _named(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
-        """Return columns under one name each, whichever version's names were given."""
+        """Return the names of columns in the newer version, whichever version's names were given."""
         return None if columns is None else self.comparison.named(string_list("columns", columns, "id"))
 
 
 def diff(
     context: TableContext, before: State, after: State, *, on: Sequence[str] | None, base_of: str | None = None
 ) -> Diff:
-    """Compare two versions by their manifests."""
+    """Compare two versions by their manifests; no row is read."""
     keys = None if on is None else key_columns(on)
     rows = DifferingRows(context, before, after, keys)
     comparison = rows.comparison
@@ -256,27 +268,29 @@ def diff(
 
 
 def _relation(context: TableContext, before: State, after: State) -> tuple[Manifest | None, ByIds | ByValues]:
-    """Return the last version both lines have in common, where it is still there, and how rows that moved are told."""
+    """Return the last common version, None where it was cleaned up, and how to recognise rows that moved."""
     stable = before.manifest.stable_row_ids and after.manifest.stable_row_ids
+    # On one branch the older version is the last common one, and row ids need no translation.
     if before.branch == after.branch:
         return min(before, after, key=lambda state: state.number).manifest, ByIds(None) if stable else ByValues()
     one, other = lineage_of(before, context.refs), lineage_of(after, context.refs)
     try:
-        shared = _forked(context, one, other)
+        shared = _last_common_version(context, one, other)
         spaces = row_space(one, context.versions), row_space(other, context.versions)
     except VersionNotFoundError:
-        # Cleaned up. Values still tell what ids do not.
+        # The fork point was cleaned up, so ids of the two branches cannot be translated; values still can be compared.
         return None, ByValues()
     return shared.manifest, ByIds(spaces[0].translation(spaces[1])) if stable else ByValues()
 
 
-def _forked(context: TableContext, one: Lineage, other: Lineage) -> State:
+def _last_common_version(context: TableContext, one: Lineage, other: Lineage) -> State:
     line, number = next(
         (line, min(line.number, found.number))
         for line in one.segments
         for found in other.segments
         if line.id == found.id
     )
+    # Often one of the two is the last common version itself, and need not be read again.
     for state in (one.state, other.state):
         if (state.branch, state.number) == (line.branch, number):
             return state
@@ -312,6 +326,7 @@ def _only(found: RowChanges, kind: str) -> RowChanges:
 def _rows(manifest: Manifest) -> int | None:
     try:
         return manifest.rows
+    # A manifest of a very old program does not count its rows.
     except UnsupportedFeatureError:
         return None
 
@@ -325,10 +340,10 @@ def _count(rows: int | None) -> str:
     return "unknown" if rows is None else f"{rows:,}"
 
 
-def _place(version: str) -> tuple[str, int]:
+def _parse_version(version: str) -> tuple[str, int]:
     branch, _, number = version.rpartition("@")
     return branch, int(number)
 
 
 def _copied(values: Mapping[str, object]) -> Diff:
-    return Diff(**values)  # type: ignore[arg-type]  # they are those of another one
+    return Diff(**values)  # type: ignore[arg-type]  # the values of another Diff

@@ -1,22 +1,18 @@
-"""What differs in the settings and descriptions of two versions, key by key.
+"""Compare two versions by their manifests: settings, indices, fragments and schema. Pure; no data file is read.
 
-What differs in the indices of two versions, by their names.
+Which rows differ cannot be told from manifests. The result (`Comparison`) says where to look: which fragment of one
+version is which of the other, and which columns of it are in other files.
 
-Lance stores an index anew whenever that is cheaper than to follow: under another uuid, but with the version and the
-time it was made at where a compaction only moved the rows it knows. Such an index is the one it was. Which rows it
-covers is no difference either: that follows from what became of the rows, and is told by `LanceTable.indices`.
+**Fragments.** A data file is written once, under a name that nobody else uses. So fragments with a data file in common
+hold the same rows at the same offsets, on any branch and under any id. An id proves nothing: each branch mints its own,
+and older programs reused ids after an overwrite. A fragment whose files were all rewritten counts as another one.
+Fragments that both manifests store in the same bytes are matched without decoding them.
 
-Which fragments of one version are which of another, and what differs between them.
+**Indices** are compared by name. Lance stores an index again under another uuid where a compaction moved the rows it
+covers; its version and creation time stay, and then it is the same index. Which rows it covers is no difference: that
+follows from the changes of rows, and `indices` tells it.
 
-A data file is written once, under a name nobody else uses. So fragments that have a data file in common hold the same
-rows at the same offsets, on whatever branches they are and whatever their ids. An id tells nothing: each branch gives
-its own, and older programs gave them again after an overwrite. A fragment that got all its files anew is another one.
-
-Fragments that both versions write down in the same bytes are told apart without reading them.
-
-What differs between two versions, as far as their manifests tell.
-
-Nothing is read. Which rows differ is left to whoever can look at rows: this says where to look.
+**Settings** are compared key by key. Records that merges keep in the table metadata are not settings.
 """
 
 from collections import Counter
@@ -33,14 +29,16 @@ from lance_dagster.transactions.index_updates import index_type, indices_of
 
 CONFIG, TABLE_METADATA, SCHEMA_METADATA = "config", "table_metadata", "schema_metadata"
 FIELD_METADATA = "field_metadata"
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+REPLACED, EXTENDED = "replaced", "extended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChange:
-    """What became of one key of a map.
+    """The change of one key of a map.
 
-    `map` is "config", "table_metadata", "schema_metadata" or "field_metadata", the last one of the field at the path
-    `field`. `before` is None where the key is new, `after` where it is gone.
+    `map` is "config", "table_metadata", "schema_metadata", or "field_metadata" of the field with the dotted name
+    `field`. `before` is None for a new key, `after` for a removed one.
     """
 
     map: str
@@ -50,7 +48,7 @@ class KeyChange:
     field: str | None = None
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return the change as one line."""
         where = self.map if self.field is None else f"{self.map} of {self.field}"
         if self.before is None:
             return f"+ {where}: {self.key} = {self.after!r}"
@@ -60,15 +58,17 @@ class KeyChange:
 
 
 def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -> tuple[KeyChange, ...]:
-    """Compare all maps of two versions; what merges record for themselves is left out.
+    """Compare all maps of two versions, except the records of merges.
 
     Args:
         before: The older version.
         after: The newer one.
-        matched: Which field is which, by id. The metadata of a field that only one of them has is no change.
+        matched: The id of each field in the newer version by its id in the older one. Metadata of a field that only
+            one version has is no change.
     """
     return (
         *_compared(CONFIG, before.config, after.config),
+        # Records of merges change with every merge and are no settings of the user.
         *_compared(
             TABLE_METADATA, without_merge_records(before.table_metadata), without_merge_records(after.table_metadata)
         ),
@@ -97,27 +97,24 @@ def _text(metadata: Mapping[str, bytes]) -> dict[str, str]:
     return {key: value.decode("utf-8", "backslashreplace") for key, value in metadata.items()}
 
 
-ADDED, REMOVED, REPLACED, EXTENDED = "added", "removed", "replaced", "extended"
-
-
 @dataclass(frozen=True, slots=True)
 class IndexShape:
-    """What an index is: its kind as the format names it, such as "BTree", and its columns, as paths."""
+    """The kind of an index as the format names it, such as "BTree", and the dotted names of its columns."""
 
     kind: str
     columns: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Say it in a few words."""
+        """Return the kind and the columns as text."""
         return f"{self.kind} on {', '.join(self.columns)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexChange:
-    """What became of one index, all its segments together.
+    """The change of one index with all its segments.
 
-    `kind` is "added", "removed", "replaced" (built anew, as another index or as the same) or "extended" (more segments
-    beside those it had). `before` and `after` say what it was and is; None where it is not.
+    `kind` is "added", "removed", "replaced" (built again, in the same shape or another one) or "extended" (segments
+    were added). `before` and `after` are its shape; None in the version that does not have it.
     """
 
     kind: str
@@ -126,7 +123,7 @@ class IndexChange:
     after: IndexShape | None = None
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return the change as one line."""
         match self.kind:
             case "added":
                 return f"+ {self.name}: {self.after}"
@@ -140,7 +137,8 @@ class IndexChange:
 
 
 def index_changes(before: Manifest, after: Manifest) -> tuple[IndexChange, ...]:
-    """Compare the indices on columns of two versions, by name; those that Lance keeps for itself are on none."""
+    """Compare the indices of two versions by name. System indices have no columns and are left out."""
+    # Most versions leave the indices alone, and equal bytes need not be decoded.
     if before.index_section == after.index_section:
         return ()
     olds, news = _by_name(before), _by_name(after)
@@ -162,16 +160,19 @@ def _by_name(manifest: Manifest) -> Mapping[str, Sequence[IndexMetadata]]:
 def _change(
     name: str, segments: tuple[Sequence[IndexMetadata], Sequence[IndexMetadata]], fields: tuple[Fields, Fields]
 ) -> IndexChange | None:
+    # Multisets, since several segments may be built at the same version and time.
     old, new = (Counter(map(_built, part)) for part in segments)
     if old == new:
         return None
     before, after = (_shape(*pair) if pair[0] else None for pair in zip(segments, fields, strict=True))
+    # More segments beside all the old ones extend an index over new rows; anything else replaces it.
     kind = ADDED if not old else REMOVED if not new else EXTENDED if old <= new else REPLACED
     return IndexChange(kind=kind, name=name, before=before, after=after)
 
 
 def _built(index: IndexMetadata) -> tuple[object, ...]:
-    """Return when a segment was built, and as what: that stays where it is stored anew for rows that moved."""
+    """Return what identifies a segment after a compaction stored it again under another uuid."""
+    # An older program did not record the time; then only the uuid identifies the segment.
     if index.created_at is None:
         return (index.uuid,)
     return index.dataset_version, index.created_at, index_type([index])
@@ -183,17 +184,16 @@ def _shape(segments: Sequence[IndexMetadata], fields: Fields) -> IndexShape:
     return IndexShape(index_type(segments), names)
 
 
-ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-_WITNESSES = 100
-"""So many fragments that did not change are asked which field is which; they all say the same."""
+_SAMPLED_FRAGMENTS = 100
+"""How many unchanged fragments are read to match fields; all of them say the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentChange:
-    """What became of one fragment.
+    """The change of one fragment.
 
-    `kind` is "added", "removed" or "changed". `before` and `after` are its ids, `rows_*` its live rows and
-    `deleted_*` its deleted ones; `columns` are those whose values lie in other files than before, or are new.
+    `kind` is "added", "removed" or "changed". `before` and `after` are its ids, `rows_*` the number of its live rows,
+    `deleted_*` of its deleted ones. `columns` are new columns and those whose values are in other files than before.
     """
 
     kind: str
@@ -208,7 +208,7 @@ class FragmentChange:
     columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return the change as one line."""
         if self.kind == ADDED:
             return f"+ fragment {self.after}: {_rows_of(self.rows_after)}"
         if self.kind == REMOVED:
@@ -232,18 +232,18 @@ class FragmentPair:
 
     @property
     def same_deletions(self) -> bool:
-        """Whether both have the same deletion vector, as far as its name tells."""
+        """Whether both have the same deletion vector, told from the name of its file."""
         return same_deletion_vector(self.before.deletion, self.after.deletion)
 
     def rewritten(self, matched: Mapping[int, int]) -> set[int]:
-        """Return the fields, by id before, whose values lie in another place, of those that both versions have."""
-        old, new = _places(self.before), _places(self.after)
+        """Return the fields of both versions whose values are in another file or column, by their older ids."""
+        old, new = _columns_of_fields(self.before), _columns_of_fields(self.after)
         return {one for one, other in matched.items() if old.get(one) != new.get(other)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentMatch:
-    """The fragments of two versions: those of one alone, those in both, and those in both in the same bytes."""
+    """The matched fragments of two versions; `same` are those that both manifests store in the same bytes."""
 
     removed: tuple[Fragment, ...]
     added: tuple[Fragment, ...]
@@ -251,26 +251,29 @@ class FragmentMatch:
     same: Fragments
 
     def opened(self) -> "FragmentMatch":
-        """Return the same, with a pair for those that are in both in the same bytes too.
+        """Return the match with fragments of equal bytes as pairs too.
 
-        Where a field has another id, the same bytes do not mean the same values.
+        It is needed where a field changed its id: equal bytes then do not mean equal columns.
         """
         pairs = tuple(FragmentPair(fragment, fragment) for fragment in self.same)
         return replace(self, pairs=(*pairs, *self.pairs), same=Fragments())
 
 
 def match_fragments(before: Manifest, after: Manifest) -> FragmentMatch:
-    """Find out which fragment is which."""
+    """Match the fragments of two versions by their data files."""
     olds, news = before.fragments, after.fragments
+    # Compared as they are stored: a table of a million fragments is compared without decoding most of them.
     same = set(olds.items).intersection(news.items)
     left = [olds[place] for place, item in enumerate(olds.items) if item not in same]
     right = [news[place] for place, item in enumerate(news.items) if item not in same]
+    # One common file is enough: an added or rewritten column leaves the other files in place.
     by_file = {file.path: fragment for fragment in left for file in fragment.files}
     pairs: list[FragmentPair] = []
     added: list[Fragment] = []
     taken: set[int] = set()
     for fragment in right:
         found = next((by_file[file.path] for file in fragment.files if file.path in by_file), None)
+        # A fragment is matched once. The same file in two fragments is damage, and then the second one counts as new.
         if found is None or found.id in taken or not _as_many_rows(found, fragment):
             added.append(fragment)
             continue
@@ -285,25 +288,27 @@ def match_fragments(before: Manifest, after: Manifest) -> FragmentMatch:
 
 
 def _as_many_rows(one: Fragment, other: Fragment) -> bool:
-    # Very old programs did not write down how many there are.
+    # Very old programs did not record the number of rows.
     return one.physical_rows == other.physical_rows or 0 in (one.physical_rows, other.physical_rows)
 
 
 def proven_fields(match: FragmentMatch, wanted: Collection[int]) -> dict[int, int]:
-    """Return what data files tell about which field is which: ids before, and ids after.
+    """Return the matches of fields that data files prove: the id in the newer version by the older one.
 
     Args:
-        match: The fragments.
-        wanted: The ids before that shall be found; when all are, the rest is not looked at.
+        match: The matched fragments.
+        wanted: The older ids to match; once all are matched, no further fragment is read.
     """
     found: dict[int, int] = {}
     taken: set[int] = set()
     missing = set(wanted)
     for one, other in _both(match):
+        # Every fragment says the same about fields, so the rest need not be looked at.
         if not missing:
             break
-        new = {place: number for number, place in _places(other).items()}
-        for number, place in _places(one).items():
+        new = {place: number for number, place in _columns_of_fields(other).items()}
+        for number, place in _columns_of_fields(one).items():
+            # A field has one counterpart; damaged files could name two.
             if number in missing and place in new and new[place] not in taken:
                 found[number] = new[place]
                 taken.add(new[place])
@@ -312,19 +317,20 @@ def proven_fields(match: FragmentMatch, wanted: Collection[int]) -> dict[int, in
 
 
 def _both(match: FragmentMatch) -> Iterator[tuple[Fragment, Fragment]]:
-    yield from ((fragment, fragment) for fragment in match.same[:_WITNESSES])
+    yield from ((fragment, fragment) for fragment in match.same[:_SAMPLED_FRAGMENTS])
     yield from ((pair.before, pair.after) for pair in match.pairs)
 
 
 def fragment_changes(match: FragmentMatch, after: Fields, matched: Mapping[int, int]) -> tuple[FragmentChange, ...]:
-    """Say what became of every fragment that is not as it was. One that only has another id is."""
+    """Describe every fragment that changed; one that only has another id did not."""
     origins = {new: old for old, new in matched.items()}
     found = [_alone(fragment, REMOVED) for fragment in match.removed]
     for pair in match.pairs:
         old, new = {file.path for file in pair.before.files}, {file.path for file in pair.after.files}
         changed = {matched[number] for number in pair.rewritten(matched)}
-        there = _places(pair.after)
+        there = _columns_of_fields(pair.after)
         changed |= {number for number in after.by_id if number not in origins and number in there}
+        # Only the id or the order of files differs: no row and no value does.
         if pair.same_deletions and old == new and not changed:
             continue
         found.append(
@@ -378,14 +384,14 @@ def _columns(changed: Iterable[int], fields: Fields) -> tuple[str, ...]:
     return tuple(field.name for field in fields.below(None) if field.id in wanted)
 
 
-def _places(fragment: Fragment) -> dict[int, tuple[str, int]]:
-    """Return in which column of which file the values of each field lie."""
+def _columns_of_fields(fragment: Fragment) -> dict[int, tuple[str, int]]:
+    """Return the file and the column that hold the values of each field."""
     found: dict[int, tuple[str, int]] = {}
     for file in fragment.files:
-        # The first generation of files has no columns of its own: a field's id is its place there.
+        # Files of the first format do not list columns: the id of a field is its column.
         columns = file.column_indices or file.fields
         for number, column in zip(file.fields, columns, strict=True):
-            # A struct has no column in newer files, which is written as a negative one.
+            # A struct has no column in newer files; the manifest then has a negative number.
             if number != TOMBSTONE_FIELD and column >= 0:
                 found[number] = file.path, column
     return found
@@ -393,9 +399,10 @@ def _places(fragment: Fragment) -> dict[int, tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two versions beside each other: what differs, which field and fragment is which, which columns both have.
+    """The comparison of two manifests: the changes, and how fields, fragments and columns correspond.
 
-    `matched` gives by the id of a field before its id after. The values of `not_compared` have nothing in common.
+    `matched` is the newer id of each field by its older one. The values of the columns in `not_compared` have nothing
+    in common.
     """
 
     schema: tuple[FieldChange, ...]
@@ -410,14 +417,16 @@ class Comparison:
     not_compared: tuple[str, ...]
 
     def named(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """Return columns as the newer version names them; one that only the older version has keeps its name.
+        """Return columns by their newer names; a column that only the older version has keeps its name.
 
         Raises:
-            InvalidInputError: Neither version has one of them.
+            InvalidInputError: Neither version has one of the columns.
         """
+        # Newer names first: a name that both versions use for different columns means the newer one.
         names = {field.name: field.name for field in self.after.below(None)}
         for field in self.before.below(None):
             became = self.matched.get(field.id)
+            # An old name stays usable, unless another column has it by now.
             names.setdefault(field.name, field.name if became is None else self.after.by_id[became].name)
         wanted = dict.fromkeys(columns)
         missing = next((name for name in wanted if name not in names), None)
@@ -432,11 +441,12 @@ def compare(before: Manifest, after: Manifest, shared: Manifest | None) -> Compa
     Args:
         before: The older version.
         after: The newer one.
-        shared: The last version their lines have in common; ids of fields that it has mean the same in both. None
-            when it cannot be looked at.
+        shared: The last common version. Field ids that it had handed out mean the same in both. None when it was
+            cleaned up.
     """
     olds, news = Fields.of(before.fields), Fields.of(after.fields)
     match = match_fragments(before, after)
+    # Equal schemas, by far the most frequent case: every field is itself, and no fragment has to prove it.
     if _outline(olds) == _outline(news):
         matched = {number: number for number in olds.by_id}
     else:

@@ -1,11 +1,9 @@
-"""Values as digests: rows are equal when their digests are, whatever the types they are represented in.
+"""Match rows of two versions: digests of values, and pairs of equal row ids or equal digests. Pure.
 
-A row's values are laid out side by side in cells of a fixed width, which hold short values as they are and long ones
-as a digest; the row's digest is that of its cells. Null equals null, and a number that is no number any other;
-nought and minus nought differ: values are compared as they are stored. Two rows that differ have the same digest by
-chance only, of one in 2^128.
-
-Which rows of one version are which of another, told by numbers: row ids, or digests of keys or of whole rows.
+Rows are equal when their digests are, whatever Arrow types hold the values. The values of a row are laid out in cells
+of fixed width; a short value is stored in its cell, a long one as a digest; the digest of the row is that of its cells.
+Values are compared bitwise, with two exceptions for logical equality: null equals null, and NaN equals NaN whatever its
+payload. 0.0 and -0.0 differ. Two different rows have equal digests with a probability of 2^-128.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +21,10 @@ from lance_dagster.format.model import Field
 
 Cells = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 Digests = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
-"""Two numbers for each row."""
+"""The digests of rows: two numbers for each row."""
 _DIGEST = 16
 _NULL, _VALUE, _LONG, _NONE = 0, 1, 255, 254
-"""First byte of a cell: null, a value (and how long, for text), a digest of one, one that cannot be of the new type."""
+"""First byte of a cell: null, a value (with its length, for text), a digest, or a value that cannot be cast."""
 _FLOATS: Mapping[pa.DataType, type[np.floating[Any]]] = {
     pa.float16(): np.float16,
     pa.float32(): np.float32,
@@ -36,35 +34,37 @@ _BLOBS = ("lance-encoding:blob", "lance.blob.v2")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How the values of a column are looked at that are not of the same type in both versions.
+class ComparisonShape:
+    """How to compare the values of a column whose type differs between the versions.
 
-    `parts` are the fields both have, by their places below the field before and after; None where there are none
-    below. `cast` is the type that the older values are brought to.
+    Attributes:
+        parts: The child fields that both versions have: position in the older type, in the newer type, and how to
+            compare them; None for a type without children.
+        cast: The type that the older values are cast to.
     """
 
-    parts: "tuple[tuple[int, int, Shape | None], ...] | None" = None
+    parts: "tuple[tuple[int, int, ComparisonShape | None], ...] | None" = None
     cast: pa.DataType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedColumn:
-    """A column both versions have: its names there, its ids, and how its values are compared; None: as they are."""
+    """A column of both versions: its names, its older field ids, and how to compare it; `shape` None: as it is."""
 
     before: str
     after: str
     ids: frozenset[int]
-    shape: Shape | None = None
+    shape: ComparisonShape | None = None
 
 
 class NotComparableError(Exception):
-    """Report that the values of two fields have nothing in common. Caught where columns are put together."""
+    """The values of two fields cannot be compared. `compared_columns` catches it."""
 
 
 def compared_columns(
     before: Fields, after: Fields, matched: Mapping[int, int]
 ) -> tuple[tuple[ComparedColumn, ...], tuple[str, ...]]:
-    """Return the columns both versions have, and the names of those whose values cannot be compared."""
+    """Return the columns of both versions that can be compared, and the names of those that cannot."""
     found: list[ComparedColumn] = []
     refused: list[str] = []
     origins = {new: old for old, new in matched.items()}
@@ -87,14 +87,15 @@ def compared_columns(
 
 def _shape(
     before: Fields, after: Fields, pair: tuple[Field, Field], matched: Mapping[int, int], *, nested: bool = False
-) -> Shape | None:
+) -> ComparisonShape | None:
     old, new = pair
     if _is_blob(old) or _is_blob(new):
-        # Bytes of blobs inside another column cannot be read, and where they lie says nothing.
+        # Blobs inside another column cannot be read, and their descriptions only say where the bytes are.
         if nested or not (_is_blob(old) and _is_blob(new)):
             raise NotComparableError
         return None
     olds, news = before.below(old), after.below(new)
+    # A struct that became a list, or a leaf that got children, has no values in common with what it was.
     if bool(olds) != bool(news) or (olds and _kind(old) != _kind(new)):
         raise NotComparableError
     if not olds:
@@ -108,25 +109,27 @@ def _shape(
             parts.append((place, places[number], shape))
     if not parts:
         raise NotComparableError
+    # The same children in the same order: the values can be compared as they are.
     same = [(place, place, None) for place in range(max(len(olds), len(news)))]
-    return None if parts == same else Shape(tuple(parts))
+    return None if parts == same else ComparisonShape(tuple(parts))
 
 
-def _leaf_shape(old: Field, new: Field) -> Shape | None:
+def _leaf_shape(old: Field, new: Field) -> ComparisonShape | None:
     if old.logical_type == new.logical_type:
         return None
     one, other = arrow_type(old.logical_type), arrow_type(new.logical_type)
     if one is None or other is None:
         raise NotComparableError
     try:
+        # An empty cast asks Arrow whether a conversion exists at all.
         pa.array([], one).cast(other)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise NotComparableError from error
-    return Shape(cast=other)
+    return ComparisonShape(cast=other)
 
 
 def _kind(field: Field) -> str:
-    """Return what is below a field: the widths of offsets make no difference."""
+    """Return the logical type without the width of its offsets, which does not matter for values."""
     return field.logical_type.removeprefix("large_")
 
 
@@ -134,13 +137,14 @@ def _is_blob(field: Field) -> bool:
     return field.extension_name in _BLOBS or not field.metadata.keys().isdisjoint(_BLOBS)
 
 
-def digests(columns: Iterable[tuple["pa.Array[Any]", Shape | None]], *, after: bool) -> Digests:
+def digests(columns: Iterable[tuple["pa.Array[Any]", ComparisonShape | None]], *, after: bool) -> Digests:
     """Return the digest of each row.
 
     Args:
-        columns: The values of each column and how they are looked at; at least one.
-        after: Whether they are those of the newer version.
+        columns: The values of each column and how to compare them; at least one.
+        after: Whether the values are those of the newer version.
     """
+    # Fixed widths make the cells of all columns one matrix, which is digested row by row.
     together = np.concatenate([_cells(values, shape, after) for values, shape in columns], axis=1)
     return _digested(together).view(np.uint64)
 
@@ -158,7 +162,7 @@ def _digested(cells: Cells) -> Cells:
     return _joined(data[row * width : (row + 1) * width] for row in range(rows))
 
 
-def _cells(values: Any, shape: Shape | None, after: bool) -> Cells:  # noqa: ANN401, FBT001  # any Arrow array
+def _cells(values: Any, shape: ComparisonShape | None, after: bool) -> Cells:  # noqa: ANN401, FBT001  # any Arrow array
     failed = None
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
@@ -173,24 +177,27 @@ def _cells(values: Any, shape: Shape | None, after: bool) -> Cells:  # noqa: ANN
     else:
         cells = _leaf_cells(values)
     present = np.asarray(values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    # All bytes are cleared: the buffer below a null may hold anything.
     cells[~present] = _NULL
     if failed is not None:
+        # Marked apart from null: a value that cannot be cast equals nothing in the newer version.
         cells[failed, 0] = _NONE
     return cells
 
 
-def _struct_cells(values: Any, shape: Shape | None, after: bool) -> Cells:  # noqa: ANN401, FBT001  # as above
+def _struct_cells(values: Any, shape: ComparisonShape | None, after: bool) -> Cells:  # noqa: ANN401, FBT001  # as above
     children = values.flatten()
     parts = _parts(shape, len(children))
     inner = [_cells(children[part[1] if after else part[0]], part[2], after) for part in parts]
     return np.concatenate([np.full((len(values), 1), _VALUE, np.uint8), *inner], axis=1)
 
 
-def _list_cells(values: Any, shape: Shape | None, after: bool) -> Cells:  # noqa: ANN401, FBT001  # as above
+def _list_cells(values: Any, shape: ComparisonShape | None, after: bool) -> Cells:  # noqa: ANN401, FBT001  # as above
     rows = len(values)
     inner = shape.parts[0][2] if shape is not None and shape.parts else None
     if pa.types.is_fixed_size_list(values.type):
         size = values.type.list_size
+        # A sliced array shares its buffer, so its own offset has to be added.
         offsets = np.arange(rows + 1, dtype=np.int64) * size
         items = values.values.slice(values.offset * size, rows * size)
     else:
@@ -217,6 +224,7 @@ def _leaf_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     arrow = values.type
     if pa.types.is_null(arrow):
         return np.zeros((len(values), 1), np.uint8)
+    # Booleans are packed into bits; one byte each makes cells of equal width.
     if pa.types.is_boolean(arrow):
         values = values.cast(pa.uint8())
     if arrow in (pa.string_view(), pa.binary_view()):
@@ -234,6 +242,7 @@ def _number_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     found = np.frombuffer(buffer, np.uint8, count=rows * width, offset=values.offset * width)
     if (kind := _FLOATS.get(values.type)) is not None:
         numbers = found.view(kind).copy()
+        # One bit pattern for every NaN, so that NaN equals NaN.
         numbers[np.isnan(numbers)] = np.nan
         found = numbers.view(np.uint8)
     return np.concatenate([np.full((rows, 1), _VALUE, np.uint8), found.reshape(rows, width)], axis=1)
@@ -247,6 +256,7 @@ def _text_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
         return cells
     offsets = np.frombuffer(places, np.int64, count=rows + 1, offset=values.offset * 8)
     lengths = np.diff(offsets)
+    # A short value is its own digest: no hashing, and no collision among short values.
     short = lengths <= _DIGEST
     cells[:, 0] = np.where(short, lengths + _VALUE, _LONG)
     if buffer is None or not buffer.size:
@@ -267,19 +277,20 @@ def _joined(values: Iterable[bytes | memoryview]) -> Cells:
     return np.frombuffer(found, np.uint8).reshape(-1, _DIGEST)
 
 
-def _parts(shape: Shape | None, count: int) -> Sequence[tuple[int, int, Shape | None]]:
+def _parts(shape: ComparisonShape | None, count: int) -> Sequence[tuple[int, int, ComparisonShape | None]]:
     if shape is not None and shape.parts is not None:
         return shape.parts
     return [(place, place, None) for place in range(count)]
 
 
 def _cast(values: Any, wanted: pa.DataType) -> tuple[Any, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:  # noqa: ANN401
-    """Bring values to another type; tells which cannot be brought there without loss."""
+    """Cast values; also return which of them cannot be cast without loss."""
     try:
         return values.cast(wanted), None
     except pa.ArrowInvalid:
         failed = np.zeros(len(values), np.bool_)
     found: list[Any] = []
+    # One by one, since Arrow does not say which value failed. This happens only where some value does not fit.
     for row in range(len(values)):
         try:
             found.append(values.slice(row, 1).cast(wanted))
@@ -295,7 +306,7 @@ RowPositions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class RowPairs:
-    """Places of rows that are in both, in the same order, and of those in one alone, in theirs."""
+    """Positions of the rows in both versions, pair by pair, and of the rows in only one of them."""
 
     before: RowPositions
     after: RowPositions
@@ -307,20 +318,22 @@ def paired_by_ids(before: U64Array, known: Flags, after: U64Array) -> RowPairs:
     """Pair rows by their ids.
 
     Args:
-        before: Ids of rows of the older version, as they are in the newer one.
-        known: Which of them there is an id for.
-        after: Ids of rows of the newer version.
+        before: Row ids of the older version, translated to ids of the newer one.
+        known: Which of these rows have an id in the newer version.
+        after: Row ids of the newer version.
     """
+    # A row without an id in the newer version was never there, so it is removed.
     candidates = np.flatnonzero(known)
     _, olds, news = np.intersect1d(before[candidates], after, assume_unique=True, return_indices=True)
     return _paired(candidates[olds], news, len(before), len(after))
 
 
 def paired_by_values(before: Digests, after: Digests) -> RowPairs:
-    """Pair rows of equal digests, the first with the first and so on, as long as both have any."""
+    """Pair rows of equal digests: the first with the first, the second with the second, as long as both have one."""
     count = len(before)
     together = np.concatenate([before, after])
     numbers = _numbered(together)
+    # Large enough that number and rank never run into each other.
     span = len(together) + 1
     olds, news = _ranked(numbers[:count], span), _ranked(numbers[count:], span)
     _, one, other = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
@@ -328,7 +341,7 @@ def paired_by_values(before: Digests, after: Digests) -> RowPairs:
 
 
 def first_duplicate(digests: Digests) -> int | None:
-    """Return the place of a row whose digest another one has as well."""
+    """Return the position of a row whose digest another row has too; None when all are distinct."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     ordered = digests[order]
     found = np.flatnonzero(np.all(ordered[1:] == ordered[:-1], axis=1))
@@ -336,6 +349,7 @@ def first_duplicate(digests: Digests) -> int | None:
 
 
 def _paired(olds: RowPositions, news: RowPositions, before: int, after: int) -> RowPairs:
+    # In the order of the newer version, as the rows are shown.
     order = np.argsort(news, kind="stable")
     return RowPairs(
         olds[order],
@@ -355,7 +369,7 @@ def _numbered(digests: Digests) -> RowPositions:
 
 
 def _ranked(numbers: RowPositions, span: int) -> RowPositions:
-    """Return for each number, and for how many of the same stand before it, a number of its own."""
+    """Return a distinct number for each pair of a number and its count among equal ones before it."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, np.int64)

@@ -1,9 +1,9 @@
-"""Which fields of one version are which of another, and what differs between them.
+"""Match the fields of two versions and describe what differs between them. Pure.
 
-A field is the same when some data file of both versions says so: it names the column of the file that holds the
-field, and a file never changes. Ids alone prove little: each branch hands out its own, and an overwrite begins anew.
-Where no file tells, fields of the same name are the same; what is left of the same id and type was renamed. A cast
-gives a column a new id under its old name.
+Two fields are the same when a data file of both versions says so: the file names the column that holds the field, and
+a file never changes. Equal ids alone prove little, since each branch hands out ids of its own and an overwrite starts
+again. Where no file tells, fields of equal names are the same. Of the fields that are left, those of equal id and type
+were renamed. A cast gives a column a new id under its old name.
 """
 
 from bisect import bisect_left
@@ -21,11 +21,14 @@ _TOP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldChange:
-    """What became of one field.
+    """One change of a field.
 
-    `kind` is "added", "dropped", "renamed", "retyped", "nullability" or "moved" (it stands elsewhere among its
-    neighbours). `path` names it as the newer version has it, a dropped one as the older one had it. `before` and
-    `after` are what the kind is about: names, types, "null" and "not null", or places counted from 0.
+    Attributes:
+        kind: "added", "dropped", "renamed", "retyped", "nullability", or "moved" to another position among its
+            siblings.
+        path: The dotted name of the field in the newer version, of a dropped field in the older one.
+        before: The old name, type, "null" or "not null", or position counted from 0, as the kind requires.
+        after: The same in the newer version.
     """
 
     kind: str
@@ -34,7 +37,7 @@ class FieldChange:
     after: str | None = None
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return the change as one line."""
         match self.kind:
             case "added":
                 return f"+ {self.path}: {self.after}"
@@ -50,7 +53,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of a version as a tree, and how each is called."""
+    """The fields of a version as a tree."""
 
     by_id: Mapping[int, Field]
     children: Mapping[int, tuple[Field, ...]]
@@ -64,42 +67,44 @@ class Fields:
         return cls({field.id: field for field in fields}, {parent: tuple(found) for parent, found in children.items()})
 
     def below(self, field: Field | None) -> tuple[Field, ...]:
-        """Return the fields right below one, or the columns."""
+        """Return the children of a field; None stands for the root, whose children are the columns."""
         return self.children.get(_TOP if field is None else field.id, ())
 
     def path(self, field: Field) -> str:
-        """Return the names that lead to a field, with dots between."""
+        """Return the dotted name of a field."""
         parent = self.by_id.get(field.parent_id)
         return field.name if parent is None else f"{self.path(parent)}.{field.name}"
 
     def column(self, field: Field) -> Field:
-        """Return the column a field is in."""
+        """Return the top-level column that a field belongs to."""
         parent = self.by_id.get(field.parent_id)
         return field if parent is None else self.column(parent)
 
     def type_of(self, field: Field) -> str:
-        """Return the Arrow type of a field as people write it."""
+        """Return the Arrow type of a field as text."""
+        # The field becomes a column of a schema of its own, since Arrow types are built for whole schemas.
         own = subtree(tuple(self.by_id.values()), field)
         try:
             schema = arrow_from_fields((replace(field, parent_id=_TOP), *own[1:]))
+        # A type that this package does not know is shown as the format names it.
         except FormatError:
             return field.logical_type
         return str(schema.field(0).type)
 
 
 def match_fields(before: Fields, after: Fields, proven: Mapping[int, int], shared_below: int) -> dict[int, int]:
-    """Find out which field is which.
+    """Match the fields of two versions.
 
     Args:
         before: The fields of the older version.
-        after: Those of the newer one.
-        proven: What data files tell: ids of the older version, and of the newer one.
-        shared_below: Up to which id the same id is likely to mean the same field in both.
+        after: The fields of the newer version.
+        proven: Matches that data files prove: the id in the newer version by the id in the older one.
+        shared_below: Ids below this were handed out before the versions diverged, so an equal id suggests one field.
 
     Returns:
-        For ids of the older version, those of the newer one.
+        The id in the newer version by the id in the older one.
     """
-    # A data file may have no column for what has fields below it.
+    # A struct has no column of its own in newer files, so its match follows from those of its children.
     known = dict(proven)
     for old, new in proven.items():
         one, other = before.by_id.get(old), after.by_id.get(new)
@@ -131,11 +136,13 @@ def _match_level(one: Field | None, other: Field | None, evidence: _Evidence) ->
 
     for old in list(olds.values()):
         pair(old, news.get(evidence.proven.get(old.id, _TOP)))
-    # Names are given once at each level.
+    # Proof first, then names, then ids: each step takes matched fields out of the next, weaker one. Names are unique
+    # at each level.
     by_name = {field.name: field for field in news.values()}
     for old in list(olds.values()):
         pair(old, by_name.get(old.name))
     for old in list(olds.values()):
+        # An id of the common history and the same type: the field was renamed, and not replaced by another one.
         new = news.get(old.id) if old.id < evidence.shared_below else None
         pair(old, new if new is not None and new.logical_type == old.logical_type else None)
     for old, new in pairs:
@@ -144,19 +151,20 @@ def _match_level(one: Field | None, other: Field | None, evidence: _Evidence) ->
 
 
 def field_changes(before: Fields, after: Fields, matched: Mapping[int, int]) -> tuple[FieldChange, ...]:
-    """Say what became of every field that is not as it was: dropped ones first, then in the order of the newer."""
-    # What is below a field of another kind has no counterpart, which the change of its type says.
-    alike = {old: new for old, new in matched.items() if _same_type(before.by_id[old], after.by_id[new])}
+    """Describe every field that changed: dropped fields first, then in the order of the newer version."""
+    # Below a field whose type changed nothing is reported: the change of the type says it.
+    same_typed = {old: new for old, new in matched.items() if _same_type(before.by_id[old], after.by_id[new])}
+    # The reverse direction, since changes are told in the order of the newer version.
     origins = {new: old for old, new in matched.items()}
-    return (*_dropped(before, None, matched, alike), *_kept(before, after, None, origins))
+    return (*_dropped(before, None, matched, same_typed), *_kept(before, after, None, origins))
 
 
 def _dropped(
-    before: Fields, parent: Field | None, matched: Mapping[int, int], alike: Mapping[int, int]
+    before: Fields, parent: Field | None, matched: Mapping[int, int], same_typed: Mapping[int, int]
 ) -> Iterator[FieldChange]:
     for field in before.below(parent):
-        if field.id in alike:
-            yield from _dropped(before, field, matched, alike)
+        if field.id in same_typed:
+            yield from _dropped(before, field, matched, same_typed)
         elif field.id not in matched:
             yield FieldChange(kind=DROPPED, path=before.path(field), before=before.type_of(field))
 
@@ -185,16 +193,16 @@ def _kept(before: Fields, after: Fields, parent: Field | None, origins: Mapping[
 
 
 def _moved(kept: Sequence[int], order: Sequence[int]) -> set[int]:
-    """Return those that have to be taken out for the others to stand in the order they had: as few as possible."""
-    places = {number: place for place, number in enumerate(order)}
-    # The longest run in order, by the last one of the shortest end there is for each length.
+    """Return the smallest set of fields whose removal leaves the others in their old order."""
+    positions = {number: position for position, number in enumerate(order)}
+    # The fields that stay are a longest increasing subsequence of the old positions (patience sorting).
     ends: list[int] = []
     tails: list[int] = []
     previous: dict[int, int | None] = {}
     for number in kept:
-        length = bisect_left(ends, places[number])
+        length = bisect_left(ends, positions[number])
         previous[number] = tails[length - 1] if length else None
-        ends[length : length + 1] = [places[number]]
+        ends[length : length + 1] = [positions[number]]
         tails[length : length + 1] = [number]
     staying: set[int] = set()
     last = tails[-1] if tails else None

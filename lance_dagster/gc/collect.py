@@ -208,12 +208,15 @@ class _Collection:
         """Mark what stays, classify the files, and then sweep."""
         policy = self._policy()
         try:
+            # Refs before objects. A ref that is created after this is seen when the refs are read again, before any
+            # file is deleted.
             branches, tags = self._refs.branches(), self._refs.tags()
             required = required_by_refs(branches, tags)
             inventory = take_inventory(self._store.walk(""), branches)
             numbers = {found.branch: found.manifests for found in inventory.branches.values()}
             add_required_by_merges(required, branches, Merges(self._refs, Versions(self._store), numbers))
         except FormatError as error:
+            # Which branches there are, and what they need, is not known: nothing may be deleted.
             marks = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
             marks.failed(None, error)
             return self._report(policy, Inventory(), marks, ClassifiedFiles())
@@ -226,17 +229,21 @@ class _Collection:
         marker.mark_needed_again(needed_again, self._step)
         over = policy.now - policy.settling
         marker.mark_expired([found for found in waiting if found.entry.modified > over], self._step)
+        # Their copies are deleted in this run, and their files count as if the versions had never existed.
         settled = [found for found in waiting if found.entry.modified <= over]
         self._problems += [*required.problems, *_dangling_tags(tags, marks)]
         classify = partial(classify_files, inventory, marks, policy, settled)
+        # Reported before anything is deleted, so that a dry run and a real one say the same.
         report = self._report(policy, inventory, marks, classify())
         if self._options.dry_run or not report.ok:
             return replace(report, put_back=tuple(map(str, needed_again)))
         self._total += len(marks.expired) + report.files
         sweep = Sweeper(self._store, branches, self._step)
+        # Before the next versions expire: a crash in between then leaves too many versions, not too few.
         needed_again = sweep.put_back(needed_again)
         marks.expired, back = sweep.expire(marks.expired)
         marker.mark_needed_again(back, self._step)
+        # Again, since versions that were put back keep their files.
         files = classify()
         report = self._report(policy, inventory, marks, files)
         report = replace(report, expiry_done=True, put_back=tuple(map(str, (*needed_again, *back))))
@@ -246,6 +253,7 @@ class _Collection:
         return self._swept(report, sweep, marks, files)
 
     def _swept(self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles) -> GarbageReport:
+        # Last of all steps: whatever names these files is gone or settling by now.
         sweep.delete_files(files)
         if not self._options.settling:
             sweep.forget(marks.expired)
@@ -256,6 +264,7 @@ class _Collection:
         try:
             there = self._store.now()
         except StoreError as error:
+            # A dry run only estimates, so the local clock is good enough there; a deletion is not based on it.
             if not self._options.dry_run:
                 raise
             there = here
@@ -270,6 +279,7 @@ class _Collection:
             rules=self._options.rules,
             grace=self._options.grace.total_seconds(),
             settling=self._options.settling.total_seconds(),
+            # The earlier clock: a clock that runs ahead makes files look older than they are.
             now=min(here, there),
         )
 
@@ -279,6 +289,7 @@ class _Collection:
         """Return the versions that expired earlier: those that stay expired, and those that are needed again."""
         waiting: list[StoredVersion] = []
         needed_again: dict[tuple[str, int], StoredVersion] = {}
+        # Oldest copy first, so that of two copies of one version the newer one is put back.
         found = expired_copies(self._store.walk(EXPIRED), branch_ids(branches))
         for branch, number, entry, same in sorted(found, key=lambda version: version[2].modified):
             place, version = (branch, number), StoredVersion(branch, number, entry)

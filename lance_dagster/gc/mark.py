@@ -123,6 +123,7 @@ class Marker:
         parts = groupby(self._read(found, step), lambda read: (read[0].branch, read[0].detached))
         for (branch, detached), own in parts:
             reason = self._reason_for_branch(inventory, branch)
+            # All of the branch stays, or nobody can reach it: no rule is asked.
             if reason is not _BY_RULES:
                 self._decide_all((read, reason) for read in own)
             elif detached:
@@ -130,6 +131,7 @@ class Marker:
             else:
                 self._decide_all(self._by_rules(inventory.branches[branch], own))
         kept = {branch for branch, _ in self.marks.kept}
+        # Only dead if no version of it is required: a tag may still name one.
         dead = {branch for branch in inventory.branches if self._reason_for_branch(inventory, branch) is None}
         self.marks.dead = dead - kept
         return self.marks
@@ -150,12 +152,14 @@ class Marker:
         """Return why all of a branch stays, or that the rules decide; None when nobody can reach the branch."""
         over = self._policy.now - self._policy.grace
         objects, found = inventory.of_branch(branch), self._branches.get(branch)
+        # A missing entry counts as written just now: the file was created after the listing.
         named = inventory.names.get(layout.branch_file(branch), self._policy.now)
         if branch == layout.MAIN:
             return _BY_RULES
         if found is None:
             # An interrupted creation by another program puts the folder before the metadata.
             return None if objects.modified <= over else "of a branch without metadata that may be being made"
+        # A deletion in progress needs a moment; after the grace period it was interrupted.
         if found.state == DELETING:
             return None if named <= over else "of a branch that is being deleted"
         abandoned = found.state == CREATING and not objects.manifests and named <= over
@@ -170,6 +174,7 @@ class Marker:
 
     def _read(self, found: Sequence[StoredVersion], step: StepDone) -> Iterator[_Read]:
         """Read manifests, in order; leave out those that another process deleted meanwhile."""
+        # Portions bound the memory: manifests of large tables are megabytes each.
         with ThreadPoolExecutor(_WORKERS) as pool:
             for start in range(0, len(found), _AT_ONCE):
                 some = found[start : start + _AT_ONCE]
@@ -183,6 +188,8 @@ class Marker:
         path = version.entry.key
         try:
             manifest, _ = decode_manifest_file(data, path)
+            # A manifest under a wrong name: which version it stands for, and who needs it, is unclear, so nothing is
+            # deleted.
             if (manifest.version, manifest.branch or layout.MAIN) != (version.number, version.branch):
                 raise CorruptFileError(path, f"it says it is {manifest.branch or layout.MAIN}@{manifest.version}")
         except FormatError as error:
@@ -191,18 +198,22 @@ class Marker:
         return manifest
 
     def _by_rules(self, objects: BranchObjects, own: Iterable[_Read]) -> Iterator[tuple[_Read, str | None]]:
+        # Ranks count from the newest listed version, so `keep_last` holds across gaps.
         left = {number: place for place, number in enumerate(sorted(objects.manifests, reverse=True), 1)}
         dated = ((self._dated(left[read[0].number], *read), read) for read in own)
         return reasons_to_keep([rules.rule(objects.branch) for rules in self._policy.rules], dated, self._policy.now)
 
     def _reason_for_detached(self, version: StoredVersion, manifest: Manifest) -> str | None:
         dated = self._dated(1, version, manifest)
+        # A detached version is in no branch's history, so only its age or a ref that names it can keep it.
         age = max(rules.rule(version.branch).older_than for rules in self._policy.rules)
         young = max(dated.claimed_at, dated.stored_at) > self._policy.now - age.total_seconds()
         return f"detached, and made during the last {duration_text(age)}" if young else None
 
     def _dated(self, left: int, version: StoredVersion, manifest: Manifest) -> Dated:
         said, stored = manifest.timestamp / _NANO, version.entry.modified
+        # The version counts as new until then, which only keeps more; the report names it so that somebody can find
+        # out.
         ahead = max(said, stored) - self._policy.now
         if ahead > _TOLERANCE:
             clock = "its manifest says" if said >= stored else "the storage says"
@@ -226,6 +237,7 @@ class Marker:
         reasons = (*((why,) if why else ()), *self._required.reasons.get(place, ()))
         if reasons:
             self.marks.kept[place] = reasons
+            # Only a requirement keeps it: the branches it depends on are shown as holding it.
             if why is None:
                 self.marks.held.update(self._required.holders[place])
             self._add_files(self.marks.by_kept, version, manifest)

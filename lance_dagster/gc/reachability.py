@@ -68,12 +68,14 @@ def required_by_refs(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) ->
         for branch, number in sorted(earlier - {(tag.branch, str(tag.version))}):
             required.add(branch, int(number), f"named earlier by tag {tag.name!r}")
         for written in recorded_versions(tag):
+            # By branch id, since the branch may have been renamed since the tag was there.
             name, place = names.get(written.branch_id), written.version_ref
             if name is not None and place is not None and f"{name}@{place.number}" != tag.ref:
                 # Under the name its branch has today, as a rollback looks it up.
                 required.add(name, place.number, f"named earlier by tag {tag.name!r}")
     for branch in live_branches(branches).values():
         name = branch.name
+        # The fork point on the parent and its copy on the branch both stay: merges read either.
         required.add(branch.parent_branch, branch.parent_version, f"where branch {name!r} was forked", [name])
         required.add(name, branch.first, f"the first of branch {name!r}", [name])
     return required
@@ -141,6 +143,7 @@ def _add_common(required: RequiredVersions, of: Lineage, others: Mapping[str, Li
     own = of.state.branch
     sharing: dict[int, list[str]] = {}
     for name, other in others.items():
+        # Branches that contain the same version are grouped: one reason for all of them.
         if name != own and of.id in other.contained:
             sharing.setdefault(other.contained[of.id], []).append(name)
     for number, names in sharing.items():
@@ -156,6 +159,7 @@ def _add_unmerged(
 ) -> None:
     """Add the versions of a branch that another one does not contain; `numbers` are its listed versions."""
     own, segment = of.state.branch, of.segments[0]
+    # Sorted by how far each branch contains this one, so that bisection counts those that lack a version.
     known = sorted((other.contained.get(of.id, -1), name) for name, other in others.items() if name != own)
     said: dict[int, tuple[str, tuple[str, ...]]] = {}
     for number in numbers:
@@ -218,6 +222,7 @@ class NamedFiles:
         fresh = Fragments(self._not_seen(manifest, root), manifest.fragments.decoder)
         for place in file_references(replace(manifest, fragments=fresh), layout.join(self.root_uri, root)):
             self._add_place(place)
+        # Other writers read it when they rebase over the version.
         if manifest.transaction_file:
             self.keys.add(layout.join(root, layout.TRANSACTIONS, manifest.transaction_file))
 
@@ -243,6 +248,8 @@ class NamedFiles:
             (layout.INDICES, place.indices),
         ):
             for name in names:
+                # It may be this folder under another URI, so the plain name is kept; a superfluous name only keeps a
+                # file.
                 if below is None:
                     self.names.add(name.rpartition("/")[2])
                 else:
@@ -251,6 +258,7 @@ class NamedFiles:
     def _below(self, uri: str) -> str | None:
         """Return the path of a URI below the table's folder; None when it is, or may be, somewhere else."""
         try:
+            # One spelling for one place, so that equal places are recognised.
             place = canonical_uri(uri)
         except InvalidInputError:
             return None

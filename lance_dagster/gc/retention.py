@@ -91,6 +91,7 @@ def reasons_to_keep(
     latest = float("-inf")
     before: tuple[Dated, Version] | None = None
     for dated, version in versions:
+        # Never before its predecessor: a clock that was behind must not make a version look older than it is.
         latest = max(latest, dated.claimed_at, dated.stored_at)
         if before is not None:
             reasons = (_reason(rule, before[0].rank, latest, now) for rule in rules)
@@ -105,6 +106,7 @@ def _reason(rule: Rule, rank: int, until: float, now: float) -> str | None:
     """Return why a rule keeps a version that was in use until some time; None when it does not."""
     if rank <= rule.keep_last:
         return f"one of the newest {rule.keep_last}"
+    # In use at some moment of the period; being older at its own time does not matter.
     if until > now - rule.older_than.total_seconds():
         return f"in use during the last {duration_text(rule.older_than)}"
     return None
@@ -147,6 +149,7 @@ def retention_from_json(text: str) -> Retention:
         raise InvalidInputError(f"the setting {SETTING} is no JSON: {text[:_LONGEST_SHOWN]!r}") from error
     if not isinstance(found, dict):
         raise InvalidInputError(f"the setting {SETTING} is no JSON object: {text[:_LONGEST_SHOWN]!r}")
+    # An unknown key is refused below: a typo must not switch a rule off.
     branches = found.pop("branches", {})
     if not isinstance(branches, dict):
         raise InvalidInputError(f'"branches" in the setting {SETTING} maps patterns of names to rules')
@@ -163,6 +166,7 @@ def _rule(found: object, rest: Rule) -> Rule:
     age, last = found.get("older_than"), found.get("keep_last", rest.keep_last)
     if age is not None and not isinstance(age, str):
         raise InvalidInputError(f'"older_than" in the setting {SETTING} is a text such as "7d", unlike {age!r}')
+    # True is an int in Python, and would mean one version.
     if isinstance(last, bool) or not isinstance(last, int):
         raise InvalidInputError(f'"keep_last" in the setting {SETTING} is a number, unlike {last!r}')
     return Rule(older_than=rest.older_than if age is None else duration(age), keep_last=last)

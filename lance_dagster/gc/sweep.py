@@ -68,7 +68,9 @@ def classify_files(
         for entry, place in files:
             if _named(marks.by_kept.has, entry, place):
                 continue
+            # Files that belong together have one age: deleting half of an index would break the other half.
             old = youngest.get(place.name, entry.modified) <= over
+            # With a settling time of zero, files of expired versions are garbage at once.
             if policy.settling and _named(marks.by_expired.has, entry, place):
                 judged.waiting.setdefault(kind, []).append(entry)
             else:
@@ -106,6 +108,7 @@ class Sweeper:
         Returns:
             The versions that expired, and those that were put back, since a ref named them meanwhile.
         """
+        # A ref may have named one of them since the mark phase.
         going, _ = self._recheck_refs(versions)
         with ThreadPoolExecutor(_WORKERS) as pool:
             copies = dict(zip(going, pool.map(self._copy, going), strict=True))
@@ -116,6 +119,7 @@ class Sweeper:
             # Without the sync a power cut could bring a version back whose files are deleted by then.
             self._store.sync_folder(layout.join(layout.branch_root(branch), layout.VERSIONS))
         self._copies = copies
+        # After the deletion: whoever read the version before and names it now is seen here.
         _, back = self._recheck_refs(going)
         self._restore_manifests(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
         again = frozenset(back)
@@ -136,6 +140,7 @@ class Sweeper:
         for found in versions:
             data = self._store.get(found.entry.key)
             if data is not None:
+                # Never overwrites: another process may have put it back already.
                 self._store.put_if_absent(self._manifest_path(found), data)
                 self._store.delete(found.entry.key)
 
@@ -154,6 +159,7 @@ class Sweeper:
         gone: list[str] = []
         for name in sorted(names):
             root = layout.branch_root(name)
+            # A file below the branch is still named: by a branch that another program forked from it, for one.
             if any(key.startswith(f"{root}/") for key in kept) or any(self._versions.numbers(name)):
                 continue
             branch = self._refs.branch(name)

@@ -1,11 +1,11 @@
-"""Which version was made from which, told by names as far as names tell.
+"""The parents of versions: which version was made from which, told from names as far as possible.
 
-Along a branch the version before is the one of the next lower number, so a list of file names is enough; only merges
-have to be looked into. The first version of a branch repeats the version it was forked from, number included. It is a
-version of its own in a log, and the same commit where parents are counted.
+Along a branch the first parent is the version of the next lower number, so a list of file names is enough. Only a
+merge has to be read, since its second parent is recorded in its transaction. The first version of a branch repeats the
+fork point. A log shows it as a version of its own; where parents are counted (`~`, `^`) it is the same commit.
 
-Merges, moves of tags and pickled copies write a version down as `branch@n`, and the id of the branch beside it:
-branches are renamed, and a name may be given to another one later. The id tells which one is meant.
+Merges, moves of tags and pickled previews record a version as `branch@n` together with the id of the branch. Branches
+are renamed, and names are given to other branches later; the id tells which branch is meant.
 """
 
 import re
@@ -24,7 +24,7 @@ _VERSION = re.compile(r"(.+)@([0-9]{1,19})")
 
 @dataclass(frozen=True, slots=True)
 class VersionRef:
-    """A branch and a number, whether or not there is such a version."""
+    """A branch and a version number; the version need not exist."""
 
     branch: str
     number: int
@@ -36,30 +36,31 @@ class VersionRef:
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """A version as it was written down: `branch@n`, and the id of the branch, empty where that is not known."""
+    """A version as it was recorded: `branch@n`, and the id of the branch, empty where that is not known."""
 
     ref: str
     branch_id: str = ""
 
     def __str__(self) -> str:
-        """Return it as it was written."""
+        """Return the version as it was recorded."""
         return self.ref
 
     @property
     def version_ref(self) -> VersionRef | None:
-        """The branch by the name it had then, and the number; None when it cannot be read."""
+        """The branch by the name it had then, and the number; None when the text has another form."""
         match = _VERSION.fullmatch(self.ref)
         return None if match is None else VersionRef(match[1], int(match[2]))
 
 
 @dataclass(slots=True)
 class Ancestry:
-    """Look-ups for one question. What it finds out it keeps, so do not keep it itself."""
+    """Look up parents for one operation. Results are cached without expiry, so make a new one for each operation."""
 
     refs: Refs
     versions: Versions
     _numbers: dict[str, list[int]] = field(default_factory=dict)
     _branches: dict[str, Branch | None] = field(default_factory=dict)
+    # Filled only where a recorded name does not fit its id: it takes reading every branch.
     _names: dict[str, str] | None = None
     _described: dict[VersionRef, Version] = field(default_factory=dict)
 
@@ -67,20 +68,21 @@ class Ancestry:
         """Return the numbers of a branch's versions, ascending."""
         if branch not in self._numbers:
             found = self.branch(branch)
-            # Below its first one lies what a late writer put on a branch that had the name before.
+            # A version below the first one was put by a late writer to an earlier branch of the name.
             first = 0 if found is None else found.first
             self._numbers[branch] = [number for number in self.versions.numbers(branch) if number >= first]
         return self._numbers[branch]
 
     def branch(self, name: str) -> Branch | None:
-        """Return what is stored about a branch; None for `main`, and for one that does not exist.
+        """Return a branch; None for `main`, and for a branch that does not exist.
 
         Raises:
-            CorruptFileError: It is said to be forked from itself, through others.
+            CorruptFileError: The branch files form a circle of forks.
         """
         if name not in self._branches:
             line: list[str] = []
             at = name
+            # The whole chain of forks is read at once, since a walk along first parents asks for each of them anyway.
             while at != MAIN and at not in self._branches:
                 found = self._branches[at] = self.refs.branch(at)
                 line.append(at)
@@ -97,68 +99,69 @@ class Ancestry:
 
     def exists(self, place: VersionRef) -> bool:
         """Tell whether there is such a version."""
-        return self._below(place.branch, place.number) == place.number
+        return self._newest_up_to(place.branch, place.number) == place.number
 
     def describe(self, place: VersionRef) -> Version:
-        """Read a version in short."""
+        """Describe a version."""
         found = self._described.get(place)
         if found is None:
+            # The listed numbers are passed on, so that describing many versions lists each branch once.
             found = self.versions.describe_number(place.branch, place.number, self.numbers(place.branch))
             self._described[place] = found
         return found
 
     def before(self, place: VersionRef) -> VersionRef | None:
-        """Return the next older version that is there, on the same branch or below its fork; None when none is.
+        """Return the next older version that exists, on the same branch or below its fork point; None when none does.
 
-        Where a clean-up left gaps, this goes on behind them.
+        Versions that were cleaned up are skipped.
         """
-        number = self._below(place.branch, place.number - 1)
+        number = self._newest_up_to(place.branch, place.number - 1)
         if number is not None:
             return VersionRef(place.branch, number)
         branch = self.branch(place.branch)
         while branch is not None:
-            number = self._below(branch.parent_branch, branch.parent_version)
+            number = self._newest_up_to(branch.parent_branch, branch.parent_version)
             if number is not None:
                 return VersionRef(branch.parent_branch, number)
             branch = self.branch(branch.parent_branch)
         return None
 
     def merged(self, version: Version) -> VersionRef | None:
-        """Return the version a merge brought in; None when it is gone, or `version` is no merge."""
+        """Return the merged version of a merge; None when it is gone, or when `version` is no merge."""
         if len(version.parents) < _FIRST_AND_SECOND:
             return None
         place = self.resolve_recorded(RecordedVersion(version.parents[1], version.properties.get(MERGED_BRANCH, "")))
         return place if place is not None and self.exists(place) else None
 
     def resolve_recorded(self, written: RecordedVersion) -> VersionRef | None:
-        """Return a version that was written down by the name its branch has today; None when the branch is gone.
+        """Return a recorded version under the present name of its branch; None when the branch is gone.
 
-        Whether the branch has that number still is not looked at.
+        Whether that version still exists is not checked.
         """
         place = written.version_ref
         if place is not None and written.branch_id and self.id_of(place.branch) != written.branch_id:
-            # Renamed, or gone: a branch that was made under the name since has other versions.
-            name = self._name_of(written.branch_id)
+            # The branch was renamed or deleted. A branch that has the name today has other versions.
+            name = self._name_of_branch_id(written.branch_id)
             place = None if name is None else VersionRef(name, place.number)
         return place if place is not None and self.id_of(place.branch) is not None else None
 
-    def no_merged(self, version: Version) -> VersionNotFoundError:
-        """Return the error that says that what a merge brought in is gone."""
+    def merged_version_gone(self, version: Version) -> VersionNotFoundError:
+        """Return the error for a merged version that is gone."""
         return VersionNotFoundError(
             f"{version.parents[1]}, which was merged as {version} of {self.versions.store.uri}, is gone: its branch "
             "was deleted, or it was cleaned up"
         )
 
     def gone(self, written: RecordedVersion) -> VersionNotFoundError:
-        """Return the error that says that the branch of a version which was written down is gone."""
+        """Return the error for a recorded version whose branch is gone."""
         name = written.ref.rpartition("@")[0]
         other = ", and another one has its name" if self.id_of(name) is not None else ""
         return VersionNotFoundError(f"{written} of {self.refs.store.uri} is gone: its branch was deleted{other}")
 
     def fork_of(self, place: VersionRef) -> VersionRef:
-        """Return the version that the first one of a branch repeats; any other version is returned as it is.
+        """Return the fork point that the first version of a branch repeats; return any other version unchanged.
 
-        The version it leads to may have been cleaned up.
+        The fork point may have been cleaned up.
         """
         branch = self.branch(place.branch)
         while branch is not None and branch.first == place.number:
@@ -167,19 +170,20 @@ class Ancestry:
         return place
 
     def parent(self, place: VersionRef, which: int) -> VersionRef:
-        """Return the first or second parent of a version that is there, the first of a branch counting as its fork.
+        """Return a parent of a version that exists; the first version of a branch counts as its fork point.
 
         Raises:
-            VersionNotFoundError: The parent was cleaned up, or there is none since this is the first version.
-            InvalidInputError: It has fewer parents.
+            VersionNotFoundError: The parent was cleaned up, or this is the first version of the table.
+            InvalidInputError: The version has fewer parents.
         """
         made = self.fork_of(place)
         if which == 1 and self.exists(VersionRef(made.branch, made.number - 1)):
             return self.repeated(VersionRef(made.branch, made.number - 1))
-        # The fork may be gone, but the branch's first version holds the same, its merges excepted.
+        # Where the fork point was cleaned up, the first version of the branch stands in for it: it has the same
+        # content, but its transaction is the fork, so the parents of a merge cannot be told from it.
         version = self.describe(made if self.exists(made) else place)
         if which == 1 and made == VersionRef(version.branch, version.number) and not version.cut and version.parents:
-            return self.repeated(self._named(version.parents[0], version))
+            return self.repeated(self._parse_parent(version.parents[0], version))
         merged = self.merged(version) if which == _FIRST_AND_SECOND else None
         if merged is not None:
             return self.repeated(merged)
@@ -192,9 +196,10 @@ class Ancestry:
             has = "no parent" if not count else "one parent" if count == 1 else f"{count} parents"
             return InvalidInputError(f"{version} of {where} has {has}, so there is no '^{which}' of it")
         if made == VersionRef(version.branch, version.number) and which == _FIRST_AND_SECOND:
-            return self.no_merged(version)
+            return self.merged_version_gone(version)
         if not count:
             return VersionNotFoundError(f"{version} is the first version of {where}; nothing comes before it")
+        # Not an error of the caller: the history exists in part, and the message says where it continues.
         older = self.before(made)
         left = f"the newest version before it that is left is {older}" if older else "no older version is left"
         return VersionNotFoundError(
@@ -202,24 +207,24 @@ class Ancestry:
         )
 
     def repeated(self, place: VersionRef) -> VersionRef:
-        """Return the version that this one repeats, unless that is gone."""
+        """Return the fork point that a version repeats, unless it was cleaned up."""
         fork = self.fork_of(place)
         return fork if self.exists(fork) else place
 
-    def _below(self, branch: str, number: int) -> int | None:
+    def _newest_up_to(self, branch: str, number: int) -> int | None:
         numbers = self.numbers(branch)
         place = bisect_right(numbers, number)
         return numbers[place - 1] if place else None
 
-    def _named(self, text: str, version: Version) -> VersionRef:
+    def _parse_parent(self, text: str, version: Version) -> VersionRef:
         place = RecordedVersion(text).version_ref
         if place is None:
             raise CorruptFileError(f"{self.versions.store.uri}/{version}", f"it says it was made from {text!r}")
         return place
 
-    def _name_of(self, branch_id: str) -> str | None:
+    def _name_of_branch_id(self, branch_id: str) -> str | None:
         if self._names is None:
-            # One that is made by renaming has the id of the other one, and not yet all its versions.
+            # A rename in progress: both files carry the id, and the new branch does not have all versions yet.
             ready = (branch for branch in self.refs.branches().values() if branch.state == READY)
             self._names = {branch.id: branch.name for branch in ready}
         return self._names.get(branch_id)

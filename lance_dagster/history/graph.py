@@ -1,4 +1,8 @@
-"""Orders and shortened edges of a history, given a function that returns the parents of a node. No I/O."""
+"""Graph algorithms over a history, given a function that returns the parents of a node. Pure.
+
+Nodes are any hashable values, so the algorithms are tested on dict literals. Parents may be unknown to the caller:
+history that was cleaned up just ends.
+"""
 
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -10,9 +14,9 @@ Rank = Callable[[N], tuple[float, ...]]
 
 
 def walk(start: N, parents: Parents[N], rank: Rank[N], go_on: Callable[[N], bool]) -> list[N]:
-    """Return a node and its ancestors, each once; of those reached, the one of highest rank comes next.
+    """Return a node and its ancestors, each once; of the nodes reached so far, the one of highest rank comes next.
 
-    The walk ends at the first node that `go_on` refuses, which is not returned.
+    The walk ends at the first node for which `go_on` is false; that node is not returned.
     """
     found: list[N] = []
     seen = {start}
@@ -25,20 +29,23 @@ def walk(start: N, parents: Parents[N], rank: Rank[N], go_on: Callable[[N], bool
         for parent in parents(node):
             if parent not in seen:
                 seen.add(parent)
+                # The count breaks ties, so nodes of equal rank come in the order they were reached and are never
+                # compared.
                 heapq.heappush(reached, (_lowest_first(rank(parent)), len(seen), parent))
     return found
 
 
 def topological_order(nodes: Collection[N], parents: Parents[N], rank: Rank[N]) -> list[N]:
-    """Return nodes in an order in which each comes before its parents, and otherwise by rank, highest first.
+    """Return nodes sorted topologically, each before its parents, and otherwise by rank, highest first.
 
-    Parents that are not among the nodes count for nothing. Nodes that are their own ancestors are left out.
+    Parents that are not among the nodes are ignored. Nodes on a cycle are left out.
     """
     children = dict.fromkeys(nodes, 0)
     for node in nodes:
         for parent in parents(node):
             if parent in children:
                 children[parent] += 1
+    # Kahn's algorithm with a heap: among the nodes whose children are all placed, the one of highest rank is next.
     ready = [(_lowest_first(rank(node)), place, node) for place, node in enumerate(children) if not children[node]]
     heapq.heapify(ready)
     found: list[N] = []
@@ -54,28 +61,29 @@ def topological_order(nodes: Collection[N], parents: Parents[N], rank: Rank[N]) 
 
 
 def simplified_parents(order: Sequence[N], parents: Parents[N], kept: Callable[[N], bool]) -> dict[N, tuple[N, ...]]:
-    """Return for each node that is kept the nearest of its ancestors that are kept too.
+    """Simplify a history to some of its nodes: return for each kept node its nearest kept ancestors.
 
     Args:
         order: All nodes, each before its parents.
-        parents: The parents of a node; those that are not in the order are kept as they are.
-        kept: Which nodes stay.
+        parents: The parents of a node; parents that are not in the order stay as they are.
+        kept: Tells which nodes stay.
     """
     edges: dict[N, tuple[N, ...]] = {}
+    # Oldest first, so that the edges of the parents are known when a child needs them.
     for node in reversed(order):
         direct: dict[N, None] = {}
         led: dict[N, None] = {}
         for parent in parents(node):
             through = parent in edges and not kept(parent)
             (led if through else direct).update(dict.fromkeys(edges[parent] if through else (parent,)))
-        # A way through nodes that are left out is drawn only where no other way leads there.
+        # An edge through a node that was left out is redundant where another path leads to the same ancestor.
         known = _reached((*direct, *led), edges) if led else frozenset()
         edges[node] = (*direct, *(parent for parent in led if parent not in known and parent not in direct))
     return {node: edges[node] for node in order if kept(node)}
 
 
 def _reached(starts: Collection[N], edges: Mapping[N, tuple[N, ...]]) -> set[N]:
-    """Return what edges lead to from some nodes, those themselves only if another one leads there."""
+    """Return the nodes reachable from some nodes by at least one edge."""
     found: set[N] = set()
     left = list(starts)
     while left:

@@ -1,10 +1,10 @@
-"""What a version holds, as one digest: reads the deletion files `changes.content` asks for.
+"""Content ids of versions, and versions by commit id or by the beginning of one.
 
-Find versions by their commit id, or by the beginning of one.
+A commit id is a digest of a manifest, so nothing but the manifest tells it. A whole id is looked for on `main` first,
+newest first, and the search ends where it is found. An abbreviation has to be compared with all versions, to find out
+whether it is unique. Several manifests are read at a time, and each one once in a process.
 
-An id is a digest of a manifest, so nothing but the manifest tells it. A whole id is looked for on `main` first, newest
-first, and the search ends where it is found. The beginning of one has to be compared with all, to find out whether it
-is unique. Several manifests are read at a time, and each once in a process.
+A content id is a digest of what a version holds, whatever its number and history.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +17,9 @@ from lance_dagster.history.refs.ref_store import READY
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.identity import COMMIT_ID, content_id
 
-_WORKERS = 8
-
 
 def content_id_of(versions: Versions, state: State) -> str:
-    """Return the content id of a version; several deletion files are read at a time."""
+    """Return the content id of a version; reads its deletion files, several at a time."""
     with ThreadPoolExecutor(_WORKERS) as pool:
         return content_id(
             state.manifest,
@@ -30,43 +28,46 @@ def content_id_of(versions: Versions, state: State) -> str:
         )
 
 
+# Threads, and versions for each task: small tasks spread evenly, and still pay for the hand-over.
 _WORKERS, _EACH = 8, 4
 _Found = list[tuple[str, VersionRef]]
-_Portion = tuple[str, str, Sequence[int]]
+_Task = tuple[str, str, Sequence[int]]
 
 
 def find_commits(beginning: str, ancestry: Ancestry) -> list[tuple[str, VersionRef]]:
-    """Return the versions of all branches whose commit id begins with some hex digits, with the whole id."""
+    """Return the versions of all branches whose commit id begins with some hex digits, each with the whole id."""
     wanted = beginning.lower()
 
-    def matching(portion: _Portion) -> _Found:
-        name, line, numbers = portion
-        ids = ((ancestry.versions.commit_id(name, number, line), number) for number in numbers)
+    def matching(task: _Task) -> _Found:
+        name, branch_id, numbers = task
+        ids = ((ancestry.versions.commit_id(name, number, branch_id), number) for number in numbers)
         return [(own_id, VersionRef(name, number)) for own_id, number in ids if own_id and own_id.startswith(wanted)]
 
     found: _Found = []
     with ThreadPoolExecutor(_WORKERS) as pool:
-        for portions in _portions(ancestry):
-            for some in pool.map(matching, portions):
+        for tasks in _task_groups(ancestry):
+            for some in pool.map(matching, tasks):
                 found += some
+            # A whole id is unique, so the search may end; an abbreviation could also fit a version not yet read.
             if found and COMMIT_ID.fullmatch(wanted):
                 break
     return found
 
 
-def _portions(ancestry: Ancestry) -> Iterator[list[_Portion]]:
-    """Yield the name and id of branches with some of their versions, newest first, as many as are read at a time."""
-    yield from _together(ancestry, {MAIN: MAIN})
+def _task_groups(ancestry: Ancestry) -> Iterator[list[_Task]]:
+    """Yield groups of tasks that are read at the same time: branch, id and a few versions, `main` first."""
+    # `main` first and alone: a whole id that is found there ends the search before the branches are even listed.
+    yield from _groups_of(ancestry, {MAIN: MAIN})
     branches = ancestry.refs.branches().values()
-    yield from _together(ancestry, {branch.name: branch.id for branch in branches if branch.state == READY})
+    yield from _groups_of(ancestry, {branch.name: branch.id for branch in branches if branch.state == READY})
 
 
-def _together(ancestry: Ancestry, lines: Mapping[str, str]) -> Iterator[list[_Portion]]:
-    portions: list[_Portion] = [
-        (name, lines[name], numbers[start : start + _EACH])
-        for name in sorted(lines)
+def _groups_of(ancestry: Ancestry, branch_ids: Mapping[str, str]) -> Iterator[list[_Task]]:
+    tasks: list[_Task] = [
+        (name, branch_ids[name], numbers[start : start + _EACH])
+        for name in sorted(branch_ids)
         for numbers in (ancestry.numbers(name)[::-1],)
         for start in range(0, len(numbers), _EACH)
     ]
-    for start in range(0, len(portions), _WORKERS):
-        yield portions[start : start + _WORKERS]
+    for start in range(0, len(tasks), _WORKERS):
+        yield tasks[start : start + _WORKERS]

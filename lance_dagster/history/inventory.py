@@ -117,6 +117,7 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
     names = frozenset(branches)
     for entry in entries:
         place = classify_key(entry.key, names)
+        # Never touched by a collection: it may belong to another table or program.
         if place.kind is Kind.UNKNOWN:
             found.unknown += 1
             continue
@@ -125,6 +126,7 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
             continue
         objects = found.of_branch(place.branch)
         if place.branch != layout.MAIN:
+            # `main` always exists; of another branch a collection asks whether somebody is creating it just now.
             objects.modified = max(objects.modified, entry.modified)
         if place.kind is Kind.VERSION:
             _add_version(objects, entry)
@@ -165,6 +167,7 @@ def _below(branch: str, segments: list[str], key: str) -> StoredObject:
     """Tell what an object in one of the folders of a branch is."""
     folder, first, deeper = segments[0], segments[1], segments[2:]
     name = layout.join(layout.branch_root(branch), folder, first)
+    # An unfinished local write: deleted by its age, like any file that no version names.
     if any(segment.startswith(".tmp") for segment in segments[1:]):
         return StoredObject(branch, Kind.TEMPORARY, key)
     if deeper:
@@ -191,6 +194,7 @@ def _add_version(objects: BranchObjects, entry: ObjectInfo) -> None:
         objects.detached[int(detached[1])] = entry
         return
     present, old = layout.parse_manifest_name(name), layout.parse_manifest_name_v1(name)
+    # The schemes differ in the number of digits, so at most one of the two numbers is set.
     for scheme, number in (("present", present), ("first", old)):
         if number is not None:
             objects.schemes.add(scheme)
@@ -226,6 +230,7 @@ def expired_copies(
 
 
 def _owner_digest(branch_id: str) -> str:
+    # A digest has a fixed form, so the key can be parsed whatever the id of the branch is.
     return hashlib.sha256(branch_id.encode()).hexdigest()[:8]
 
 

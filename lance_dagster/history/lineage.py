@@ -79,6 +79,7 @@ def merge_records_of(manifest: Manifest) -> dict[str, MergeRecord]:
     for key, text in manifest.table_metadata.items():
         numbers, _, aliases = text.partition(" ")
         merged, _, dest = numbers.partition("@")
+        # Anybody can edit table metadata, so a value of another form is not taken for a record.
         if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
             known = tuple(decode_aliases(aliases)), decode_fields(aliases)
             record = MergeRecord(merged=int(merged), dest=int(dest), aliases=known[0], fields=known[1])
@@ -97,6 +98,7 @@ def records_for_aliases(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) 
     """
     known, found = merge_records_of(dest), {}
     for branch_id, new in aliases.items():
+        # Aliases are appended and never replaced: rows that came in earlier keep the ids they have.
         had = known.get(branch_id, MergeRecord(merged=NO_VERSION, dest=dest.version + 1))
         found[f"{MERGED_PREFIX}{branch_id}"] = str(replace(had, aliases=(*had.aliases, *new)))
     return found
@@ -155,11 +157,13 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     branch, number = state.branch, state.manifest.version
     while branch != MAIN:
         found = refs.branch(branch)
+        # Branch files can be damaged or edited by hand; without this check a circle of forks would never end.
         if any(segment.branch == branch for segment in segments):
             path = f"{refs.store.uri}/{branch_file(branch)}"
             raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
         if found is None:
             raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, and with it where it was forked")
+        # A version below the first one of its branch was put by a late writer and belongs to no branch of the name.
         if found.first > number:
             path = f"{refs.store.uri}/{branch_file(branch)}"
             raise CorruptFileError(path, f"it says {branch}@{number} comes after {found.parent}")
@@ -168,6 +172,7 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
         branch, number = found.parent_branch, found.parent_version
     segments.append(BranchSegment(branch=MAIN, id=MAIN, forked=0, first=0, number=number))
     records = merge_records_of(state.manifest).items()
+    # A record of single rows (`NO_VERSION`) does not mean that any version is contained.
     contained = {branch_id: record.merged for branch_id, record in records if record.merged != NO_VERSION}
     # A merge may have recorded a newer version of a branch below than the fork point: after a sync, for one.
     for segment in segments:
@@ -190,6 +195,7 @@ def records_for_merge(
     known, found = merge_records_of(dest.state.manifest), {}
     of_source, descent = merge_records_of(source.state.manifest), {segment.id for segment in source.segments}
     for branch_id, number in source.contained.items():
+        # What the dest contains already, by itself or through the merge base, is not recorded again.
         newer = number > max(dest.contained.get(branch_id, -1), base.contained.get(branch_id, -1))
         if not newer and branch_id not in aliases:
             continue
@@ -214,6 +220,8 @@ def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> S
 
     The head of `dest` is returned where that version was cleaned up, and where `source` changed nothing.
     """
+    # The source may have changed nothing since the fork, or only merged what the dest has: then nothing is left to
+    # do, though no merge is recorded.
     if not dest.contains(source):
         return None if changes_since(source, dest, versions) else dest.state
     record = merge_records_of(dest.state.manifest).get(source.id)
@@ -311,15 +319,19 @@ def row_space(
         VersionNotFoundError: A fork point was cleaned up, on both branches.
     """
     manifest = of.state.manifest
+    # Without stable row ids, rows have addresses only, and no range of ids to be mapped.
     if not manifest.stable_row_ids:
         return RowSpace(())
     segments = [(MAIN, 0)]
     for child, parent in reversed(list(pairwise(of.segments))):
+        # Ids from `next_row_id` at the fork on were minted on the child; the same numbers were minted again on the
+        # parent.
         forked = _load((parent.id, parent.branch, child.forked), (of,), versions)
         segments.append((child.id, forked.manifest.next_row_id))
     aliases = {} if anchor is None else _aliases(anchor)
     for change in changes:
         if isinstance(change.operation, Restore):
+            # A restore brings the metadata of an old version back, so the records since that version no longer hold.
             aliases = {} if change.after is None else _aliases(change.after)
         elif change.is_merge and change.after is not None:
             _learn(aliases, change.after)
@@ -366,6 +378,7 @@ def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Ma
         that manifest have the ids of the base: after a merge they have others.
     """
     segments, number = list(reversed(of.segments)), base.state.manifest.version
+    # The base lies on the branch itself or below one of its forks: the fragments then have the same ids all the way.
     holders = (segment for segment in segments if segment.id == base.id and number <= segment.number)
     on_branch = next(holders, None)
     if on_branch is not None:
@@ -374,6 +387,8 @@ def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Ma
         anchor = base.state.manifest if repeats is None else _repeated(repeats, base.state, versions)
         return anchor, _changes_after(after, number, versions), True
     record = merge_records_of(of.state.manifest).get(base.id)
+    # The base came in by a merge. Only the merge of exactly that version shows its fragments; an older or newer merge
+    # has other rows.
     if record is None or record.merged != number:
         return None, [], False
     segment = next(segment for segment in segments if record.dest <= segment.number)
@@ -399,6 +414,8 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
     A run of versions that were cleaned up is one change without a transaction: how many there were, and what they did,
     is not known, so whoever asks has to assume the worst.
     """
+    if after >= segment.number:
+        return
     branch, expected = segment.branch, after + 1
     states = versions.find_range(branch, expected, segment.number, segment.id)
     before: Manifest | None = None
@@ -424,6 +441,7 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
 
 def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
     properties = transaction.properties if transaction else {}
+    # The id of the branch is compared, not its name: the branch may be renamed, or another one may have its name.
     number = properties.get(MERGE, "").rpartition("@")[2]
     return bool(_NUMBER.fullmatch(number)) and other.contained.get(properties.get(MERGED_BRANCH, ""), -1) >= int(number)
 
@@ -475,5 +493,6 @@ class AheadBehind:
         branch = self._branches.get(branch_id)
         if branch is None and branch_id != MAIN:
             return 0
+        # Gaps that a clean-up left are not counted, since the listing is what exists.
         name, first = (MAIN, 0) if branch is None else (branch.name, branch.first)
         return sum(max(after, first) < number <= up_to for number in self.numbers(name))

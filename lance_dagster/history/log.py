@@ -1,18 +1,19 @@
-"""Walk the history of a version: along first parents, or through merges too.
+"""The log: walk the history of a version along first parents, or through all parents.
 
-Along first parents a version is read when it is asked for, so the newest ten of many thousand cost ten reads.
+Along first parents a version is read only when the caller asks for it, so the ten newest of many thousand versions
+cost ten reads.
 
-Through merges, a version has to come before its parents, and which versions have a parent in common is known only
-when all of them were read. So what is asked for is read newest first, and a bit further: as far as clocks of different
-machines may be apart. What was read is then put in order.
+Through all parents, a version has to come before its parents, and whether two versions share a parent is known only
+after both were read. So the versions are read newest first, a little further than was asked for: as far as the clocks
+of different machines may differ. What was read is then sorted topologically.
 
-Since a time: dates decide where to end, and another program may have had a clock that lies. So, as in git, the walk
-ends only after several versions in a row that are too old.
+A log since a time ends by dates, and the clock of another program may be wrong. As in git, the walk ends only after
+several versions in a row that are too old.
 
-The first version of a branch repeats the one it was forked from, which is shown in its place while it is there.
+The first version of a branch repeats its fork point, which is shown in its place while it exists.
 
-A version that a clean-up removed is not there to be shown. The one that was made from it says so (`Version.cut`), and
-the walk goes on behind the gap.
+A version that was cleaned up cannot be shown. The version that was made from it says so (`Version.cut`), and the walk
+continues behind the gap.
 """
 
 from bisect import bisect_right
@@ -29,20 +30,25 @@ from lance_dagster.history.lineage import lineage_of
 from lance_dagster.history.versions import State, Version
 
 CLOCK_SKEW_SECONDS = 60.0
-"""By how many seconds the clocks of writers may differ without anything being left out or put in a wrong order."""
+"""Seconds by which the clocks of writers may differ without a version being left out or sorted wrongly."""
 
 DATE_SLOP = 5
-"""So many versions in a row may be dated too old without ending a log since a time."""
+"""How many versions in a row may be dated too old without ending a log since a time; git calls it slop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Which versions of a log to show: those for which all that is given holds.
+    """Which versions of a log to show: those that meet every condition given.
 
-    `properties` are keys with the value wanted, or None for any. `committer` is compared whole, `message` is text the
-    message contains, in any case. `merges` is True for merges only, False for everything but merges. `since` and
-    `until` are included; without a zone they are UTC. A log ends where more than five versions in a row are dated
-    before `since`; versions beyond are not looked at.
+    A log ends after more than five versions in a row that are dated before `since`; older versions are not looked at.
+
+    Attributes:
+        properties: Keys with the wanted value, or None for any value.
+        committer: The whole name of the committer.
+        message: Text that the message contains, in any case.
+        merges: True for merges only, False for everything but merges, None for both.
+        since: The earliest time, included; UTC without a zone.
+        until: The latest time, included; UTC without a zone.
     """
 
     properties: Mapping[str, str | None] = field(default_factory=dict)
@@ -53,9 +59,10 @@ class LogFilter:
     until: datetime | None = None
 
     def __call__(self, version: Version) -> bool:
-        """Tell whether a version is shown."""
+        """Tell whether a version meets the conditions."""
         return (
             all(_has(version, key, value) for key, value in self.properties.items())
+            # Compared whole: a part of a name would also match other people.
             and (self.committer is None or self.committer == version.committer)
             and (self.message is None or self.message.casefold() in (version.message or "").casefold())
             and (self.merges is None or self.merges == (MERGE in version.properties))
@@ -64,9 +71,9 @@ class LogFilter:
         )
 
     def end(self) -> Callable[[Version], bool]:
-        """Return what tells, asked of one version after the other, whether one is so old that none before it is shown.
+        """Return a stateful test, to be asked of one version after the other, whether the log ends there.
 
-        One that is dated too old may have been committed by a clock that was wrong, so several have to be.
+        One version that is dated too old may come from a wrong clock, so it takes several in a row.
         """
         since = None if self.since is None else _utc(self.since).timestamp() - CLOCK_SKEW_SECONDS
         in_a_row = 0
@@ -81,7 +88,12 @@ class LogFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which part of a history is asked for: what `after` does not contain, at most `limit`, those `only` lets through.
+    """Which part of a history to return.
+
+    Attributes:
+        after: Leave out everything that this version contains.
+        limit: The greatest number of versions to return; None for all.
+        only: The filter that a version has to meet.
 
     Raises:
         InvalidInputError: The limit is negative.
@@ -92,26 +104,26 @@ class LogQuery:
     only: LogFilter = field(default_factory=LogFilter)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse a negative limit."""
         if self.limit is not None and self.limit < 0:
             raise InvalidInputError(f"a limit is a number of versions, not {self.limit}")
 
 
-def first_parents(ancestry: Ancestry, start: VersionRef, question: LogQuery) -> list[Version]:
-    """Return a version and those it was made from, newest first, along first parents and across forks."""
-    line = _line(ancestry, start, question)
-    return list(islice(line if question.only == LogFilter() else filter(question.only, line), question.limit))
+def first_parents(ancestry: Ancestry, start: VersionRef, query: LogQuery) -> list[Version]:
+    """Return a version and its ancestors along first parents, newest first, across fork points."""
+    walked = _first_parent_walk(ancestry, start, query)
+    return list(islice(walked if query.only == LogFilter() else filter(query.only, walked), query.limit))
 
 
 def all_parents(
-    ancestry: Ancestry, start: VersionRef, question: LogQuery
+    ancestry: Ancestry, start: VersionRef, query: LogQuery
 ) -> list[tuple[Version, tuple[Version | VersionRef, ...]]]:
-    """Return a version and all it contains, each once and before its parents, otherwise newest first.
+    """Return a version and all its ancestors, each once and before its parents, otherwise newest first.
 
-    Each comes with the next older versions of those that are shown, to draw lines to, or just their names where they
-    are there but beyond the limit.
+    Each comes with its nearest ancestors that are shown, for drawing a graph; ancestors beyond the limit come as names
+    only.
     """
-    excluded = _excluded(ancestry, question.after)
+    excluded = _excluded(ancestry, query.after)
 
     def parents(place: VersionRef) -> tuple[VersionRef, ...]:
         found = (ancestry.before(place), ancestry.merged(ancestry.describe(place)))
@@ -122,29 +134,31 @@ def all_parents(
         return ancestry.describe(place).committed_at.timestamp(), place.number
 
     def shown(place: VersionRef) -> bool:
-        return question.only(ancestry.describe(place))
+        return query.only(ancestry.describe(place))
 
     start = ancestry.repeated(start)
-    if question.limit == 0 or excluded(start):
+    if query.limit == 0 or excluded(start):
         return []
-    read = walk(start, parents, rank, _far_enough(ancestry, question))
+    read = walk(start, parents, rank, _far_enough(ancestry, query))
+    # Times alone do not sort a history: a child may be dated before its parent where clocks differ.
     order = topological_order(read, parents, rank)
     edges = simplified_parents(order, parents, shown)
-    chosen = list(edges)[: question.limit]
+    chosen = list(edges)[: query.limit]
     known = {place: ancestry.describe(place) for place in chosen}
     return [(known[place], tuple(known.get(parent, parent) for parent in edges[place])) for place in chosen]
 
 
-def _line(ancestry: Ancestry, start: VersionRef, question: LogQuery) -> Iterator[Version]:
-    excluded, after, ended = _excluded(ancestry, question.after), question.after, question.only.end()
+def _first_parent_walk(ancestry: Ancestry, start: VersionRef, query: LogQuery) -> Iterator[Version]:
+    excluded, after, ended = _excluded(ancestry, query.after), query.after, query.only.end()
     place: VersionRef | None = start
     while place is not None:
         branch, numbers = place.branch, ancestry.numbers(place.branch)
         number = place.number
         for number in reversed(numbers[: bisect_right(numbers, place.number)]):
-            # Asked of every one of very many versions, so nothing is made that is not needed.
+            # This runs once for each of very many versions, so no object is made without need.
             if after is not None and excluded(VersionRef(branch, number)):
                 return
+            # The fork point is shown in place of its copy, once.
             if number == numbers[0] and ancestry.repeated(VersionRef(branch, number)).branch != branch:
                 break
             version = ancestry.versions.describe_number(branch, number, numbers)
@@ -154,11 +168,11 @@ def _line(ancestry: Ancestry, start: VersionRef, question: LogQuery) -> Iterator
         place = ancestry.before(VersionRef(branch, number))
 
 
-def _far_enough(ancestry: Ancestry, question: LogQuery) -> Callable[[VersionRef], bool]:
-    """Return whether to go on reading: until the limit is reached, and as far as clocks may be apart."""
+def _far_enough(ancestry: Ancestry, query: LogQuery) -> Callable[[VersionRef], bool]:
+    """Return a test whether to read on: until the limit is reached, and beyond it as far as clocks may differ."""
     found = 0
     last: float | None = None
-    ended = question.only.end()
+    ended = query.only.end()
 
     def go_on(place: VersionRef) -> bool:
         nonlocal found, last
@@ -166,9 +180,10 @@ def _far_enough(ancestry: Ancestry, question: LogQuery) -> Callable[[VersionRef]
         if ended(version):
             return False
         if last is not None:
+            # The limit is reached. Versions dated shortly before the last one may still have to be sorted above it.
             return version.committed_at.timestamp() >= last - CLOCK_SKEW_SECONDS
-        found += question.only(version)
-        if question.limit is not None and found >= question.limit:
+        found += query.only(version)
+        if query.limit is not None and found >= query.limit:
             last = version.committed_at.timestamp()
         return True
 
@@ -176,11 +191,11 @@ def _far_enough(ancestry: Ancestry, question: LogQuery) -> Callable[[VersionRef]
 
 
 def _excluded(ancestry: Ancestry, after: State | None) -> Callable[[VersionRef], bool]:
-    """Return whether a version is contained in another one, itself included."""
+    """Return a test whether a version is contained in `after`, which contains itself."""
     contained = lineage_of(after, ancestry.refs).contained if after is not None else {}
 
     def excluded(place: VersionRef) -> bool:
-        # The first version of a branch counts as what it repeats.
+        # The first version of a branch counts as its fork point.
         return bool(contained) and any(
             contained.get(ancestry.id_of(each.branch) or "", -1) >= each.number
             for each in dict.fromkeys((place, ancestry.fork_of(place)))

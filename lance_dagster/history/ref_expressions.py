@@ -1,12 +1,12 @@
-"""The grammar of ref expressions: text to what it says. What it names is found out by `resolve`.
+"""The grammar of ref expressions, parsed from text alone; `history.resolve` looks up what they name.
 
     expression = base step*
     base       = ["branch:" | "tag:"] name ["@" number | "@{" time "}"]
     step       = "~" [number] | "^" [number]
     range      = expression ".." expression | expression "..." expression
 
-None of the characters with a meaning may occur in a name, except the dot: `a...b` is read as three dots between `a`
-and `b`. With blanks around the dots, names that end with one can be told apart: `a. .. b`.
+None of the characters with a meaning may occur in a name, except the dot: `a...b` is parsed as three dots between `a`
+and `b`. Blanks around the dots make a name that ends with a dot unambiguous: `a. .. b`.
 """
 
 import re
@@ -23,12 +23,13 @@ _STEP = re.compile(r"([~^])([0-9]{0,19})")
 _SPACED_DOTS = re.compile(r"\s(\.{2,3})\s")
 _DOTS = re.compile(r"\.{2,}")
 _RANGE = re.compile(r"[^./\s]\s*\.{2,3}\s*[^./\s]")
+# A time holds dots and blanks of its own, which are no part of a range.
 _BRACES = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step back: `~` so many first parents, `^` to one particular parent; at a character of the expression."""
+    """One step back: `~` follows `count` first parents, `^` goes to parent number `count`."""
 
     sign: str
     count: int
@@ -37,10 +38,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefExpression:
-    """What a ref expression says.
+    """A parsed ref expression.
 
-    `kind` is "branch", "tag" or empty for either. At most one of `number` and `time` is given; `position` is where it
-    begins, for messages.
+    `kind` is "branch", "tag", or empty for either. At most one of `number` and `time` is given; `position` is where it
+    begins in `text`, for messages.
     """
 
     text: str
@@ -59,7 +60,7 @@ class RefExpression:
 
 @dataclass(frozen=True, slots=True)
 class RefRange:
-    """Two ref expressions: what `right` has and `left` has not, or with `since_base`, since both were the same."""
+    """A range: what `right` contains and `left` does not; with `since_base` compared with their merge base."""
 
     left: str
     right: str
@@ -67,16 +68,17 @@ class RefRange:
 
 
 def parse(text: str) -> RefExpression:
-    """Read a ref expression.
+    """Parse a ref expression.
 
     Raises:
-        RefSyntaxError: The expression cannot be read.
-        InvalidInputError: It is no text.
+        RefSyntaxError: The expression is malformed.
+        InvalidInputError: It is no string.
     """
     if not isinstance(text, str):
         raise InvalidInputError(f"a ref is text such as 'main' or 'main@17', not {text!r}")
     if is_range(text):
         raise RefSyntaxError(text, _masked(text).index(".."), "one version; diff and log take ranges such as this one")
+    # The name ends at the first character with a meaning, so no name has to be quoted.
     kind = _KIND.match(text)
     start = kind.end() if kind else 0
     name = _NAME.match(text, start)
@@ -98,10 +100,10 @@ def parse(text: str) -> RefExpression:
 
 
 def parse_range(text: str) -> RefRange:
-    """Read a range: `main..run/4f2a` is what the branch has and `main` has not, `main...run/4f2a` since the fork.
+    """Parse a range: `main..run/4f2a` is what the branch has beyond `main`, `main...run/4f2a` since their merge base.
 
     Raises:
-        RefSyntaxError: The text is no range, or it can be read in several ways.
+        RefSyntaxError: The text is no range, or an ambiguous one.
     """
     masked = _masked(text)
     spaced = [(found.start(), found.end(), found[1]) for found in _SPACED_DOTS.finditer(masked)]
@@ -109,6 +111,7 @@ def parse_range(text: str) -> RefRange:
     if not found:
         raise RefSyntaxError(text, len(text), "'..' or '...' between two refs")
     begin, end, dots = found[0]
+    # Four dots could be three after a name that ends with a dot, or before one that begins with it.
     if len(dots) > len("..."):
         raise RefSyntaxError(text, begin, "two or three dots; put blanks around them where a name ends with a dot")
     if len(found) > 1:
@@ -120,7 +123,7 @@ def parse_range(text: str) -> RefRange:
 
 
 def is_range(text: str) -> bool:
-    """Tell whether a text is meant as a range: dots between two refs, not those of a path."""
+    """Tell whether a text is a range: dots between two refs, not the dots of a path such as `../orders`."""
     return _RANGE.search(_masked(text)) is not None
 
 
@@ -134,7 +137,7 @@ def branch_of_version(text: str) -> str | None:
 
 
 def _masked(text: str) -> str:
-    """Return a text without the dots of times, which make no range."""
+    """Return a text with the contents of braces masked, since dots in a time are no range."""
     return _BRACES.sub(lambda braces: "x" * len(braces[0]), text)
 
 

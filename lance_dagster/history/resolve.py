@@ -1,16 +1,16 @@
-"""Ref expressions: what people type to name one version of a table.
+"""Resolve ref expressions: what people type to name one version of a table.
 
-    name             the newest version of a branch, or the version a tag names
+    name             the newest version of a branch, or the version that a tag names
     name@17          version 17 of a branch
     name@{time}      the newest version of a branch at a time: `main@{2026-01-31T00:00Z}`, `main@{2 days ago}`
     branch:name      the branch, where a tag has the same name; `tag:name` the tag
     3f9ac2d1         the version of that commit id, or the only one whose id begins so (at least 8 digits)
 
-    ref~3            three versions before, along first parents and across forks; `ref~` is one
-    ref^2            the second parent: what a merge brought in; `ref^` is the first parent, `ref^0` the version itself
+    ref~3            three versions before, along first parents and across fork points; `ref~` is one
+    ref^2            the second parent, which a merge brought in; `ref^` is the first parent, `ref^0` the version itself
 
-None of the characters with a meaning here may occur in a name. A ref is resolved once, by whoever starts a read or a
-write; only branch and number travel from there, so nobody sees a name move halfway.
+None of the characters with a meaning here may occur in a name. A ref is resolved once, at the start of a read or a
+write. From there only the branch and the number travel, so no part of the operation sees a name move.
 """
 
 import re
@@ -35,7 +35,7 @@ _SHOWN_CANDIDATES = 10
 _UNIT = r"(second|minute|hour|day|week|month|year)s?"
 _AGO = re.compile(rf"([0-9]{{1,6}} {_UNIT}[ ,]+)+ago", re.IGNORECASE)
 _AMOUNT = re.compile(rf"([0-9]{{1,6}}) {_UNIT}", re.IGNORECASE)
-# pendulum lets larger numbers wrap around.
+# Digits are limited, since pendulum lets larger numbers overflow silently.
 _DURATION = re.compile(r"P(?=.)([0-9]{1,6}[YMWD])*(T([0-9]{1,6}[HMS])+)?")
 _DATE = r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?|[0-9]{8}|[0-9]{4}-[0-9]{3}|[0-9]{4}-?W[0-9]{2}(-?[0-7])?"
 _CLOCK = r"[0-9]{2}(:?[0-9]{2}(:?[0-9]{2}([.,][0-9]+)?)?)?"
@@ -47,7 +47,7 @@ _TIME_EXPECTED = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berl
 
 
 def resolve(expression: str | None, refs: Refs, versions: Versions) -> tuple[str, int]:
-    """Return the branch and number of the version an expression names; None stands for `main`.
+    """Return the branch and the number of the version that an expression names; None stands for `main`.
 
     Raises:
         RefSyntaxError: The expression cannot be read.
@@ -58,23 +58,23 @@ def resolve(expression: str | None, refs: Refs, versions: Versions) -> tuple[str
     """
     read = parse(MAIN if expression is None else expression)
     ancestry = Ancestry(refs, versions)
-    place = _base(read, ancestry)
-    place = _stepped(place, read, ancestry)
+    place = _base_version(read, ancestry)
+    place = _follow_steps(place, read, ancestry)
     return place.branch, place.number
 
 
 def parse_time(text: str) -> pendulum.DateTime | str:
-    """Read a point in time as people write it, "ago" being counted from the time of the call, as `read_moment` does."""
+    """Parse a point in time as `parse_moment` does, with "ago" counted from the time of the call."""
     return parse_moment(text, pendulum.now("UTC"))
 
 
 def parse_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | str:
-    """Read a point in time as people write it; when it cannot be read, or in several ways, return what could be.
+    """Parse a point in time; for text that is invalid or ambiguous return what was expected instead.
 
     Args:
         text: A date or a date and time in ISO 8601, with a zone or an offset, else UTC; `2 days ago`, `1 day 2 hours
             ago`, `yesterday` (24 hours ago, as in git), `now`; or an ISO 8601 duration, which is as long ago.
-        now: What "ago" counts from.
+        now: The time that "ago" counts from.
     """
     words = " ".join(text.split())
     try:
@@ -89,15 +89,15 @@ def parse_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | str:
             duration = pendulum.parse(words)
             return now - duration if isinstance(duration, pendulum.Duration) else _TIME_EXPECTED
         match = _MOMENT.fullmatch(words)
-        found = _of_zone(match) if match else None
-    # Days that do not exist, zones that do not, times before the year 1.
+        found = _parse_zoned(match) if match else None
+    # Days and zones that do not exist, times before the year 1.
     except (ValueError, OverflowError, LookupError, TypeError):
         return _TIME_EXPECTED
     return found if isinstance(found, pendulum.DateTime | str) else _TIME_EXPECTED
 
 
-def _of_zone(match: re.Match[str]) -> pendulum.DateTime | str | None:
-    """Read a date and time of an offset or a zone; where clocks were changed, return the two that can be meant."""
+def _parse_zoned(match: re.Match[str]) -> pendulum.DateTime | str | None:
+    """Parse a date and time with an offset or a zone; return both readings where clocks were changed."""
     if match["zone"] and match["offset"]:
         return f"an offset or a zone, not both: {match['offset']!r} and {match['zone']!r}"
     read = pendulum.parse(match["time"])
@@ -107,25 +107,26 @@ def _of_zone(match: re.Match[str]) -> pendulum.DateTime | str | None:
     first, second = (local.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.utcoffset() == second.utcoffset():
         return pendulum.instance(first)
-    # By UTC and back: a time that clocks skipped becomes the two around the gap.
+    # Through UTC and back: a local time that was skipped becomes the two times around the gap.
     shown = " or ".join(each.astimezone(UTC).astimezone(zone).isoformat() for each in (first, second))
     how = "were put forward over" if first.astimezone(UTC) > second.astimezone(UTC) else "showed twice"
     return f"{shown}, since clocks in {match['zone']} {how} {local.isoformat(' ')}"
 
 
-def _base(read: RefExpression, ancestry: Ancestry) -> VersionRef:
+def _base_version(read: RefExpression, ancestry: Ancestry) -> VersionRef:
     if not read.kind and read.name.isdecimal() and len(read.name) < _SHORTEST_COMMIT:
-        # Read as a number it would name one version, read as a tag of that name another one.
+        # A plain number could be a version number or the name of a tag, so it is refused with both spellings.
         raise RefSyntaxError(read.text, 0, _instead_of_number(read, ancestry))
-    branch, tag = _named(read, ancestry)
+    # Names come before commit ids: a branch or tag that looks like an id is found without reading manifests.
+    branch, tag = _find_branch_or_tag(read, ancestry)
     if tag is not None:
         return _without_suffix(read, "a tag", VersionRef(tag.branch, tag.version))
     if branch is None:
-        return _without_suffix(read, "a commit id", _commit(read, ancestry))
+        return _without_suffix(read, "a commit id", _version_by_commit_id(read, ancestry))
     if read.number is not None:
-        return _numbered(branch, read.number, ancestry)
+        return _version_by_number(branch, read.number, ancestry)
     if read.time is not None:
-        return _at_time(branch, read, ancestry)
+        return _version_at_time(branch, read, ancestry)
     newest = ancestry.versions.newest(branch)
     if newest is None:
         raise VersionNotFoundError(f"{ancestry.refs.store.uri} has no version on branch {branch!r}")
@@ -138,26 +139,27 @@ def _instead_of_number(read: RefExpression, ancestry: Ancestry) -> str:
     return f"a name; {branch}version {read.name} is written {MAIN}@{read.name}, a tag of that name {TAG}:{read.name}"
 
 
-def _numbered(branch: str, number: int, ancestry: Ancestry) -> VersionRef:
+def _version_by_number(branch: str, number: int, ancestry: Ancestry) -> VersionRef:
     found = ancestry.branch(branch)
     if found is not None and number < found.first:
-        # There may be one that was written, too late, to a branch that had the name before.
+        # A manifest of that number may exist, put by a late writer to an earlier branch of the name.
         has = f"it has {found.first} to {max(ancestry.numbers(branch), default=found.first)}"
         raise VersionNotFoundError(f"branch {branch!r} of {ancestry.refs.store.uri} has no version {number}; {has}")
     return VersionRef(branch, number)
 
 
-def _named(read: RefExpression, ancestry: Ancestry) -> tuple[str | None, Tag | None]:
-    """Return the branch or the tag of a name; neither when there is none.
+def _find_branch_or_tag(read: RefExpression, ancestry: Ancestry) -> tuple[str | None, Tag | None]:
+    """Return the branch or the tag that has a name; neither when there is none.
 
     Raises:
-        InvalidInputError: There are both.
+        InvalidInputError: Both have the name.
     """
     name, refs = read.name, ancestry.refs
     if name == MAIN and read.kind != TAG:
         return MAIN, None
     found = None if read.kind == TAG else ancestry.branch(name)
     branch = name if found is not None and found.state == READY else None
+    # A tag name holds no slash, so a request is saved for the names of most run branches.
     tag = None if read.kind == BRANCH or "/" in name else refs.tag(name)
     if branch is not None and tag is not None:
         raise InvalidInputError(
@@ -167,17 +169,19 @@ def _named(read: RefExpression, ancestry: Ancestry) -> tuple[str | None, Tag | N
     return branch, tag
 
 
-def _commit(read: RefExpression, ancestry: Ancestry) -> VersionRef:
+def _version_by_commit_id(read: RefExpression, ancestry: Ancestry) -> VersionRef:
     refs = ancestry.refs
-    # Looked for last: it may take reading every manifest.
+    # Last, since it may take reading every manifest.
     found = find_commits(read.name, ancestry) if not read.kind and COMMIT_PREFIX.fullmatch(read.name) else []
     if not found:
         branches = [branch.name for branch in refs.branches().values() if branch.state == READY]
         names = {BRANCH: [MAIN, *branches], TAG: [*refs.tags()]}
         known, kind = names.get(read.kind, [*names[BRANCH], *names[TAG]]), read.kind or "branch or tag"
-        raise RefNotFoundError(read.name, known, refs.store.uri, kind, _as_in_git(read.name))
+        raise RefNotFoundError(read.name, known, refs.store.uri, kind, _hint_for_git_name(read.name))
     if len(found) > 1:
-        shown = ", ".join(f"{own_id[: _digits(found)]} ({place})" for own_id, place in found[:_SHOWN_CANDIDATES])
+        shown = ", ".join(
+            f"{own_id[: _distinguishing_digits(found)]} ({place})" for own_id, place in found[:_SHOWN_CANDIDATES]
+        )
         more = ", ..." if len(found) > _SHOWN_CANDIDATES else ""
         raise InvalidInputError(
             f"{len(found)} commit ids of {refs.store.uri} begin with {read.name!r}; write more of one: {shown}{more}"
@@ -185,8 +189,8 @@ def _commit(read: RefExpression, ancestry: Ancestry) -> VersionRef:
     return found[0][1]
 
 
-def _as_in_git(name: str) -> str:
-    """Return what to write for a name that git has; empty where it has none such."""
+def _hint_for_git_name(name: str) -> str:
+    """Return what to write instead of a name that exists in git only; empty for other names."""
     if name == "HEAD":
         return f"there is no HEAD, since nobody has a branch checked out: name the branch, such as {MAIN}"
     for folder, kind in (("refs/heads/", BRANCH), ("refs/tags/", TAG)):
@@ -195,8 +199,8 @@ def _as_in_git(name: str) -> str:
     return ""
 
 
-def _digits(found: Sequence[tuple[str, VersionRef]]) -> int:
-    """Return how many digits tell ids apart."""
+def _distinguishing_digits(found: Sequence[tuple[str, VersionRef]]) -> int:
+    """Return how many digits are needed to tell ids apart."""
     ids = {own_id for own_id, _ in found}
     return next(
         count
@@ -211,11 +215,11 @@ def _without_suffix(read: RefExpression, what: str, place: VersionRef) -> Versio
     return place
 
 
-def _at_time(branch: str, read: RefExpression, ancestry: Ancestry) -> VersionRef:
+def _version_at_time(branch: str, read: RefExpression, ancestry: Ancestry) -> VersionRef:
     """Find the newest version committed at or before a time.
 
-    The search halves the versions, and then looks at each that was committed just after the time: exact as long as the
-    clocks of writers are not further apart.
+    A binary search finds the place, and then each version near it is looked at, since times of neighbouring versions
+    need not ascend. The result is exact as long as the clocks of writers differ by at most `CLOCK_SKEW_SECONDS`.
     """
     moment = parse_time(read.time or "")
     if isinstance(moment, str):
@@ -223,9 +227,10 @@ def _at_time(branch: str, read: RefExpression, ancestry: Ancestry) -> VersionRef
     numbers = ancestry.numbers(branch)
 
     def committed_at(number: int) -> pendulum.DateTime:
-        # As precise as the time that is shown: a version can be named by its own.
+        # Microseconds, as shown to users: so a version can be named by its own time.
         return ancestry.versions.load(branch, number).committed_at
 
+    # The search overshoots by the clock tolerance, and the loop below then goes back to the exact place.
     later = bisect_right(
         numbers, moment.timestamp() + CLOCK_SKEW_SECONDS, key=lambda number: committed_at(number).timestamp()
     )
@@ -239,12 +244,13 @@ def _at_time(branch: str, read: RefExpression, ancestry: Ancestry) -> VersionRef
     raise VersionNotFoundError(f"{has}; the oldest is {branch}@{numbers[0]}, of {oldest:%Y-%m-%d %H:%M:%S}Z")
 
 
-def _stepped(place: VersionRef, read: RefExpression, ancestry: Ancestry) -> VersionRef:
+def _follow_steps(place: VersionRef, read: RefExpression, ancestry: Ancestry) -> VersionRef:
     for step in read.steps:
         times, which = (step.count, 1) if step.sign == "~" else (min(step.count, 1), step.count)
         for taken in range(times):
             try:
                 place = ancestry.parent(place, which)
+            # The step that failed is named: `main~9` may fail at its third step.
             except VersionNotFoundError as error:
                 far = f" after {taken} of {times} steps" if times > 1 else ""
                 raise VersionNotFoundError(f"there is no {read.text!r}{far}: {error}") from error

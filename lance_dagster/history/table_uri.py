@@ -1,12 +1,11 @@
-"""One text for a table and one of its versions, for configurations and for people.
+"""The URI of a version: one text for a table and one of its versions, for configurations and people.
 
     lance+<uri>?ref=<expression>        lance+s3://bucket/orders.lance?ref=production
                                         lance+/data/orders.lance?ref=main%5E2
 
-The URI is that of the table, a local path among them. In it and in the expression `%`, `?`, `#`, `&`, blanks and
-whatever is not ASCII are written as `%` and two hex digits for each byte of UTF-8; everything may be. A `+` is a plus.
-Without `?ref=` the newest version of `main` is meant. Credentials are no part of it: they would end up wherever the
-text does.
+`<uri>` is the URI of the table, or a local path. In both parts `%`, `?`, `#`, `&`, blanks and non-ASCII characters are
+percent-encoded as UTF-8; other characters may be. A `+` is a plus sign, not a blank. Without `?ref=` the newest version
+of `main` is meant. Credentials are refused: a URI ends up in logs and configurations.
 """
 
 import os
@@ -28,7 +27,7 @@ _EXAMPLE = "lance+s3://bucket/orders.lance?ref=production"
 
 
 def is_table_uri(uri: str | os.PathLike[str]) -> bool:
-    """Tell whether a text is of this form; one that is not is the URI of a table alone."""
+    """Tell whether a text is the URI of a version, and not the URI of a table alone."""
     return os.fspath(uri).lower().startswith(PREFIX)
 
 
@@ -36,8 +35,9 @@ def parse_table_uri(text: str) -> tuple[str, str]:
     """Return the URI of the table and the ref expression.
 
     Raises:
-        InvalidInputError: The text is not of this form, or carries credentials or other options, which it never shows.
-        RefSyntaxError: The expression cannot be read.
+        InvalidInputError: The text has another form, or carries credentials or other options; the message never shows
+            those.
+        RefSyntaxError: The expression is malformed.
     """
     if not is_table_uri(text):
         raise InvalidInputError(f"the URI of a version begins with {PREFIX!r}, such as {_EXAMPLE}")
@@ -52,7 +52,7 @@ def parse_table_uri(text: str) -> tuple[str, str]:
     uri = _decoded(location, "the URI of a table")
     if not uri.strip():
         raise InvalidInputError(f"there is no table in {text!r}; write it as {_EXAMPLE}")
-    # A path, since what opens file:// would read escapes a second time.
+    # A plain path instead of file://, since a program that opens a URI would decode the escapes a second time.
     return (_path_of_file(rest) if separator and scheme.lower() == "file" else uri), ref
 
 
@@ -94,7 +94,7 @@ def _ref(query: str) -> str:
     for part in query.split("&"):
         key, equals, value = part.partition("=")
         if key != _KEY or not equals:
-            # What is not understood may be a secret, so only what looks like a key is shown.
+            # An unknown part may be a secret, so it is shown only where it looks like a plain key.
             shown = f", not {key!r}" if _KEY_NAME.fullmatch(key) else ""
             raise InvalidInputError(
                 f"after '?' the URI of a version has only {_KEY}=<expression>{shown}; give storage options beside it"

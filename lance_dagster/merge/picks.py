@@ -449,5 +449,5 @@ def _parent(context: TableContext, of: State, number: int | None) -> State:
     ancestry = Ancestry(context.refs, context.versions)
     merged = ancestry.merged(version)
     if merged is None:
-        raise ancestry.no_merged(version)
+        raise ancestry.merged_version_gone(version)
     return context.versions.load(merged.branch, merged.number)

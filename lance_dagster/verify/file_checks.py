@@ -1,4 +1,8 @@
-"""The files a version names, held against what is there: each folder is listed once, not each file asked for."""
+"""Checks of the files that versions name, against listings of their folders.
+
+Each folder is listed once and the names are compared; asking for every file by itself would take one request for each.
+A folder that cannot be listed is one problem for each file in it that a version names: nobody can say that it exists.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +28,7 @@ _NEEDED = "a file that a version names stays until the version is gone"
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is in a folder, by name with sizes; None where that cannot be told, and `problem` says why."""
+    """The files in a folder with their sizes in bytes; `sizes` is None where `problem` says why it cannot be listed."""
 
     store: Store | None
     key: str
@@ -35,7 +39,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFile:
-    """A data file as a fragment describes it, and how it is reached."""
+    """A data file as a fragment describes it, and where it is read."""
 
     uri: str
     path: str
@@ -47,10 +51,10 @@ class NamedFile:
 
 
 class FileChecks:
-    """The folders of one table, its base paths included."""
+    """Checks the files of one table, its base paths included, and counts the distinct ones."""
 
     def __init__(self, context: TableContext) -> None:
-        """Look at the files of a table; nothing is listed yet."""
+        """Take the table; nothing is listed yet."""
         self._context = context
         self._listings: dict[tuple[str, int, str], Listing] = {}
         self.data_files: set[str] = set()
@@ -58,20 +62,21 @@ class FileChecks:
         self.index_files: set[str] = set()
 
     def check_fragment(self, state: State, fragment: Fragment) -> Iterator[Problem]:
-        """Check that a fragment's files are there, whole, and that its deletion vector fits."""
+        """Check that a fragment's files exist in full size, and that its deletion vector fits."""
         for file in fragment.files:
             base = self._base(state, file.base_id)
             if base is None:
                 continue
             listing = self._listed(base, layout.DATA)
-            self.data_files.add(self._shown(listing, file.path))
-            # Sizes of files of the first format were written down wrong, and nobody goes by them.
+            # Counted by displayed path, so a file that several versions name counts once.
+            self.data_files.add(self._display_path(listing, file.path))
+            # Lance recorded wrong sizes for files of the first format, and no reader uses them.
             size = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
             yield from self._compared(listing, file.path, size, fragment.id)
         yield from self._check_deletion(state, fragment)
 
     def named(self, state: State, fragment: Fragment) -> Iterator[NamedFile]:
-        """Yield the data files of a fragment that are there and can be opened by themselves."""
+        """Yield the data files of a fragment that exist and can be opened on their own."""
         blobs = {field.id for field in state.manifest.fields if field.extension_name == BLOB}
         for file in fragment.files:
             base = self._base(state, file.base_id)
@@ -80,7 +85,7 @@ class FileChecks:
             if base is not None and listing is not None and there and data_file_version(file) != LEGACY_FILE_VERSION:
                 yield NamedFile(
                     uri=f"{listing.uri}/{file.path}",
-                    path=self._shown(listing, file.path),
+                    path=self._display_path(listing, file.path),
                     rows=fragment.physical_rows,
                     file=file,
                     fragment=fragment.id,
@@ -89,15 +94,16 @@ class FileChecks:
                 )
 
     def opened(self, named: NamedFile, inspector: DataFileInspector) -> DataFileSummary:
-        """Open a data file and read all of it.
+        """Open a data file and read it whole.
 
         Raises:
-            CorruptFileError: It cannot be opened or decoded.
+            CorruptFileError: The file cannot be opened or decoded.
         """
         uri = self._context.uri
+        # A base path gets only the options that are meant for it, since options may hold credentials.
         own = named.base.path == uri or named.base.path.startswith(f"{uri}/")
         options = self._context.storage_options
-        # Blobs are described in the data file, in a shape only a table can read; the values lie elsewhere.
+        # A blob column is stored as descriptions that only a table can decode; the values are in other files.
         return inspector.inspect(
             named.uri,
             options if own else base_options(options, named.base.id, named.base.path),
@@ -106,9 +112,10 @@ class FileChecks:
         )
 
     def check_transaction_file(self, state: State) -> Iterator[Problem]:
-        """Check that the file of a version's transaction, where it still is, says the same as the version."""
+        """Check that a transaction file, where it still exists, holds the transaction that its version holds."""
         name = state.manifest.transaction_file
         path = layout.join(layout.branch_root(state.branch), layout.TRANSACTIONS, name)
+        # Missing is no problem: other programs delete these files, and the manifest holds the transaction.
         data = self._context.store.get(path) if name else None
         if data is None or state.transaction is None:
             return
@@ -123,7 +130,7 @@ class FileChecks:
             yield Problem(what="it holds another transaction", right=right, severity=WARNING, path=path)
 
     def offsets(self, state: State, fragment: Fragment) -> BitMap | Problem:
-        """Return the deleted offsets of a fragment, or what is wrong with its deletion file."""
+        """Return the deleted offsets of a fragment, or the problem of its deletion file."""
         deletion = fragment.deletion
         if deletion is None:
             return BitMap()
@@ -132,10 +139,11 @@ class FileChecks:
         listing = None if base is None else self._listed(base, layout.DELETIONS)
         if listing is None or listing.sizes is None or listing.store is None:
             return self._unreachable(listing)
-        path = self._shown(listing, name)
+        path = self._display_path(listing, name)
         if name not in listing.sizes:
             return Problem(what="the deletion file is missing", right=_NEEDED, path=path, fragment=fragment.id)
         try:
+            # Read whole, since the count in the manifest has to agree with the bytes.
             data = listing.store.get(layout.join(listing.key, name))
             found = decode_offsets(deletion.kind, data or b"", path)
         except (CorruptFileError, StoreError) as error:
@@ -144,9 +152,9 @@ class FileChecks:
         return found
 
     def check_index(self, state: State, index: IndexMetadata) -> Iterator[Problem]:
-        """Check that the files of an index are there, whole where their sizes are recorded."""
+        """Check that the files of an index exist, in full size where their sizes are recorded."""
         base = self._base(state, index.base_id)
-        # A system index may have all it knows in its description, and no file.
+        # A system index may hold everything in its metadata and have no file.
         if base is None or not (index.files or index.fields):
             return
         folder = layout.join(layout.INDICES, index.uuid)
@@ -155,12 +163,12 @@ class FileChecks:
             yield Problem(
                 what=f"index {index.name!r} has no files",
                 right="its folder holds what it knows; queries that use it fail",
-                path=self._shown(listing, ""),
+                path=self._display_path(listing, ""),
             )
         for file in index.files:
             below, _, name = file.path.rpartition("/")
             inner = self._listed(base, layout.join(folder, below))
-            self.index_files.add(self._shown(inner, name))
+            self.index_files.add(self._display_path(inner, name))
             yield from self._compared(inner, name, file.size, None)
 
     def _check_deletion(self, state: State, fragment: Fragment) -> Iterator[Problem]:
@@ -173,6 +181,7 @@ class FileChecks:
         if isinstance(found, Problem):
             yield found
             return
+        # Very old manifests do not count deleted rows, so there is nothing to compare.
         if not fragment.has_row_count:
             return
         if len(found) != deletion.deleted_rows:
@@ -189,15 +198,16 @@ class FileChecks:
             )
 
     def _base(self, state: State, base_id: int | None) -> BasePath | None:
-        """Return where a file lies; None for a base path that is not there, which other rules report."""
+        """Return the folder of a file; None for an unknown base path, which `manifest_rules` reports."""
         try:
             return base_path_of(state.manifest, base_id, self._context.versions.branch_uri(state.branch))
         except CorruptFileError:
             return None
 
     def _listed(self, base: BasePath, folder: str) -> Listing:
-        # A base path that is no dataset root has no folders of its own.
+        # A base path that is no dataset root holds the files directly, without `data/` and the like.
         below = folder if base.is_dataset_root else folder.partition("/")[2]
+        # The id is part of the key: two base paths may share a path and need different options.
         place = (base.path, base.id, below)
         if place not in self._listings:
             self._listings[place] = self._list(base, below)
@@ -207,7 +217,7 @@ class FileChecks:
         uri = layout.join(base.path.rstrip("/"), folder)
         try:
             store, key = self._context.versions.locate(base.path, folder, base.id)
-            # A key of a folder of the table itself carries the way to it.
+            # For a folder of the table itself, the key includes the path to it.
             key = key.rstrip("/")
             return Listing(store, key, f"{store.uri}/{key}".rstrip("/"), store.sizes(key))
         except (StoreError, InvalidInputError) as error:
@@ -217,9 +227,10 @@ class FileChecks:
         if listing.sizes is None:
             yield self._unreachable(listing)
             return
-        path = self._shown(listing, name)
+        path = self._display_path(listing, name)
         if name not in listing.sizes:
             yield Problem(what="the file is missing", right=_NEEDED, path=path, fragment=fragment)
+        # A size of 0 means that the writer did not record one.
         elif size not in (0, listing.sizes[name]):
             yield Problem(
                 what=f"the file has {listing.sizes[name]} bytes",
@@ -235,5 +246,5 @@ class FileChecks:
             path=listing.uri if listing else None,
         )
 
-    def _shown(self, listing: Listing, name: str) -> str:
+    def _display_path(self, listing: Listing, name: str) -> str:
         return layout.join(listing.uri, name).removeprefix(f"{self._context.uri}/")

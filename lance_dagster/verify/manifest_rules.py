@@ -1,11 +1,10 @@
-"""What can be wrong with a table, as values.
+"""The rules that a manifest keeps within itself, and `Problem`, which reports a broken rule. Pure.
 
-What a fragment has to be true to: the schema, its row count, its sequences, the base paths that are there.
+A fragment has to agree with the schema, its row count, its sequences of row ids and versions, and the base paths. A
+manifest has to agree with itself in numbers, schema, base paths, feature flags and indices.
 
-What a manifest has to be true to in itself: numbers, schema, base paths, flags, indices.
-
-What cannot be read at all was refused when it was decoded. Here each rule says every way in which it is broken, so
-that a damaged version is described whole.
+What cannot be decoded at all was refused before. Here each rule reports every place where it is broken, so that a
+damaged version is described completely.
 """
 
 import re
@@ -39,19 +38,20 @@ WARNING: Literal["warning"] = "warning"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong: where, what, and what would be right.
+    """One problem of a table: where it is, what is wrong, and what would be right.
 
-    An error makes rows wrong, missing or unreadable, for this program or another one, or lets a later clean-up or
-    commit do so. A warning does none of that as things are.
+    An error makes rows wrong, missing or unreadable, in this program or another one, or lets a later clean-up or
+    commit do so. A warning does not, in the present state of the table.
 
     Attributes:
         what: What is wrong.
         right: What would be right, or what to do about it.
         severity: "error" or "warning".
-        path: The file it is about, below the table or as a URI.
-        fragment: The id of the fragment it is about.
-        field: The id of the field it is about.
-        versions: The versions it is in, such as `main@3`, as they were looked at; empty when it is about none.
+        path: The path of the file, relative to the table, or its URI.
+        fragment: The id of the fragment.
+        field: The id of the field.
+        versions: The versions that have the problem, such as `main@3`, in the order they were checked; empty when it
+            is not about versions.
     """
 
     what: str
@@ -64,7 +64,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """The place for people: versions, fragment, field and file, as far as it has them."""
+        """The location, for people: versions, fragment, field and file, as far as they are known."""
         parts = [
             _span(self.versions),
             "" if self.fragment is None else f"fragment {self.fragment}",
@@ -74,7 +74,7 @@ class Problem:
         return ", ".join(part for part in parts if part) or "the table"
 
     def __str__(self) -> str:
-        """Return one line that says all of it."""
+        """Return the problem as one line."""
         return f"{self.severity}: {self.where}: {self.what}; {self.right}"
 
 
@@ -85,13 +85,13 @@ def _span(versions: tuple[str, ...]) -> str:
 
 
 _MOST_ROWS = 2**27
-"""A few damaged bytes can claim any number of rows; more than this are counted, and not looked at one by one."""
+"""A few damaged bytes can claim any number of rows; longer sequences are counted and not decoded."""
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """The row ids of a fragment, from the lowest to the highest, and the newest version one of its rows is of."""
+    """The lowest and highest row id of a fragment, and the newest version that one of its rows was changed at."""
 
     low: int
     high: int
@@ -100,9 +100,9 @@ class RowSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentContext:
-    """What a version says about all of its fragments. A fragment that is sound in one is so in every equal one.
+    """What a version says about all of its fragments; a fragment is checked once for each equal context.
 
-    `base_ids` and `required` follow from the rest: the ids of the base paths, and the fields a fragment cannot lack.
+    `base_ids` and `required` are derived: the ids of the base paths, and the fields that every fragment has to store.
     """
 
     fields: Sequence[Field]
@@ -113,7 +113,7 @@ class FragmentContext:
     required: tuple[Field, ...]
 
     def fits(self, manifest: Manifest) -> bool:
-        """Tell whether another version says the same."""
+        """Tell whether a version has this context."""
         return (self.fields, self.base_paths, self.file_version, self.flags) == (
             manifest.fields,
             manifest.base_paths,
@@ -123,7 +123,7 @@ class FragmentContext:
 
 
 def fragment_context(manifest: Manifest) -> FragmentContext:
-    """Return what a version says about all of its fragments."""
+    """Return the context of a version's fragments."""
     return FragmentContext(
         fields=manifest.fields,
         base_paths=manifest.base_paths,
@@ -135,12 +135,13 @@ def fragment_context(manifest: Manifest) -> FragmentContext:
 
 
 def _required(manifest: Manifest) -> Iterator[Field]:
-    """Yield the stored fields that cannot be null, nor anything around them."""
+    """Yield the stored fields that are not nullable and have only non-nullable ancestors."""
     version = _VERSION.fullmatch(manifest.file_version)
     stored = stored_field_ids(manifest.fields, (int(version[1]), int(version[2])) if version else (2, 2))
     by_id = {field.id: field for field in manifest.fields}
     for number in stored:
         place = number
+        # A damaged schema may have a circle of parents.
         passed: set[int] = set()
         while place in by_id and not by_id[place].nullable and place not in passed:
             passed.add(place)
@@ -150,7 +151,7 @@ def _required(manifest: Manifest) -> Iterator[Field]:
 
 
 def check_fragment(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
-    """Check what a fragment says about itself; no file of it is looked at."""
+    """Check the statements of a fragment; its files are not read."""
     if fragment.physical_rows == 0:
         yield Problem(
             what="it has no rows, or does not say how many",
@@ -167,6 +168,7 @@ def check_fragment(fragment: Fragment, context: FragmentContext) -> Iterator[Pro
 def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iterator[Problem]:
     if file.base_id is not None and file.base_id not in context.base_ids:
         yield _no_base(file.base_id, file.path, fragment)
+    # Negative columns mark fields without values of their own, such as structs.
     columns = Counter(column for column in file.column_indices if column >= 0)
     for column in sorted(column for column, count in columns.items() if count > 1):
         yield Problem(
@@ -176,7 +178,7 @@ def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iter
             fragment=fragment,
         )
     version = data_file_version(file)
-    # Old tables do not say what their files are.
+    # Old tables do not record a file version.
     if version != context.file_version != "" and not context.flags & Flag.MIXED_FILE_VERSIONS:
         yield Problem(
             what=f"the data file is of version {version}",
@@ -196,7 +198,7 @@ def _no_base(base_id: int, path: str, fragment: int) -> Problem:
 
 
 def _check_columns(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
-    """Check which field of the schema is in which file: each in one at most, and in one if it cannot be null."""
+    """Check that each field is in at most one file of the fragment, and each required field in one."""
     homes: dict[int, str] = {}
     known = {field.id for field in context.fields}
     for file in fragment.files:
@@ -211,6 +213,7 @@ def _check_columns(fragment: Fragment, context: FragmentContext) -> Iterator[Pro
                     fragment=fragment.id,
                     field=number,
                 )
+            # Files may hold dropped fields; only fields of the schema have to be in one file.
             elif number in homes and number in known:
                 yield Problem(
                     what=f"the field is in {homes[number]} and in {file.path}",
@@ -244,9 +247,10 @@ def _check_deletion(fragment: Fragment, context: FragmentContext) -> Iterator[Pr
 
 
 def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | None, list[Problem]]:
-    """Check the sequences of row ids and row versions; returns their span, None where there are no ids."""
+    """Check the sequences of row ids and row versions; return the span of the ids, None where there are none."""
     problems: list[Problem] = []
     stable = bool(context.flags & Flag.STABLE_ROW_IDS)
+    # The flag and the sequences have to agree, since programs go by either of them.
     if stable != (fragment.row_ids is not None) and fragment.physical_rows:
         problems.append(
             Problem(
@@ -258,6 +262,7 @@ def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | 
     newest = 0
     for name, sequence in (("created", fragment.created_at), ("last updated", fragment.updated_at)):
         try:
+            # Counting needs no memory; decoding a damaged sequence could need any amount.
             if sequence is not None and count_versions(sequence, name) > _MOST_ROWS:
                 continue
             versions = decode_versions(sequence, fragment.physical_rows, name)
@@ -273,7 +278,7 @@ def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | 
 
 
 def row_ids(fragment: Fragment) -> U64Array | Problem | None:
-    """Return the id of each row of a fragment, what is wrong with them, or None where there are none, or too many."""
+    """Return the row ids of a fragment, or their problem; None where there are none, or too many to decode."""
     if fragment.row_ids is None:
         return None
     try:
@@ -302,11 +307,11 @@ _PAIRED = (
 
 
 def check_manifest(manifest: Manifest, path: str) -> Iterator[Problem]:
-    """Check what a manifest says about itself; its fragments are looked at one by one elsewhere.
+    """Check the statements of a manifest; `check_fragment` checks its fragments.
 
     Args:
-        manifest: Of the version.
-        path: Its file, for messages.
+        manifest: The manifest of the version.
+        path: Its path, for messages.
     """
     yield from _check_fragment_ids(manifest, path)
     yield from _check_fields(manifest.fields, path)
@@ -315,12 +320,12 @@ def check_manifest(manifest: Manifest, path: str) -> Iterator[Problem]:
 
 
 def check_transaction(transaction: Transaction | None, manifest: Manifest, path: str) -> Iterator[Problem]:
-    """Check that a version says which change made it, and that this can be.
+    """Check that a version has a transaction, and that this transaction can have made it.
 
     Args:
-        transaction: What the manifest holds or names, None when neither is there.
-        manifest: Of the version.
-        path: Its file, for messages.
+        transaction: The transaction that the manifest holds or names; None when it has neither.
+        manifest: The manifest of the version.
+        path: Its path, for messages.
     """
     if transaction is None:
         named = f"names {manifest.transaction_file}, which is not there" if manifest.transaction_file else "names none"
@@ -331,9 +336,10 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
             path=path,
         )
         return
+    # Without a uuid a lost response cannot be told from a conflict.
     if not transaction.uuid:
         yield Problem(what="the transaction has no uuid", right="a uuid is how a commit is recognised", path=path)
-    # A fork repeats the number of the version it is forked from.
+    # The first version of a branch has the number of its fork point.
     newest = manifest.version if isinstance(transaction.operation, Clone) else manifest.version - 1
     if transaction.read_version > newest:
         yield Problem(
@@ -341,6 +347,7 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
             right=f"version {manifest.version} can have been made from {newest} or an older one",
             path=path,
         )
+    # The name of the file holds the uuid, so the file of another transaction is recognised by its name.
     if manifest.transaction_file and transaction.uuid not in manifest.transaction_file:
         yield Problem(
             what=f"the transaction is {transaction.uuid}",
@@ -352,14 +359,16 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
 def _check_fragment_ids(manifest: Manifest, path: str) -> Iterator[Problem]:
     ids = _ids(manifest.fragments)
     if ids is None:
-        # Looked at one by one, the fragments say what is wrong with which.
+        # The checks of the single fragments report which of them is damaged.
         return
+    # Counted only when there are duplicates: a table may have very many fragments.
     doubled = sorted({number for number in ids if ids.count(number) > 1}) if len(set(ids)) < len(ids) else []
     for number in doubled:
         yield Problem(
             what="two fragments have this id", right="ids are unique in a version", path=path, fragment=number
         )
     highest = max(ids, default=-1)
+    # The next commit counts up from there, so a lower number would give an id twice.
     if manifest.max_fragment_id is not None and manifest.max_fragment_id < highest:
         yield Problem(
             what=f"max_fragment_id is {manifest.max_fragment_id}",
@@ -370,6 +379,7 @@ def _check_fragment_ids(manifest: Manifest, path: str) -> Iterator[Problem]:
 
 def _ids(fragments: Fragments) -> Sequence[int] | None:
     try:
+        # Ids alone are decoded where possible, which is far cheaper than whole fragments.
         return fragments.ids
     except CorruptFileError:
         pass
@@ -472,7 +482,7 @@ def _check_bitmap(index: IndexMetadata, manifest: Manifest, path: str) -> Iterat
             path=path,
         )
         return
-    # Fragments that are gone stay in a bitmap and do no harm; those that are still to come do.
+    # Ids of removed fragments may stay in a bitmap. Ids that will be given to new fragments must not be in it.
     highest = manifest.max_fragment_id
     never = [number for number in bitmap if highest is not None and number > highest]
     if never:

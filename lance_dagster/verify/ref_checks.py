@@ -1,4 +1,7 @@
-"""Branches, tags and version hints, each held against the versions that exist."""
+"""Checks of branches, tags and version hints against the versions that exist.
+
+Everything is read as far as it can be: one damaged file is a problem of its own and does not hide the others.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,43 +20,48 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RefListing:
-    """The names of a table as far as they can be read, and the versions of each branch, oldest first.
+    """The refs of a table as far as they can be read.
 
-    `lines` are all branches, `main` included, those whose file or versions cannot be read too.
+    Attributes:
+        branches: The branches whose file can be read.
+        tags: The tags whose file can be read.
+        all_branches: The refs of all branches, `main` included, also those whose file or versions cannot be read.
+        numbers: The version numbers of each branch that can be listed, oldest first.
+        problems: What cannot be read.
     """
 
     branches: dict[str, Branch] = field(default_factory=dict)
     tags: dict[str, Tag] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=lambda: [layout.MAIN])
+    all_branches: list[str] = field(default_factory=lambda: [layout.MAIN])
     numbers: dict[str, list[int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
 def list_refs(context: TableContext) -> RefListing:
-    """Read every name and list every branch's versions; what cannot be read is a problem and left out."""
-    names = RefListing()
+    """Read every ref and list the versions of every branch; report what cannot be read as a problem."""
+    refs = RefListing()
     for file in context.store.list(layout.BRANCHES):
         name = layout.parse_branch_file_name(file)
         if name is not None:
-            names.lines.append(name)
-            branch = _read(context.refs.branch, name, f"{layout.BRANCHES}/{file}", names)
+            refs.all_branches.append(name)
+            branch = _read(context.refs.branch, name, f"{layout.BRANCHES}/{file}", refs)
             if branch is not None:
-                names.branches[name] = branch
+                refs.branches[name] = branch
     for file in context.store.list(layout.TAGS):
         name = layout.parse_tag_file_name(file)
-        tag = None if name is None else _read(context.refs.tag, name, f"{layout.TAGS}/{file}", names)
+        tag = None if name is None else _read(context.refs.tag, name, f"{layout.TAGS}/{file}", refs)
         if tag is not None:
-            names.tags[tag.name] = tag
-    for line in names.lines:
-        _list_versions(context, line, names)
-    return names
+            refs.tags[tag.name] = tag
+    for branch_name in refs.all_branches:
+        _list_versions(context, branch_name, refs)
+    return refs
 
 
-def _read(read: Callable[[str], T | None], name: str, path: str, names: RefListing) -> T | None:
+def _read(read: Callable[[str], T | None], name: str, path: str, refs: RefListing) -> T | None:
     try:
         return read(name)
     except FormatError as error:
-        names.problems.append(
+        refs.problems.append(
             Problem(
                 what=error.problem if isinstance(error, CorruptFileError) else str(error),
                 right="while this file is there no name of its kind can be listed; delete it, or write it again",
@@ -63,22 +71,24 @@ def _read(read: Callable[[str], T | None], name: str, path: str, names: RefListi
         return None
 
 
-def _list_versions(context: TableContext, line: str, names: RefListing) -> None:
-    hinted = _hint(context, line)
+def _list_versions(context: TableContext, branch_name: str, refs: RefListing) -> None:
+    # Before the listing: a hint that was read later could name a version newer than those listed.
+    hinted = _hint(context, branch_name)
     try:
-        names.numbers[line] = context.versions.numbers(line)
+        refs.numbers[branch_name] = context.versions.numbers(branch_name)
     except FormatError as error:
-        path = layout.join(layout.branch_root(line), layout.VERSIONS)
+        path = layout.join(layout.branch_root(branch_name), layout.VERSIONS)
         what = error.problem if isinstance(error, CorruptFileError) else str(error)
-        names.problems.append(Problem(what=what, right="a folder whose versions can be told by their names", path=path))
+        refs.problems.append(Problem(what=what, right="a folder whose versions can be told by their refs", path=path))
         return
-    if names.numbers[line] and not context.store.ordered_listing:
-        names.problems.extend(_check_hint(context, line, hinted, names.numbers[line][-1]))
+    # Ordered stores list the newest version first and use no hint.
+    if refs.numbers[branch_name] and not context.store.ordered_listing:
+        refs.problems.extend(_check_hint(context, branch_name, hinted, refs.numbers[branch_name][-1]))
 
 
-def _hint(context: TableContext, line: str) -> int | str | None:
-    """Return the version a hint names, what it holds if it is none, or None."""
-    data = context.store.get(layout.join(layout.branch_root(line), layout.VERSION_HINT))
+def _hint(context: TableContext, branch_name: str) -> int | str | None:
+    """Return the version that a hint refs, the text it holds instead, or None when there is no hint."""
+    data = context.store.get(layout.join(layout.branch_root(branch_name), layout.VERSION_HINT))
     if data is None:
         return None
     try:
@@ -89,34 +99,36 @@ def _hint(context: TableContext, line: str) -> int | str | None:
     return version if isinstance(version, int) else repr(data[:40])
 
 
-def _check_hint(context: TableContext, line: str, before: int | str | None, newest: int) -> Iterator[Problem]:
-    """Check the hint that was read before the versions were listed: a commit in between is no mistake."""
-    path = layout.join(layout.branch_root(line), layout.VERSION_HINT)
-    right = f"it names version {newest}; pylance looks for newer versions from there on before it commits"
+def _check_hint(context: TableContext, branch_name: str, before: int | str | None, newest: int) -> Iterator[Problem]:
+    """Check the hint. It was read before the versions were listed, and a commit in between is no problem."""
+    path = layout.join(layout.branch_root(branch_name), layout.VERSION_HINT)
+    right = f"it refs version {newest}; pylance looks for newer versions from there on before it commits"
     if isinstance(before, str):
         yield Problem(what=f"the version hint holds {before}", right=right, severity=WARNING, path=path)
+    # pylance starts its search for the head at the hint, so a hint above the head misleads it.
     elif before is not None and before > newest:
-        yield Problem(what=f"the version hint names version {before}", right=right, severity=WARNING, path=path)
+        yield Problem(what=f"the version hint refs version {before}", right=right, severity=WARNING, path=path)
     elif before is None or before < newest:
-        after = _hint(context, line)
+        # Read again: pylance writes the hint after the manifest, so a commit in flight leaves it behind for a moment.
+        after = _hint(context, branch_name)
         if after is None and not isinstance(before, int):
             yield Problem(what="there is no version hint", right=right, severity=WARNING, path=path)
         elif isinstance(after, int) and after < newest:
-            yield Problem(what=f"the version hint names version {after}", right=right, severity=WARNING, path=path)
+            yield Problem(what=f"the version hint refs version {after}", right=right, severity=WARNING, path=path)
 
 
-def check_names(names: RefListing) -> Iterator[Problem]:
-    """Check that branches and tags name what exists, and that pylance's clean-up sees every branch."""
-    yield from names.problems
-    if names.numbers.get(layout.MAIN) == []:
+def check_refs(refs: RefListing) -> Iterator[Problem]:
+    """Check that branches and tags refer to what exists, and that pylance's clean-up sees every branch."""
+    yield from refs.problems
+    if refs.numbers.get(layout.MAIN) == []:
         yield Problem(what="there is no version on main", right="a table has one", path=layout.VERSIONS)
-    for branch in names.branches.values():
-        yield from _check_branch(branch, names)
-    for tag in names.tags.values():
-        yield from _check_tag(tag, names)
+    for branch in refs.branches.values():
+        yield from _check_branch(branch, refs)
+    for tag in refs.tags.values():
+        yield from _check_tag(tag, refs)
 
 
-def _check_branch(branch: Branch, names: RefListing) -> Iterator[Problem]:
+def _check_branch(branch: Branch, refs: RefListing) -> Iterator[Problem]:
     path = layout.branch_file(branch.name)
     if branch.state != READY:
         yield Problem(
@@ -126,8 +138,9 @@ def _check_branch(branch: Branch, names: RefListing) -> Iterator[Problem]:
             path=path,
         )
         return
-    own = names.numbers.get(branch.name)
+    own = refs.numbers.get(branch.name)
     if own == []:
+        # An empty list, not a missing one: what could not be listed is a problem of its own.
         yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has its fork at least", path=path)
     elif own and own[0] < branch.first:
         yield Problem(
@@ -135,10 +148,11 @@ def _check_branch(branch: Branch, names: RefListing) -> Iterator[Problem]:
             right=f"it was forked from {branch.parent} as version {branch.first}, so its versions count from there",
             path=path,
         )
-    yield from _check_lineage(branch, names, path)
+    yield from _check_lineage(branch, refs, path)
 
 
-def _check_lineage(branch: Branch, names: RefListing, path: str) -> Iterator[Problem]:
+def _check_lineage(branch: Branch, refs: RefListing, path: str) -> Iterator[Problem]:
+    # pylance reads the identifier to protect the files of branches in its own clean-up.
     if not branch.lineage:
         yield Problem(
             what=f"branch {branch.name!r} has no identifier",
@@ -148,9 +162,10 @@ def _check_lineage(branch: Branch, names: RefListing, path: str) -> Iterator[Pro
     if branch.parent_branch == layout.MAIN:
         above: tuple[tuple[int, str], ...] | None = ()
     else:
-        parent = names.branches.get(branch.parent_branch)
+        parent = refs.branches.get(branch.parent_branch)
+        # None: the parent cannot be read, so nothing is compared with it.
         above = parent.lineage if parent else None
-        if branch.parent_branch not in names.lines:
+        if branch.parent_branch not in refs.all_branches:
             yield Problem(
                 what=f"the parent of branch {branch.name!r} is {branch.parent_branch!r}, which does not exist",
                 right="a branch stays while another one is forked from it",
@@ -162,7 +177,8 @@ def _check_lineage(branch: Branch, names: RefListing, path: str) -> Iterator[Pro
             right="it does, or pylance's clean-up of the parent deletes files that the branch needs",
             path=path,
         )
-    newest = max(names.numbers.get(branch.parent_branch, ()), default=None)
+    newest = max(refs.numbers.get(branch.parent_branch, ()), default=None)
+    # An older fork point may be cleaned up; one above the newest version never existed.
     if newest is not None and branch.parent_version > newest:
         yield Problem(
             what=f"branch {branch.name!r} is said to be forked from {branch.parent}",
@@ -171,21 +187,22 @@ def _check_lineage(branch: Branch, names: RefListing, path: str) -> Iterator[Pro
         )
 
 
-def _check_tag(tag: Tag, names: RefListing) -> Iterator[Problem]:
+def _check_tag(tag: Tag, refs: RefListing) -> Iterator[Problem]:
     path = layout.tag_file(tag.name)
-    if tag.branch not in names.lines:
+    if tag.branch not in refs.all_branches:
         yield Problem(
-            what=f"tag {tag.name!r} names {tag.ref}, and there is no such branch",
+            what=f"tag {tag.name!r} refs {tag.ref}, and there is no such branch",
             right="move the tag to a version that exists, or delete it",
             path=path,
         )
-    elif tag.version not in names.numbers.get(tag.branch, [tag.version]):
+    # Without a listing the version is taken to exist.
+    elif tag.version not in refs.numbers.get(tag.branch, [tag.version]):
         yield Problem(
-            what=f"tag {tag.name!r} names {tag.ref}, which does not exist",
+            what=f"tag {tag.name!r} refs {tag.ref}, which does not exist",
             right="move the tag to a version that exists, or delete it",
             path=path,
         )
-    if tag.name in names.branches or tag.name == layout.MAIN:
+    if tag.name in refs.branches or tag.name == layout.MAIN:
         yield Problem(
             what=f"{tag.name!r} is a tag and a branch",
             right="a name is one of the two, or reads by that name are refused",
@@ -195,11 +212,11 @@ def _check_tag(tag: Tag, names: RefListing) -> Iterator[Problem]:
 
 
 def gaps(numbers: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """Say which versions are not there, as clean-up leaves it."""
+    """Return the gaps between listed versions, as a clean-up leaves them."""
     found = []
-    for line, own in numbers.items():
+    for branch_name, own in numbers.items():
         for older, newer in pairwise(own):
             if newer > older + 1:
-                last = "" if newer == older + 2 else f" to {line}@{newer - 1}"
-                found.append(f"{line}@{older + 1}{last}")
+                last = "" if newer == older + 2 else f" to {branch_name}@{newer - 1}"
+                found.append(f"{branch_name}@{older + 1}{last}")
     return tuple(found)

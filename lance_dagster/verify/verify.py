@@ -1,14 +1,14 @@
-"""Verify a table: every version of every branch, every file they name, every name.
+"""Verify a table: every version of every branch, every file they name, every ref.
 
-A table is checked as it lies in the store, by nobody else's word: what can be read is decoded, and each statement of
-a manifest is held against the files and against the other statements. Nothing is written and nothing is given up at
-the first problem; what is damaged is described, and the rest is looked at all the same.
+The table is checked as it lies in the store, without trusting any cache. Whatever can be read is decoded, and each
+statement of a manifest is compared with the files and with the other statements. Nothing is written, and the first
+problem does not end the check: what is damaged is described, and everything else is still checked.
 
-The order makes it safe beside writers: the versions are listed first and the folders they name files in afterwards,
-so what is committed meanwhile is not missed. What is deleted meanwhile would be: so whatever was found is held against
-a second look at the names and versions there are, and forgotten where its version or branch is gone.
+Verification runs beside writers, so the order matters. The versions are listed first and the folders they name files
+in afterwards; a commit in between adds files and takes none away. A clean-up in between does take files away, so every
+problem is checked against a second listing of refs and versions, and dropped where its version or ref is gone.
 
-A fragment that many versions share is looked at once.
+A fragment that many versions share is checked once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,25 +19,25 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Versions
 from lance_dagster.verify.manifest_rules import ERROR, Problem
-from lance_dagster.verify.ref_checks import RefListing, check_names, gaps, list_refs
+from lance_dagster.verify.ref_checks import RefListing, check_refs, gaps, list_refs
 from lance_dagster.verify.version_checks import Progress, Verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What is wrong with a table, and how much of it was looked at.
+    """The problems of a table, and how much of it was checked.
 
     Attributes:
-        problems: What is wrong, in the order it was found.
-        gaps: Versions between others that are not there, such as `main@3 to main@7`. Clean-up leaves them.
-        versions: How many versions were looked at.
-        branches: Branches, `main` included.
-        tags: Tags.
-        fragments: Fragments, each that several versions share counted once.
-        data_files: Data files, counted in the same way.
-        deletion_files: Deletion files.
-        index_files: Files of indices.
-        files_read: Data files that were opened and read whole.
+        problems: The problems, in the order they were found.
+        gaps: Missing versions between others, such as `main@3 to main@7`, as a clean-up leaves them.
+        versions: The number of versions that were checked.
+        branches: The number of branches, `main` included.
+        tags: The number of tags.
+        fragments: The number of distinct fragments; one that several versions share counts once.
+        data_files: The number of distinct data files.
+        deletion_files: The number of distinct deletion files.
+        index_files: The number of distinct index files.
+        files_read: The number of data files that were opened and read whole.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -58,37 +58,40 @@ class VerifyReport:
 
 
 def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
-    """Look at every version, or at the one a ref names.
+    """Check every version, or the one that a ref refs.
 
     Raises:
-        NotFoundError: There is no such ref.
+        NotFoundError: The ref refs nothing.
     """
-    # What this process has read before says nothing about the bytes that are there.
+    # Without the cache: what this process read before says nothing about the bytes that are stored now.
     context = replace(context, versions=Versions(context.store, context.storage_options))
     check = Verification(context, deep, progress)
+    # One version: refs and hints are not checked, and no gaps can be told.
     if ref is not None:
         branch, number = resolve(ref, context.refs, context.versions)
         check.branch(branch, (number,))
         report = _report(check)
         return replace(report, problems=_confirmed(context, report.problems))
-    names = list_refs(context)
-    check.expect(sum(len(own) for own in names.numbers.values()))
-    for branch, own in names.numbers.items():
+    refs = list_refs(context)
+    check.expect(sum(len(own) for own in refs.numbers.values()))
+    for branch, own in refs.numbers.items():
         check.branch(branch, own)
-    if names.numbers.get(MAIN, ())[:1] == [1]:
+    # Only with the whole history can a field be called one that no version ever had.
+    if refs.numbers.get(MAIN, ())[:1] == [1]:
         check.fields()
     report = _report(check)
-    problems = (*check_names(names), *report.problems)
+    problems = (*check_refs(refs), *report.problems)
     return replace(
         report,
         problems=_confirmed(context, problems),
-        gaps=gaps(names.numbers),
-        branches=len(names.numbers),
-        tags=len(names.tags),
+        gaps=gaps(refs.numbers),
+        branches=len(refs.numbers),
+        tags=len(refs.tags),
     )
 
 
 def _report(check: Verification) -> VerifyReport:
+    # After the manifests, so that each file is read once however many versions name it.
     if check.deep:
         check.read_files()
     return VerifyReport(
@@ -107,13 +110,14 @@ def _confirmed(context: TableContext, problems: Sequence[Problem]) -> tuple[Prob
     return tuple(_still_there(problems, list_refs(context))) if problems else ()
 
 
-def _still_there(problems: Sequence[Problem], names: RefListing) -> Iterator[Problem]:
-    """Yield the problems of names that are still problems, and those of versions that still exist."""
-    paths = {problem.path for problem in check_names(names)}
-    versions = {f"{branch}@{number}" for branch, numbers in names.numbers.items() for number in numbers}
-    # Of these nobody can say which versions they have.
-    unlisted = set(names.lines) - names.numbers.keys()
+def _still_there(problems: Sequence[Problem], refs: RefListing) -> Iterator[Problem]:
+    """Yield the problems of refs that a second look confirms, and the problems of versions that still exist."""
+    paths = {problem.path for problem in check_refs(refs)}
+    versions = {f"{branch}@{number}" for branch, numbers in refs.numbers.items() for number in numbers}
+    # Branches whose versions could not be listed: their problems are kept.
+    unlisted = set(refs.all_branches) - refs.numbers.keys()
     for problem in problems:
+        # A problem of a ref: confirmed if the second look finds one at the same file.
         if not problem.versions:
             if problem.path in paths:
                 yield problem

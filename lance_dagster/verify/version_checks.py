@@ -1,4 +1,9 @@
-"""The versions of a table, each held against its files and against the version before it."""
+"""Checks of single versions, against their files and against the version before.
+
+Versions of one branch share most of their fragments, so each distinct fragment is checked once and its result is
+reported for every version that has it. Two fragments are the same when their encoded bytes, their branch and the
+context of their version are equal (`FragmentContext`).
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,14 +32,14 @@ from lance_dagster.verify.manifest_rules import (
 )
 
 Progress = Callable[[int, int], None]
-"""Called with how many steps are done, and how many there are as far as is known."""
+"""Called with the number of steps that are done, and the number of all steps as far as it is known."""
 _Key = tuple[str, int, Fragment | bytes]
-"""What makes a fragment the very same: the branch it is on, what the version says of all, and itself."""
+"""Identifies a fragment: its branch, the number of its context, and its encoded bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What came out for a fragment, for every version that has the very same."""
+    """The result of checking a fragment, for every version that has it."""
 
     fragment: Fragment | None
     span: RowSpan | None
@@ -43,7 +48,7 @@ class _Checked:
 
 @dataclass(slots=True)
 class Verification:
-    """A look at versions under way: what was found, and what need not be looked at twice."""
+    """A verification in progress: the problems found so far, and what has been checked."""
 
     context: TableContext
     deep: bool
@@ -66,28 +71,30 @@ class Verification:
         self.places = FileChecks(self.context)
 
     def expect(self, versions: int) -> None:
-        """Say how many versions there are, for whoever watches."""
+        """Set the number of versions, for the progress callback."""
         self._total = versions
 
     def problems(self, problems: Iterable[Problem], version: str) -> None:
-        """Add what is wrong with a version."""
+        """Add problems of a version; an equal problem of another version is merged with them."""
         for problem in problems:
             names = self._found.setdefault(problem, [])
+            # Versions come in order, so only the last one can be the same.
             if version not in names[-1:]:
                 names.append(version)
 
     def branch(self, branch: str, numbers: Sequence[int]) -> None:
-        """Look at versions of a branch, oldest first."""
+        """Check versions of a branch, oldest first."""
         before: State | None = None
         for number in numbers:
             state = self._version(branch, number)
             if state is not None and before is not None:
                 self.problems(_check_step(before, state), f"{branch}@{number}")
+            # After an unreadable version the comparison goes on with the last readable one.
             before = state or before
             self._step()
 
     def fields(self) -> None:
-        """Look for files of fields that no version has, where the whole history of the table is there to tell."""
+        """Report fields in data files that no version ever had; needs the whole history, from the first version on."""
         first = self._origin
         if first is not None and not isinstance(first.operation, Clone):
             known = self._fields
@@ -95,7 +102,7 @@ class Verification:
                 self.problems([problem] if number >= 0 and number not in known else [], version)
 
     def read_files(self) -> None:
-        """Read every data file that was named, each once."""
+        """Read every data file that a version names, each once."""
         self._total = self._done + len(self._files)
         with DataFileInspector() as inspector:
             for described in self._files.values():
@@ -105,12 +112,12 @@ class Verification:
 
     @property
     def fragments(self) -> int:
-        """How many fragments were looked at."""
+        """The number of distinct fragments that were checked."""
         return len(self._checked)
 
     @property
     def found(self) -> tuple[Problem, ...]:
-        """What is wrong, each with the versions it is in."""
+        """The problems, each with the versions that have it."""
         return tuple(replace(problem, versions=tuple(names)) for problem, names in self._found.items())
 
     def _step(self) -> None:
@@ -124,7 +131,7 @@ class Verification:
         try:
             state = self.context.versions.load(branch, number)
         except VersionNotFoundError:
-            # A clean-up was faster; a listing that is right no longer is no problem of the table's.
+            # Cleaned up since it was listed, which is no problem of the table.
             return None
         except (FormatError, StoreError) as error:
             what = error.problem if isinstance(error, CorruptFileError) else str(error)
@@ -134,6 +141,7 @@ class Verification:
         self.versions += 1
         manifest = state.manifest
         if self._origin is None:
+            # The first version that is read: a clone has fields from another table.
             self._origin = state.transaction
         self.problems(check_manifest(manifest, path), name)
         self.problems(check_transaction(state.transaction, manifest, path), name)
@@ -158,14 +166,17 @@ class Verification:
             self.problems(checked.problems, name)
             if checked.span is not None:
                 spans.append((checked.span, key))
+        # Without stable row ids there are no ids that could collide.
         if state.manifest.stable_row_ids:
             self.problems(_check_spans([span for span, _ in spans], state.manifest, path), name)
             for group in _overlapping(spans):
+                # The same group appears in every version that shares these fragments.
                 if group not in self._overlaps:
                     self._overlaps[group] = tuple(self._check_unique(state, group))
                 self.problems(self._overlaps[group], name)
 
     def _context(self, manifest: Manifest) -> int:
+        # Backwards: the context of the version before is the most likely one.
         for place in range(len(self._contexts) - 1, -1, -1):
             if self._contexts[place].fits(manifest):
                 return place
@@ -188,18 +199,20 @@ class Verification:
         return _Checked(fragment, span, (*problems, *wrong))
 
     def _check_unique(self, state: State, group: Sequence[_Key]) -> Iterable[Problem]:
-        """Compare the ids of the live rows of fragments whose ids lie among each other: rows that were moved do."""
+        """Check that no row id is live twice, in a group of fragments whose id ranges overlap."""
         ids = []
         for key in group:
             fragment = self._checked[key].fragment
             found = None if fragment is None else row_ids(fragment)
             offsets = None if fragment is None else self.places.offsets(state, fragment)
             if isinstance(found, Problem) or found is None or isinstance(offsets, Problem) or offsets is None:
-                # Reported as what it is; the ids that are left cannot be told from those that are not.
+                # The damage is reported elsewhere. Without it nobody can tell which ids are live.
                 return
+            # Offsets beyond the fragment are reported elsewhere and would fail here.
             inside = [offset for offset in offsets if offset < len(found)]
             ids.append(np.delete(found, np.array(inside, np.int64)))
         everything = np.sort(np.concatenate(ids))
+        # Sorted, so equal ids are neighbours.
         twice = np.unique(everything[1:][everything[1:] == everything[:-1]])
         if len(twice):
             numbers = sorted(fragment.id for key in group if (fragment := self._checked[key].fragment) is not None)
@@ -211,6 +224,7 @@ class Verification:
 
     def _read_file(self, described: dict[NamedFile, str], inspector: DataFileInspector) -> None:
         try:
+            # One look at the file serves every fragment that describes it.
             found = self.places.opened(next(iter(described)), inspector)
         except CorruptFileError as error:
             for named, version in described.items():
@@ -221,7 +235,7 @@ class Verification:
 
 
 def _check_summary(named: NamedFile, found: DataFileSummary) -> Iterable[Problem]:
-    """Hold what a data file says about itself against what a fragment says."""
+    """Compare what a data file says about itself with what a fragment says."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
     own, said = file_version_name(found.major, found.minor), data_file_version(file)
@@ -245,6 +259,7 @@ def _check_spans(spans: Sequence[RowSpan], manifest: Manifest, path: str) -> Ite
             right=f"there is a row {highest}, so the next commit would give its id again",
             path=path,
         )
+    # Row versions are numbers of versions of this branch, so one above the version itself is damage.
     newest = max((span.newest for span in spans), default=0)
     if newest > manifest.version:
         yield Problem(
@@ -267,10 +282,11 @@ def _never_a_field(number: int, named: NamedFile) -> Problem:
 def _overlapping(
     spans: list[tuple[RowSpan, _Key]],
 ) -> Iterable[tuple[_Key, ...]]:
-    """Yield groups of fragments whose ids lie among each other."""
+    """Yield groups of fragments whose ranges of row ids overlap."""
     group: list[_Key] = []
     high = -1
     for span, key in sorted(spans, key=lambda pair: pair[0].low):
+        # Ranges are visited by their lower end, so a gap ends the group.
         if span.low > high:
             if len(group) > 1:
                 yield tuple(group)
@@ -282,7 +298,7 @@ def _overlapping(
 
 
 def _check_step(before: State, state: State) -> Iterable[Problem]:
-    """Check what never goes down from one version of a branch to the next."""
+    """Check the counters that never decrease from one version of a branch to the next."""
     counters = (
         ("max_fragment_id", before.manifest.max_fragment_id or 0, state.manifest.max_fragment_id or 0),
         ("next_row_id", before.manifest.next_row_id, state.manifest.next_row_id),
@@ -293,6 +309,7 @@ def _check_step(before: State, state: State) -> Iterable[Problem]:
                 what=f"{name} went down from {earlier} to {later}",
                 right="ids that were given are not given again",
             )
-    theirs, own = before.transaction, state.transaction
-    if theirs is not None and own is not None and theirs.uuid == own.uuid and not isinstance(own.operation, Clone):
-        yield Problem(what=f"the transaction {own.uuid} made two versions", right="a change is committed once")
+    earlier_change, change = before.transaction, state.transaction
+    same = earlier_change is not None and change is not None and earlier_change.uuid == change.uuid
+    if same and change is not None and not isinstance(change.operation, Clone):
+        yield Problem(what=f"the transaction {change.uuid} made two versions", right="a change is committed once")

@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster.diff.manifest_diff import Comparison, compare
-from lance_dagster.diff.row_matching import Digests, Shape, digests, first_duplicate, paired_by_ids, paired_by_values
+from lance_dagster.diff.row_matching import (
+    ComparisonShape,
+    Digests,
+    digests,
+    first_duplicate,
+    paired_by_ids,
+    paired_by_values,
+)
 from lance_dagster.format.model import DataFile, DeletionFile, Field, Fragment, Fragments, Manifest
 from lance_dagster.format.schema import fields_from_arrow
 from lance_dagster.format.transaction import MERGED_PREFIX, SQUASHED_PREFIX
@@ -191,7 +198,7 @@ def test_a_fragment_that_got_all_its_files_anew_is_another() -> None:
     assert ["- fragment 0: 10 rows", "+ fragment 0: 10 rows"] == shown(compared(before, after).fragments)
 
 
-def digest(values: Any, shape: Shape | None = None, *, after: bool = True) -> Digests:  # noqa: ANN401  # any array
+def digest(values: Any, shape: ComparisonShape | None = None, *, after: bool = True) -> Digests:  # noqa: ANN401  # any array
     """The digests of one column."""
     return digests([(values, shape)], after=after)
 
@@ -237,7 +244,7 @@ def test_digests_do_not_depend_on_the_representation() -> None:
 
 def test_the_older_values_are_brought_to_the_newer_type() -> None:
     """What cannot be brought there equals nothing, not even null."""
-    shape = Shape(cast=pa.int64())
+    shape = ComparisonShape(cast=pa.int64())
     old = digest(pa.array(["1", "x", None, "02"]), shape, after=False)
     new = digest(pa.array([1, None, None, 2], pa.int64()), shape)
     assert [True, False, True, True] == np.all(old == new, axis=1).tolist()
@@ -245,7 +252,7 @@ def test_the_older_values_are_brought_to_the_newer_type() -> None:
 
 def test_only_the_fields_both_have_are_looked_at() -> None:
     """In their pairs, wherever they stand below the column."""
-    shape = Shape(parts=((0, 1, None),))
+    shape = ComparisonShape(parts=((0, 1, None),))
     old = pa.array([{"x": 1, "gone": "a"}, None])
     new = pa.array([{"new": 2.0, "x": 1}, None])
     assert digest(old, shape, after=False).tolist() == digest(new, shape).tolist()

@@ -74,6 +74,7 @@ def create_branch(
         ConflictError: The parent is being deleted, or the name is being given to another branch.
     """
     check_branch_name(name)
+    # Checked before anything is written: the first manifest would fail after the name was taken.
     check_writable(parent.manifest)
     found = refs.branch(name)
     if found is not None and found.state in (CLOSING, DELETING):
@@ -84,6 +85,7 @@ def create_branch(
     if found is None:
         refuse_tagged(name, refs)
         refuse_leftovers(name, versions)
+        # The put decides between two callers: whoever loses gets the branch of the other one.
         wanted = _describe_new(name, parent, refs, versions, metadata=metadata)
         found = refs.add_branch(wanted)
         created = found.id == wanted.id
@@ -122,6 +124,7 @@ def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Br
         )
     branch = _closed(_unused(name, "reset", refs), "reset", refs, versions)
     _empty(branch, refs, versions)
+    # Reserved keys describe the old branch: its state, its first version, a rename.
     kept = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
     wanted = _describe_new(name, target, refs, versions, metadata=kept)
     return _finish_creating(refs.change_branch(branch, lambda _: wanted), refs, versions)
@@ -203,6 +206,7 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     branch = refs.branch(name)
     if branch is None:
         raise refs.branch_not_found(name)
+    # The cheap refusals come first, before anything is marked. References are looked for again after the mark.
     refuse_protected_branch(do, name, refs.store)
     refuse_renaming(branch, do, refs)
     refuse_users(name, do, refs)
@@ -256,9 +260,11 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
     main = branch.parent_branch == layout.MAIN
     parent_uri = versions.branch_uri(branch.parent_branch)
     root_uri = versions.store.uri
+    # The fork names the files of the root through a base path, so a later merge copies nothing.
     manifest = fork(parent.manifest, branch.name, root_uri=root_uri, parent_uri=parent_uri)
     transaction = Transaction(
         read_version=parent.number,
+        # The branch id as uuid makes the content the same, whoever finishes the creation.
         uuid=branch.id,
         operation=Clone(
             is_shallow=True,
@@ -285,6 +291,7 @@ def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
     if branch.parent_branch == layout.MAIN:
         return
     parent = refs.branch(branch.parent_branch)
+    # The lineage is compared too: the parent may have been deleted and another branch made under its name.
     if parent is None or parent.state != READY or parent.lineage != branch.lineage[:-1]:
         refs.remove_branch(branch.name)
         raise refs.branch_not_found(branch.parent_branch)
@@ -318,6 +325,7 @@ def _empty(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Delete the versions of a branch in state "deleting", after recording how far their numbers went."""
     # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
     newest = max(branch.first, *(versions.newest(line) or 0 for line in (branch.name, layout.MAIN)))
+    # The fence before the deletion: from here on no next branch of the name can begin too low.
     refs.store.put_if_absent(layout.branch_fence_file(branch.name, newest, int(time.time()), branch.id), b"")
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
     copy_to_expired(refs.store, branch.name, branch.id)

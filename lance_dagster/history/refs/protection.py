@@ -19,6 +19,7 @@ from lance_dagster.format.layout import MAIN, PROTECTION
 from lance_dagster.format.transaction import CreateIndex, ReserveFragments, Rewrite, Transaction
 from lance_dagster.store import Store
 
+# Operations that leave every row as it is: compaction, indices, reserved fragment ids.
 _MAINTENANCE = (CreateIndex, ReserveFragments, Rewrite)
 _ATTEMPTS = 5
 
@@ -88,6 +89,7 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
         if wanted == current:
             return current
         data = json.dumps({"branches": wanted.branches, "tags": wanted.tags}, indent=2).encode()
+        # A lost answer shows up at the next attempt, which reads what is stored and finds nothing to change.
         if found is None and store.put_if_absent(PROTECTION, data):
             return wanted
         if found is not None and store.compare_and_swap(PROTECTION, data, found[1]):
@@ -113,6 +115,7 @@ def refuse_protected_branch(do: str, branch: str, store: Store, instead: Remedy 
     Raises:
         ProtectedError: The branch is protected.
     """
+    # Read for each action and never cached: a branch may be protected by another process at any time.
     pattern = protection(store).of_branch(branch)
     if pattern is not None:
         because = _because(branch, pattern, store)

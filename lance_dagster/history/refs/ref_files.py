@@ -108,6 +108,7 @@ def new_branch(
         id=own,
         parent_branch=parent.name if parent else layout.MAIN,
         parent_version=version,
+        # pylance stores whole seconds for branches.
         created_at=pendulum.now("UTC").replace(microsecond=0),
         metadata={**metadata, STATE: CREATING},
         lineage=(*(parent.lineage if parent else ()), (NEVER_A_VERSION, own)),
@@ -134,6 +135,7 @@ def parse_tag(name: str, data: bytes, path: str) -> Tag:
 
 
 def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, path: str) -> T:
+    # A ref is read at every use; a huge file would be damage, or an attack on the memory of readers.
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a ref needs")
     try:
@@ -154,6 +156,7 @@ def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
     if parent == name:
         raise ValueError("it says it was forked from itself")
     metadata = _metadata(found)
+    # Checked here, since `Branch.first` parses it without a way to report an error.
     if FIRST in metadata and not _NUMBER.fullmatch(metadata[FIRST]):
         raise ValueError(f"{metadata[FIRST]!r} is no number of a version")
     return Branch(
@@ -210,6 +213,7 @@ def tag_file_of(tag: Tag) -> bytes:
 
 
 def _count(value: object) -> int:
+    # JSON has no unsigned integers, and True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
         raise ValueError(f"{value!r} is not a number of the kind that belongs there")
     return value

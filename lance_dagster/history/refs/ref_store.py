@@ -102,6 +102,7 @@ class Refs:
 
     def branch_not_found(self, name: str) -> RefNotFoundError:
         """Return the error for a name that no branch has; it says what the name stands for instead."""
+        # One more request, made only for the message: a tag may have been named where a branch is wanted.
         if self.tag(name) is not None:
             instead = "that is a tag, and a branch is wanted"
         elif (version_of := branch_of_version(name)) is not None:
@@ -123,6 +124,7 @@ class Refs:
         path = layout.branch_file(branch.name)
         if self._put_once(path, branch_file_of(branch)):
             return branch
+        # The name was taken by somebody else. Whose branch it is decides the caller.
         taken = self.branch(branch.name)
         if taken is None:
             raise StoreError(f"branch {branch.name!r} of {self.store.uri} came and went while it was made; try again")
@@ -147,6 +149,7 @@ class Refs:
             if current is not None and current == wanted:
                 # The attempt before succeeded, and the client reported the answer to its own second request.
                 return current
+            # The id is compared at every attempt: the branch may be replaced between two of them.
             if found is None or current is None or current.id != branch.id:
                 raise RefMovedError(branch.name, branch.id, "another branch" if current else "nothing")
             wanted = change(current)
@@ -232,6 +235,7 @@ class Refs:
             if self._swapped(path, marked, found[1]):
                 return marked
             now = self.tag(name)
+            # A move may not overwrite another move that it has not seen; a change of metadata may follow the tag.
             if now is None or (now.ref != current.ref and not follow):
                 raise RefMovedError(name, current.ref, now.ref if now else "nothing")
         raise StoreError(f"cannot change tag {name!r} of {self.store.uri}: it keeps changing")

@@ -64,6 +64,7 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
         if target is not None and target.state == READY and target.metadata.get(RENAMED_FROM) == old:
             return target
         raise refs.branch_not_found(old)
+    # An earlier attempt is continued only if its mark and id fit: another branch may have the new name.
     begun = target if target is not None and _is_copy(target, branch) else None
     if begun is None or begun.state != READY:
         begun = _copy_branch(branch, new, refs, versions, begun=begun)
@@ -139,6 +140,7 @@ def _copy_versions(branch: Branch, new: str, versions: Versions) -> None:
         for number in fresh:
             _copy_version(branch.name, number, new, versions)
         done.update(fresh)
+    # As after a commit: pylance begins its search for the newest version at the hint.
     if done and not versions.store.ordered_listing:
         hint = layout.join(layout.branch_root(new), layout.VERSION_HINT)
         versions.store.put(hint, b'{"version":%d}' % max(done), durable=False)
@@ -147,6 +149,7 @@ def _copy_versions(branch: Branch, new: str, versions: Versions) -> None:
 def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
     state = versions.load(name, number)
     manifest, store, line = replace(state.manifest, branch=new), versions.store, layout.branch_root(new)
+    # A version without its transaction would make later commits of other programs fail, so it is not copied.
     if state.transaction is None:
         raise InvalidInputError(
             f"{state} of {store.uri} lacks its transaction, so it cannot be written anew; "
@@ -185,6 +188,7 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     if target is None:
         own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}
         target = refs.add_tag(replace(with_metadata(marked, own), name=new))
+    # Last, so that one of the two names always resolves.
     refs.remove_tag(old)
     return target
 

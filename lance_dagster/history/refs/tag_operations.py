@@ -91,13 +91,17 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     """
     check_tag_name(name)
     refuse_reserved_keys(target.metadata)
+    # A ref expression would be ambiguous. The opposite race, a branch created at the same time, is found when the
+    # name is resolved.
     if refs.branch(name) is not None:
         raise AlreadyExistsError(f"{name!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
     refuse_protected_tag("create", name, refs.store, target.state.branch)
     first = Tag(name=name, branch=target.state.branch, version=target.state.number)
+    # The version is stored, so that a move by another program is noticed and can be undone.
     own = {IMMUTABLE: first.ref} if immutable else {}
     branch_id = _ready_branch_id(first.branch, refs)
     wanted = _tag_moved_to(replace(first, metadata=own), target, branch_id, versions, moves=())
+    # The tag first, then the look at the branch: a deletion that marks the branch after that look finds the tag.
     made = refs.add_tag(wanted)
     try:
         _refuse_gone(wanted.branch, branch_id, refs)
@@ -124,18 +128,21 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
         nonlocal before
         if expected is not None and current.ref != expected:
             raise RefMovedError(name, expected, current.ref)
+        # Idempotent: a retry of a move that succeeded records nothing.
         if current.ref == str(target.state):
             return current
         refuse_immutable("move", current, str(target.state))
         before = current
         return _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
 
+    # Before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = _ready_branch_id(target.state.branch, refs)
     made = refs.change_tag(name, moved)
     try:
         _refuse_gone(made.branch, branch_id, refs)
     except RefNotFoundError:
         if before is not None:
+            # Only if the tag still names our version: another process may have moved it on.
             refs.swap_tag(before, made.ref)
         raise
     return made
@@ -149,6 +156,7 @@ def earlier_target(tag: Tag, steps: int) -> RecordedVersion:
     """
     if steps < 1:
         raise InvalidInputError(f"a tag is rolled back by 1 step or more, not by {steps}")
+    # A stack of versions as the moves made it: a move pushes, a rollback pops what it undid.
     stack: list[RecordedVersion] = []
     for move in _moves(tag):
         if move.steps_back:
@@ -245,6 +253,7 @@ def _moves(tag: Tag) -> tuple[TagMove, ...]:
     if known and known[-1].after == tag.ref:
         return known
     last = known[-1] if known else None
+    # The missing move is reconstructed from the two ends that are known.
     before, before_id = (last.after, last.after_id) if last else (None, "")
     return (*known, TagMove(before=before, after=tag.ref, moved_at=tag.updated_at, before_id=before_id))
 
@@ -279,6 +288,7 @@ def _encoded(moves: Sequence[TagMove]) -> str:
             **({"from_id": move.before_id} if move.before_id else {}),
             **({"to_id": move.after_id} if move.after_id else {}),
         }
+        # The oldest moves are dropped first: a rollback counts from the newest one.
         for move in moves[-_KEPT_MOVES:]
     ]
     # A tag is read whole at each use, so its record stays small however much metadata each move has.
