@@ -211,12 +211,12 @@ class Marker:
         return f"detached, and made during the last {duration_text(age)}" if young else None
 
     def _dated(self, left: int, version: StoredVersion, manifest: Manifest) -> Dated:
-        said, stored = manifest.timestamp / _NANO, version.entry.modified
+        claimed_at, stored_at = manifest.timestamp / _NANO, version.entry.modified
         # The version counts as new until then, which only keeps more; the report names it so that somebody can find
         # out.
-        ahead = max(said, stored) - self._policy.now
+        ahead = max(claimed_at, stored_at) - self._policy.now
         if ahead > _TOLERANCE:
-            clock = "its manifest says" if said >= stored else "the storage says"
+            clock = "its manifest says" if claimed_at >= stored_at else "the storage says"
             self.marks.problems.append(
                 Problem(
                     what=f"{clock} it was made {ahead:,.0f} seconds from now",
@@ -226,7 +226,7 @@ class Marker:
                     versions=(str(version),),
                 )
             )
-        return Dated(left, said, stored)
+        return Dated(left, claimed_at, stored_at)
 
     def _decide_all(self, decisions: Iterable[tuple[_Read, str | None]]) -> None:
         for (version, manifest), why in decisions:

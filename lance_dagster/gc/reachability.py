@@ -161,16 +161,16 @@ def _add_unmerged(
     own, segment = of.state.branch, of.segments[0]
     # Sorted by how far each branch contains this one, so that bisection counts those that lack a version.
     known = sorted((other.contained.get(of.id, -1), name) for name, other in others.items() if name != own)
-    said: dict[int, tuple[str, tuple[str, ...]]] = {}
+    reasons: dict[int, tuple[str, tuple[str, ...]]] = {}
     for number in numbers:
         # A later version is missing in at least the branches that an earlier one is missing in. So the number of those
         # branches identifies them, and the text for each number is made once.
         count = bisect_left(known, (number, "")) if segment.first < number <= segment.number else 0
-        if count and count not in said:
+        if count and count not in reasons:
             lacking = [name for _, name in known[:count]]
-            said[count] = f"not merged into {_listed(lacking)} yet", (own, *(lacking if count == 1 else ()))
+            reasons[count] = f"not merged into {_listed(lacking)} yet", (own, *(lacking if count == 1 else ()))
         if count:
-            required.add(own, number, *said[count])
+            required.add(own, number, *reasons[count])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,14 +1,12 @@
-"""Deletion vectors as they lie in the store: read under whatever base, written into the branch's own folder.
+"""Deletion vectors in the store, and the rebase of row changes whose deletion vectors overlap.
 
-Put a change that takes rows out on top of others that took rows out of the same fragments.
+A deletion vector holds all deleted rows of a fragment, so a vector that was made from an older version would bring
+back rows that were deleted since. What a change means is only the rows it adds to the vector. When no other writer
+touched those rows, the vectors are united.
 
-A deletion vector holds all rows of a fragment that are deleted, so a vector made from an older version would bring
-rows back that others deleted since. What a change means is the rows it adds to the vector. When nobody else touched
-those, the vectors are joined.
-
-Rows that both deleted are no contradiction, unless one of the two put them elsewhere: an update that moved a row
-which somebody else deleted would bring it back, and a deletion of a row that somebody else moved would miss it. Then
-the work has to be done again from the newest version, as it has when the fragment has other files by now.
+Rows that both changes deleted are no conflict, unless one of the two moved them: an update of a row that another
+writer deleted would bring the row back, and a deletion of a row that another writer moved would miss it. Then the
+change has to be made again from the head; so it has when the fragment has other data files by now.
 """
 
 import secrets
@@ -29,19 +27,19 @@ from lance_dagster.transactions.conflicts import RowChange, removed_fragments, t
 
 
 def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> BitMap:
-    """Return the offsets of the rows of a fragment that are deleted; none when it has no deletion file.
+    """Return the offsets of the deleted rows of a fragment; none when it has no deletion file.
 
     Raises:
-        CorruptFileError: The deletion file is missing or cannot be read, or holds offsets the fragment does not have.
+        CorruptFileError: The deletion file is missing or damaged, or has offsets beyond the fragment.
     """
     if fragment.deletion is None:
         return BitMap()
-    store, key = _place(versions, state, fragment)
+    store, key = _locate_deletion(versions, state, fragment)
     path = f"{store.uri}/{key}"
     offsets = decode_offsets(fragment.deletion.kind, read_deletion(versions, state, fragment), path)
     if offsets and offsets.max() >= fragment.physical_rows:
         raise CorruptFileError(path, f"it deletes row {offsets.max()} of {fragment.physical_rows}")
-    # Readers count with the number in the manifest, which very old writers left out.
+    # Readers count rows with the number in the manifest, so it has to agree. Very old writers left it out.
     recorded = fragment.deletion.deleted_rows
     if recorded and recorded != len(offsets):
         raise CorruptFileError(path, f"it deletes {len(offsets)} rows, {state} says {recorded}")
@@ -49,7 +47,7 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
 
 
 def with_deleted(versions: Versions, state: State, fragment: Fragment, offsets: BitMap) -> Fragment:
-    """Store a deletion vector for a fragment, as the next version after `state` names it; return the fragment."""
+    """Store a new deletion vector for a fragment, for the version after `state`; return the fragment with it."""
     kind, data = encode_offsets(offsets)
     deletion = DeletionFile(kind=kind, read_version=state.number, id=secrets.randbits(64), deleted_rows=len(offsets))
     changed = replace(fragment, deletion=deletion)
@@ -61,20 +59,20 @@ def read_deletion(versions: Versions, state: State, fragment: Fragment) -> bytes
     """Read the bytes of a fragment's deletion file."""
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    store, key = _place(versions, state, fragment)
+    store, key = _locate_deletion(versions, state, fragment)
     data = store.get(key)
     if data is None:
         raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
     return data
 
 
-def _place(versions: Versions, state: State, fragment: Fragment) -> tuple[Store, str]:
-    """Return where a fragment's deletion file is."""
+def _locate_deletion(versions: Versions, state: State, fragment: Fragment) -> tuple[Store, str]:
+    """Return the store and the key of a fragment's deletion file."""
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
     base = base_path_of(state.manifest, fragment.deletion.base_id, versions.branch_uri(state.branch))
     path = layout.deletion_path(fragment.id, fragment.deletion)
-    # A base path that is no dataset root has no folders of its own.
+    # A base path that is no dataset root holds the files directly, without a `_deletions/` folder.
     key = path if base.is_dataset_root else path.removeprefix(f"{layout.DELETIONS}/")
     try:
         return versions.locate(base.path, key, base.id)
@@ -92,46 +90,50 @@ def store_deletion(versions: Versions, branch: str, fragment: Fragment, data: by
 
 
 def rebased(
-    versions: Versions, mine: Transaction, theirs: Sequence[RowChange], *, base: State, head: State
+    versions: Versions, transaction: Transaction, landed: Sequence[RowChange], *, base: State, head: State
 ) -> Transaction | None:
-    """Return a change as it has to be to follow `head`, or None when it has to be made again.
+    """Rebase a row change onto `head`; return None when it has to be made again from the head.
 
     Args:
         versions: Where deletion files are read and written.
-        mine: The change; its operation takes rows out.
-        theirs: What was committed in between and touches the same fragments.
-        base: The version it was made from.
-        head: The version it shall follow.
+        transaction: The change; its operation removes rows.
+        landed: The changes that were committed in between and touch the same fragments.
+        base: The version that the change was made from.
+        head: The version that the change is to follow.
     """
-    operation = mine.operation
+    operation = transaction.operation
     if not isinstance(operation, RowChange):
-        return mine
-    moved = isinstance(operation, Update) or any(isinstance(other, Update) for other in theirs)
-    shared = touched_fragments(operation) & frozenset().union(*map(touched_fragments, theirs))
+        return transaction
+    # An update moves rows to new fragments; on either side that makes the same row in both a conflict.
+    moved = isinstance(operation, Update) or any(isinstance(other, Update) for other in landed)
+    shared = touched_fragments(operation) & frozenset().union(*map(touched_fragments, landed))
     updated: dict[int, Fragment] = {fragment.id: fragment for fragment in operation.updated_fragments}
     removed = set(removed_fragments(operation))
     for number in sorted(shared):
-        before, there = base.manifest.fragments.find(number), head.manifest.fragments.find(number)
-        own = updated.pop(number, None)
+        before, current = base.manifest.fragments.find(number), head.manifest.fragments.find(number)
+        changed = updated.pop(number, None)
         removed.discard(number)
-        if before is None or (there is None and moved) or (there is not None and there.files != before.files):
+        if before is None or (current is None and moved) or (current is not None and current.files != before.files):
             return None
-        if there is None:
-            # Somebody else took all of it out.
+        if current is None:
+            # Every row of the fragment was deleted meanwhile, the rows of this change included.
             continue
-        was, others = deleted_offsets(versions, base, before), deleted_offsets(versions, head, there)
-        mine_now = BitMap(range(before.physical_rows)) if own is None else deleted_offsets(versions, base, own)
-        if moved and (mine_now - was) & (others - was):
+        in_base, in_head = deleted_offsets(versions, base, before), deleted_offsets(versions, head, current)
+        everything = BitMap(range(before.physical_rows))
+        in_change = everything if changed is None else deleted_offsets(versions, base, changed)
+        # Only rows that each side deleted by itself count; what the base deleted says nothing about either.
+        if moved and (in_change - in_base) & (in_head - in_base):
             return None
-        union = mine_now | others
-        if len(union) == there.physical_rows:
+        # A fragment without live rows is removed, as a deletion of all its rows does at once.
+        union = in_change | in_head
+        if len(union) == current.physical_rows:
             removed.add(number)
-        elif union != others:
-            updated[number] = with_deleted(versions, head, there, union)
-    return replace(mine, operation=_with(operation, updated, sorted(removed)))
+        elif union != in_head:
+            updated[number] = with_deleted(versions, head, current, union)
+    return replace(transaction, operation=_with_fragments(operation, updated, sorted(removed)))
 
 
-def _with(operation: RowChange, updated: Mapping[int, Fragment], removed: Sequence[int]) -> RowChange:
+def _with_fragments(operation: RowChange, updated: Mapping[int, Fragment], removed: Sequence[int]) -> RowChange:
     fragments = tuple(updated.values())
     if isinstance(operation, Update):
         return replace(operation, updated_fragments=fragments, removed_fragment_ids=tuple(removed))
