@@ -17,8 +17,11 @@ from lance_dagster.errors import StoreError
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
+from tests.soak import DEEP
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
 from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
+
+pytestmark = pytest.mark.scaled
 
 Seen = Mapping[str, Rows]
 _PATIENCE = 120
@@ -58,7 +61,7 @@ def finished(table: LanceTable, operation: str, either: Either) -> None:
     OPERATIONS[operation].act(again)
     assert either.after == seen(again)
     assert either.versions == again.branches.version_numbers()
-    report = again.maintenance.verify(deep=True)
+    report = again.maintenance.verify(deep=DEEP)
     assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
     lance.dataset(again.uri, storage_options=dict(again.storage_options) or None).validate()
 

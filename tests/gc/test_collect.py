@@ -18,8 +18,11 @@ from lance_dagster.store import open_store
 from lance_dagster.transactions.identity import commit_id
 from tests.backdating import DAY, age, files, manifest, say, stored
 from tests.conftest import S3Storage
+from tests.soak import DEEP
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries, new_table
+
+pytestmark = pytest.mark.scaled
 
 WEEK = 7 * DAY
 NONE = timedelta(0)
@@ -42,7 +45,7 @@ def collected(table: LanceTable, older_than: timedelta = WEEK, **options: object
     assert report.ok
     left = readable(table)
     assert left == {ref: rows for ref, rows in before.items() if ref in left}
-    check = table.maintenance.verify(deep=True)
+    check = table.maintenance.verify(deep=DEEP)
     assert [] == [problem for problem in check.problems if problem.severity == "error"]
     return report
 

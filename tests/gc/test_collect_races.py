@@ -14,8 +14,11 @@ from lance_dagster.errors import LanceDagsterError
 from lance_dagster.store import open_store
 from tests.backdating import DAY, age, files
 from tests.process_race import race
+from tests.soak import DEEP
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write, plug_pulled_before_write
 from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries, new_table
+
+pytestmark = pytest.mark.scaled
 
 WEEK = 7 * DAY
 Act = Callable[[LanceTable], tuple[str, Rows]]
@@ -191,7 +194,7 @@ def test_whatever_is_done_at_whatever_moment_is_not_lost(name: str, moment: str,
     age(table, 2 * DAY, "_expired")
     assert LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, dry_run=False).done
     held(table, expected)
-    check = LanceTable.open(table.uri).maintenance.verify(deep=True)
+    check = LanceTable.open(table.uri).maintenance.verify(deep=DEEP)
     assert [] == [str(problem) for problem in check.problems if problem.severity == "error"]
 
 
@@ -263,7 +266,7 @@ def test_a_collection_can_die_before_any_write(tmp_path: Path) -> None:
         again.maintenance.collect_garbage(WEEK, dry_run=False)
         held(table, expected)
         assert 0 == again.maintenance.collect_garbage(WEEK).files
-        assert again.maintenance.verify(deep=True).ok
+        assert again.maintenance.verify(deep=DEEP).ok
     assert step > 5
 
 

@@ -10,7 +10,10 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
+from tests.soak import DEEP
 from tests.table_factory import as_pylance, entries, new_table
+
+pytestmark = pytest.mark.scaled
 
 Change = Callable[[LanceTable, str], object]
 
@@ -38,7 +41,7 @@ def rows(table: LanceTable, branch: str = "main") -> list[dict[str, Any]]:
 def sound(table: LanceTable) -> None:
     """Pylance finds nothing wrong, and neither do we."""
     as_pylance(table).validate()
-    assert not [problem for problem in table.maintenance.verify(deep=True).problems if problem.severity == "error"]
+    assert not [problem for problem in table.maintenance.verify(deep=DEEP).problems if problem.severity == "error"]
 
 
 def double(table: LanceTable, branch: str = "main") -> None:

@@ -12,7 +12,10 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.format.transaction import ReserveFragments, Restore, Transaction
+from tests.soak import DEEP
 from tests.table_factory import Rows, as_pylance, contents, entries, new_table
+
+pytestmark = pytest.mark.scaled
 
 BEFORE: Rows = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5), ("b", 6)]
 
@@ -45,7 +48,7 @@ def stable(tmp_path: Path) -> LanceTable:
 def sound(table: LanceTable) -> None:
     """Pylance finds nothing wrong, and neither do we."""
     as_pylance(table).validate()
-    report = table.maintenance.verify(deep=True)
+    report = table.maintenance.verify(deep=DEEP)
     assert not [problem for problem in report.problems if problem.severity == "error"]
 
 
