@@ -17,7 +17,10 @@ import numpy as np
 from pyroaring import BitMap
 
 U64Array = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 _ONE = np.uint64(1)
+_LARGEST = 2**64 - 1
+"""No position and no row id: the next row id has to fit into 64 bits too."""
 _NONE: U64Array = np.empty(0, np.uint64)
 _FEW_RANGES = 8
 """From so many rows per run on, adding a range to a bitmap is faster than adding its rows one by one."""
@@ -69,6 +72,38 @@ class RowRuns:
         if not parts:
             return cls(_NONE, _NONE, _NONE)
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "count", "first")))
+
+    @classmethod
+    def united(cls, parts: Sequence["RowRuns"]) -> "RowRuns":
+        """Put maps together whose positions do not overlap, given in any order."""
+        together = cls.concatenated(parts)
+        order = np.argsort(together.at, kind="stable")
+        return cls(together.at[order], together.count[order], together.first[order])
+
+    @classmethod
+    def set_of(cls, parts: Sequence["RowRuns"]) -> "RowRuns":
+        """Return the numbers of maps as a set: each mapped to itself, once, however often it stands in the maps."""
+        together = cls.concatenated(parts)
+        if not len(together):
+            return together
+        order = np.argsort(together.first, kind="stable")
+        first, last = together.first[order], np.maximum.accumulate(together.lasts[order])
+        starts = np.flatnonzero(np.r_[True, first[1:] > last[:-1]])
+        first, last = first[starts], last[np.r_[starts[1:] - 1, len(last) - 1]]
+        return cls(first, last - first + _ONE, first)
+
+    @classmethod
+    def first_of(cls, pieces: "RowRuns") -> "RowRuns":
+        """Return runs in the order of positions that may overlap, each position with the first number given for it."""
+        order = np.argsort(pieces.at, kind="stable")
+        at, count, first = pieces.at[order], pieces.count[order], pieces.first[order]
+        last = at + (count - _ONE)
+        # What runs before it cover is cut off the front of a run; nothing is left of one that lies inside of another.
+        known: U64Array = np.r_[np.uint64(0), (np.maximum.accumulate(last) + _ONE)[:-1]] if len(at) else at
+        start: U64Array = np.maximum(at, known)
+        left = last >= start
+        skipped: U64Array = start - at
+        return cls(start[left], (last - start + _ONE)[left], (first + skipped)[left])
 
     @classmethod
     def _following(cls, counts: U64Array, firsts: U64Array) -> "RowRuns":
@@ -139,7 +174,11 @@ class RowRuns:
 
     def packed(self) -> "RowRuns":
         """Return the same numbers in the same order, at positions from 0 on without gaps."""
-        return RowRuns._following(self.count, self.first).merged()
+        return self.packed_positions().merged()
+
+    def packed_positions(self) -> "RowRuns":
+        """Return the same numbers at positions from 0 on without gaps, run by run."""
+        return RowRuns._following(self.count, self.first)
 
     def inverse(self) -> "RowRuns":
         """Return the positions by the numbers; no number may stand at two positions."""
@@ -150,7 +189,7 @@ class RowRuns:
         """Cut the runs where the numbers of one are the positions of the other: pieces in the order of positions."""
         if not len(self) or not len(other.at):
             none = np.empty(0, np.int64)
-            return Pieces(_NONE, _NONE, _NONE, none)
+            return Pieces(at=_NONE, count=_NONE, first=_NONE, run=none, place=none)
         lasts = self.lasts
         low = np.searchsorted(other.at + (other.count - _ONE), self.first, "left")
         high = np.searchsorted(other.at, lasts, "right")
@@ -159,7 +198,8 @@ class RowRuns:
         places = np.arange(len(runs)) - np.repeat(np.cumsum(found) - found, found) + np.repeat(low, found)
         first = np.maximum(self.first[runs], other.at[places])
         last = np.minimum(lasts[runs], other.at[places] + (other.count[places] - _ONE))
-        return Pieces(self.at[runs] + (first - self.first[runs]), last - first + _ONE, first, places)
+        at = self.at[runs] + (first - self.first[runs])
+        return Pieces(at=at, count=last - first + _ONE, first=first, run=runs, place=places)
 
     def through(self, other: "RowRuns") -> "RowRuns":
         """Look the numbers up as positions of another map; a number without one is left out.
@@ -171,9 +211,29 @@ class RowRuns:
         first = other.first[pieces.place] + (pieces.first - other.at[pieces.place])
         return RowRuns(pieces.at, pieces.count, first)
 
+    def versions(self, other: "VersionRuns") -> "VersionRuns":
+        """Look the numbers up as positions of versions; a number without one is left out."""
+        pieces = self.cut(other)
+        return VersionRuns(pieces.at, pieces.count, other.version[pieces.place])
+
+    def without(self, other: "RowRuns") -> "RowRuns":
+        """Return the part of the map whose numbers are no positions of another one."""
+        return self.where_in(other.gaps())
+
     def restricted(self, positions: BitMap) -> "RowRuns":
         """Return the map for some of its positions only."""
         return RowRuns.itself(positions).through(self)
+
+    def gaps(self) -> "RowRuns":
+        """Return the numbers that are no positions of the map, each mapped to itself; the largest of all left out."""
+        first = np.r_[np.uint64(0), self.at + self.count]
+        end = np.r_[self.at, np.uint64(_LARGEST)]
+        some = end > first
+        return RowRuns(first[some], (end - first)[some], first[some])
+
+    def sliced(self, start: int, count: int) -> "RowRuns":
+        """Return the part of the map from a position on, which is position 0 of the result."""
+        return RowRuns.of([(0, count, start)]).through(self)
 
     def where_in(self, numbers: "RowRuns") -> "RowRuns":
         """Return the part of the map whose numbers are positions of another one."""
@@ -189,14 +249,18 @@ class RowRuns:
         return int(first[found[0] + 1]) if len(found) else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pieces:
-    """Parts of runs: position, number of rows and first number of each, and the run of the other map it lies in."""
+    """Parts of runs: position, number of rows and first number of each.
+
+    `run` is the run that each is a part of, `place` the run of the other map that its numbers lie in.
+    """
 
     at: U64Array
     count: U64Array
     first: U64Array
-    place: np.ndarray[tuple[int], np.dtype[np.int64]]
+    run: Places
+    place: Places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,6 +303,11 @@ class VersionRuns:
         """How many positions have a version."""
         return int(self.count.sum(dtype=np.uint64))
 
+    @property
+    def positions(self) -> BitMap:
+        """The positions that have a version."""
+        return bitmap_of(self.at, self.count)
+
     def values(self) -> U64Array:
         """Return every version, in the order of positions: one element for each row."""
         return np.repeat(self.version, self.count.astype(np.int64))
@@ -257,8 +326,7 @@ class VersionRuns:
 
     def restricted(self, positions: BitMap) -> "VersionRuns":
         """Return the versions of some positions."""
-        pieces = RowRuns.itself(positions).cut(self)
-        return VersionRuns(pieces.at, pieces.count, self.version[pieces.place])
+        return RowRuns.itself(positions).versions(self)
 
     def packed(self) -> "VersionRuns":
         """Return the same versions in the same order, at positions from 0 on without gaps."""

@@ -10,13 +10,16 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import elements
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
-from lance_dagster.merge.rules.row_changes import INSERTED, OFFSET_BITS, Addresses, Flags, live_rows, present
+from lance_dagster.merge.rules.row_changes import OFFSET_BITS, live_rows, present
 from lance_dagster.merge.rules.strategy import Conflict, ConflictingRows, Rows, RowsLookup, add_rows
 
 BASE, SOURCE, DEST = range(3)
+Addresses = np.ndarray[tuple[int], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Codes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ABSENT = -1
 """Stands in `RowLocations.addresses` for a row that a version does not have."""
@@ -120,11 +123,11 @@ class _SideLocations:
         self._base, self._columns, self._row_changes = base, side.columns, side.rows
         origins, places, updated = [], [], [np.empty(0, np.bool_)]
         for number, rows in self._row_changes.relocated.items():
-            live = np.array(rows.live, np.int64)
-            known = live[rows.addresses[live] != INSERTED]
-            origins.append(rows.addresses[known])
-            places.append(known + (number << OFFSET_BITS))
-            updated.append(rows.updated[known])
+            found = rows.origins.restricted(rows.live)
+            known = found.positions
+            origins.append(found.values().astype(np.int64))
+            places.append(elements(known).astype(np.int64) + (number << OFFSET_BITS))
+            updated.append(_among(elements(known).astype(np.int64), rows.updated))
         order = np.argsort(_joined(origins))
         self._origins, self._places = _joined(origins)[order], _joined(places)[order]
         self._updated = np.concatenate(updated)[order]
@@ -136,11 +139,8 @@ class _SideLocations:
             away = BitMap() if found is None else offsets & found.live
             if found is not None and away:
                 add_rows(alone, number, away & found.inserted)
-                origins = found.addresses[np.array(away, np.int64)]
-                fragments = origins >> OFFSET_BITS
-                for origin in np.unique(fragments[origins != INSERTED]).tolist():
-                    there = origins[(fragments == origin) & (origins != INSERTED)] & (2**OFFSET_BITS - 1)
-                    add_rows(base, origin, BitMap(there.tolist()))
+                for origin, there in found.in_base(away).items():
+                    add_rows(base, origin, there)
             own = self._row_changes.matched.base_of(number)
             if own is not None:
                 add_rows(base, own, offsets - away)

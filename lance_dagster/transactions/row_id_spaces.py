@@ -9,10 +9,11 @@ shifted copy of a stretch of some branch, and two versions know each other's row
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from lance_dagster.format.codec import U64Array
+from lance_dagster.format.row_runs import RowRuns, U64Array, elements
 
 NO_FIELD = 2**31 - 1
 """Stands for the id of a field that was merged away: no field has it."""
@@ -113,7 +114,7 @@ class RowSpace:
         return RowSpace(tuple(pieces)), aliases
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Translation:
     """What ids of one version are in another: stretches of start, end and the start there, in order."""
 
@@ -147,17 +148,21 @@ class Translation:
         """Return a translation to ids that are greater by a number."""
         return Translation(tuple((start, end, there + by) for start, end, there in self.stretches))
 
+    @cached_property
+    def runs(self) -> RowRuns:
+        """The translation as a map to look ids up in: `ids.through(translation.runs)`.
+
+        Where two stretches know an id, the one that starts first counts. Both mean the same row.
+        """
+        return RowRuns.first_of(RowRuns.of([(start, end - start, there) for start, end, there in self.stretches]))
+
     def apply(self, ids: U64Array) -> "tuple[U64Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]":
         """Translate ids; returns those of the other version, and for which of them there is one."""
         translated = np.zeros_like(ids)
         known = np.zeros(len(ids), np.bool_)
-        order = np.argsort(ids, kind="stable")
-        bounds = np.array([stretch[:2] for stretch in self.stretches], np.uint64).reshape(-1, 2)
-        places = np.searchsorted(ids, bounds, sorter=order)
-        for (start, _, there), (first, last) in zip(self.stretches, places.tolist(), strict=True):
-            inside = order[first:last]
-            translated[inside] = ids[inside] - np.uint64(start) + np.uint64(there)
-            known[inside] = True
+        found = RowRuns.of_values(ids).through(self.runs)
+        places = elements(found.positions)
+        translated[places], known[places] = found.values(), True
         return translated, known
 
 

@@ -14,14 +14,16 @@ that is taken back. Rows that are gone when a version takes a change over or bac
 Everything else leaves rows where they are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, smallest_row_id
+from lance_dagster.format.codec import decode_row_runs, decode_version_runs, smallest_row_id
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import RowRuns, VersionRuns, bitmap_of
 from lance_dagster.format.transaction import (
     CHANGE_ORIGIN_PROPERTIES,
     Append,
@@ -36,20 +38,24 @@ from lance_dagster.format.transaction import (
 from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
 from lance_dagster.merge.rules.row_changes import (
     GONE,
-    INSERTED,
     OFFSET_BITS,
     SHARED,
-    Addresses,
-    Flags,
     MatchedFragments,
     RelocatedRows,
     addresses_of,
+    at_addresses,
+    base_ids_of,
+    by_address,
     live_rows,
+    offsets_in_base,
     present,
     rows_out_of_place,
 )
 from lance_dagster.transactions.claims import APPEND, REPLACE, Change, decode_claims
 from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
+
+_NOWHERE = RowRuns.of(())
+"""The origins of rows none of which the merge base has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,101 +104,127 @@ def located_by_ids(
         matched: Its fragments beside those of the base.
         deleted: Reads deletion vectors.
     """
-    index = _Index(matched.base, matched.changed, deleted)
-    updated = _Updated.of(side, deleted)
+    locate = _Locator(identities, side, matched, _BaseRows(matched.base, matched.changed, deleted), deleted)
     known_below = max(identities.base.end, identities.shared.end)
     found: dict[int, RelocatedRows] = {}
     for number, live in rows_out_of_place(matched, deleted):
         fragment = present(side.manifest, number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
         if lowest is not None and lowest >= known_below:
-            # All of its rows came after the merge base; there is no need to know which.
-            addresses = np.full(fragment.physical_rows, INSERTED, np.int64)
-            new = np.zeros(fragment.physical_rows, np.bool_)
-            back = new
+            # All of its rows came after the merge base. Their ids are not even decoded, so that a merge of appended
+            # rows costs their fragments and not their number.
+            found[number] = RelocatedRows(
+                fragment=fragment, origins=_NOWHERE, updated=BitMap(), back=BitMap(), live=live
+            )
         else:
-            ids = _ids(fragment, side.name)
-            addresses, alive = index.addresses(*identities.base.apply(ids))
-            there, shared = identities.shared.apply(ids)
-            addresses[shared] = there[shared].astype(np.int64)
-            there, known = identities.gone.apply(ids)
-            back = known & ~alive & ~shared
-            addresses[back] = there[back].astype(np.int64)
-            new = updated.among(ids)
-            if updated.by_stamps:
-                new |= index.stamped_otherwise(addresses, _stamps(fragment, side.name), side.common)
-            own = matched.base_of(number)
-            if own is not None:
-                # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
-                addresses = np.where(alive | back, addresses, addresses_of(fragment, own))
-                new, back = alive, ~alive
-        found[number] = RelocatedRows(fragment=fragment, addresses=addresses, updated=new, back=back, live=live)
+            found[number] = locate.rows(fragment, live)
     return found
 
 
-class _Index:
-    """Where the rows of some fragments of the merge base are, by row id; made when it is asked for the first time."""
+@dataclass(frozen=True)
+class _Locator:
+    """Finds the rows of fragments of one side in the merge base by their ids."""
+
+    identities: Identities
+    side: SideHistory
+    matched: MatchedFragments
+    base_rows: "_BaseRows"
+    deleted: Deleted
+
+    @cached_property
+    def updated(self) -> "_Updated":
+        return _Updated.of(self.side, self.deleted)
+
+    def rows(self, fragment: Fragment, live: BitMap) -> RelocatedRows:
+        """Locate the rows of a fragment; deleted rows as well, unless it is in the place of one of the base."""
+        ids = _ids(fragment, self.side.name)
+        known = ids.through(self.identities.base.runs)
+        alive = known.through(self.base_rows.alive) if len(known) else _NOWHERE
+        dead = known.through(self.base_rows.dead) if len(known) else _NOWHERE
+        shared, gone = (ids.through(of.runs) for of in (self.identities.shared, self.identities.gone))
+        back = gone.positions - alive.positions - shared.positions
+        rest = dead.positions - back - shared.positions
+        origins = RowRuns.united([alive, shared, gone.restricted(back), dead.restricted(rest)])
+        updated = ids.where_in(self.updated.ids).positions
+        if self.updated.by_stamps:
+            stamps = _stamps(fragment, self.side.name)
+            updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
+        own = self.matched.base_of(fragment.id)
+        if own is not None:
+            # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
+            here = live - alive.positions - back
+            in_place = addresses_of(fragment, own).restricted(here)
+            origins = RowRuns.united([alive.restricted(live), gone.restricted(back & live), in_place])
+            updated, back = alive.positions & live, live - alive.positions
+        return RelocatedRows(fragment=fragment, origins=origins, updated=updated, back=back, live=live)
+
+
+class _BaseRows:
+    """The rows of some fragments of the merge base by row id; read when they are asked for the first time."""
 
     def __init__(self, base: Manifest, fragments: Iterable[int], deleted: Deleted) -> None:
         self._base, self._fragments, self._deleted = base, sorted(fragments), deleted
-        self._sorted: tuple[U64Array, Addresses, Flags] | None = None
 
-    def addresses(self, ids: U64Array, known: Flags) -> tuple[Addresses, Flags]:
-        """Return where rows are in the base, and which of them are alive there."""
-        found, alive = np.full(len(ids), INSERTED, np.int64), np.zeros(len(ids), np.bool_)
-        if known.any():
-            have, where, dead = self._lookup()
-            if len(have):
-                places = np.minimum(np.searchsorted(have, ids), len(have) - 1)
-                hit = known & (have[places] == ids)
-                found[hit], alive[hit] = where[places[hit]], ~dead[places[hit]]
-        return found, alive
+    @cached_property
+    def alive(self) -> RowRuns:
+        """The address of each row that is not deleted, by its id."""
+        return self._dead.gaps().through(self._by_address).inverse()
 
-    def stamped_otherwise(self, addresses: Addresses, stamps: U64Array, common: int) -> Flags:
-        """Tell which rows the base says were last updated by another version, or after the last common one."""
-        differ = np.zeros(len(addresses), np.bool_)
-        known = addresses != INSERTED
+    @cached_property
+    def dead(self) -> RowRuns:
+        """The address of each deleted row by its id, without rows that were moved and are alive elsewhere."""
+        return self.alive.gaps().through(RowRuns.first_of(self._dead.through(self._by_address).inverse()))
+
+    def stamped_otherwise(self, origins: RowRuns, stamps: VersionRuns, common: int) -> BitMap:
+        """Return the rows the base says were last updated by another version, or after the last common one.
+
+        Args:
+            origins: The addresses of rows.
+            stamps: The versions that the side says they were last updated at.
+            common: The number of the last version of both lines.
+        """
         # What the base does not have may have changed: more is refused then than has to be.
-        differ |= addresses >> OFFSET_BITS >= GONE
-        known &= ~differ
-        for number in np.unique(addresses[known] >> OFFSET_BITS).tolist():
-            here = known & (addresses >> OFFSET_BITS == number)
-            own = _stamps(present(self._base, number), "the merge base")
-            before = own[addresses[here] & (2**OFFSET_BITS - 1)]
-            differ[here] = (before != stamps[here]) | (before > np.uint64(common))
-        return differ
+        unknown = origins.first >= np.uint64(GONE << OFFSET_BITS)
+        differing = bitmap_of(origins.at[unknown], origins.count[unknown])
+        before = self._stamps_of(base_ids_of(origins))
+        pieces = origins.cut(before)
+        by_position = RowRuns(pieces.at, pieces.count, pieces.at)
+        both = by_position.cut(stamps)
+        then, now = before.version[pieces.place[both.run]], stamps.version[both.place]
+        other = (then != now) | (then > np.uint64(common))
+        return differing | bitmap_of(both.at[other], both.count[other])
 
-    def _lookup(self) -> tuple[U64Array, Addresses, Flags]:
-        if self._sorted is None:
-            parts = [self._rows_of(number) for number in self._fragments]
-            ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, _, _ in parts)])
-            where = np.concatenate([np.empty(0, np.int64), *(where for _, where, _ in parts)])
-            dead = np.concatenate([np.empty(0, np.bool_), *(dead for _, _, dead in parts)])
-            # Of a row that was moved before, the place where it is alive counts.
-            order = np.lexsort((dead, ids))
-            ids, where, dead = ids[order], where[order], dead[order]
-            first = np.r_[True, ids[1:] != ids[:-1]] if len(ids) else np.empty(0, np.bool_)
-            self._sorted = ids[first], where[first], dead[first]
-        return self._sorted
+    def _stamps_of(self, numbers: Iterable[int]) -> VersionRuns:
+        """Return the versions at which rows of fragments of the base were last updated, by address."""
+        known = sorted(number for number in numbers if number < GONE)
+        stamps = [_stamps(present(self._base, number), "the merge base") for number in known]
+        return at_addresses(known, stamps)
 
-    def _rows_of(self, number: int) -> tuple[U64Array, Addresses, Flags]:
-        fragment = present(self._base, number)
-        dead = np.zeros(fragment.physical_rows, np.bool_)
-        dead[np.array(self._deleted(self._base, fragment), np.int64)] = True
-        return _ids(fragment, "the merge base"), addresses_of(fragment, number), dead
+    @cached_property
+    def _by_address(self) -> RowRuns:
+        """The id of each row by its address."""
+        ids = [_ids(present(self._base, number), "the merge base") for number in self._fragments]
+        return by_address(self._fragments, ids)
+
+    @cached_property
+    def _dead(self) -> RowRuns:
+        """The addresses of deleted rows."""
+        fragments = [present(self._base, number) for number in self._fragments]
+        dead = {one.id: self._deleted(self._base, one) for one in fragments if one.deletion is not None}
+        return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
 
 @dataclass(frozen=True, slots=True)
 class _Updated:
     """The ids of rows that got new values since the merge base, and whether stamps have to be asked too."""
 
-    ids: U64Array
+    ids: RowRuns
     by_stamps: bool
 
     @classmethod
     def of(cls, side: SideHistory, deleted: Deleted) -> "_Updated":
-        ids = np.empty(0, np.uint64)
-        known: dict[int, U64Array] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
+        ids = _NOWHERE
+        known: dict[int, RowRuns] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
         by_stamps = side.anchor is None
         for change in side.changes:
             if change.transaction is None or change.before is None or change.after is None:
@@ -205,18 +237,14 @@ class _Updated:
                 by_stamps |= before is None
                 ids = ids if before is None else before
             elif isinstance(change.operation, Update | Merge) or change.is_merge:
-                ids = np.union1d(ids, _rewritten(change.before, change.after, deleted))
+                ids = RowRuns.set_of([ids, *_rewritten(change.before, change.after, deleted)])
             known[change.after.version] = ids
         return cls(ids, by_stamps)
 
-    def among(self, ids: U64Array) -> Flags:
-        return np.isin(ids, self.ids)
 
-
-def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> U64Array:
+def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
     """Return the ids of rows that a version wrote anew into other fragments."""
     had = set(before.fragments.ids)
-    found: list[U64Array] = [np.empty(0, np.uint64)]
     for number in after.fragments.ids:
         if number in had:
             continue
@@ -226,20 +254,20 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> U64Array:
             continue
         ids = _ids(fragment, f"version {after.version}")
         stamps = _stamps(fragment, f"version {after.version}")
-        fresh = (ids < np.uint64(before.next_row_id)) & (stamps == np.uint64(after.version))
-        if fragment.deletion is not None and fresh.any():
+        fresh = stamps.where(stamps.version == np.uint64(after.version))
+        fresh &= ids.where_in(RowRuns.of([(0, before.next_row_id, 0)])).positions
+        if fragment.deletion is not None and fresh:
             # A merge brings a fragment for some of its rows; the others are alive elsewhere, as they were.
-            fresh[np.array(deleted(after, fragment), np.int64)] = False
-        found.append(ids[fresh])
-    return np.concatenate(found)
+            fresh -= deleted(after, fragment)
+        yield ids.restricted(fresh)
 
 
-def _ids(fragment: Fragment, where: str) -> U64Array:
-    return decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+def _ids(fragment: Fragment, where: str) -> RowRuns:
+    return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
 
 
-def _stamps(fragment: Fragment, where: str) -> U64Array:
-    return decode_versions(fragment.updated_at, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+def _stamps(fragment: Fragment, where: str) -> VersionRuns:
+    return decode_version_runs(fragment.updated_at, fragment.physical_rows, f"fragment {fragment.id} of {where}")
 
 
 class UntraceableError(Exception):
@@ -250,7 +278,7 @@ class UntraceableError(Exception):
 class _Rows:
     """Where the rows of fragments made since the merge base were there, and the rows that updates wrote anew."""
 
-    addresses: dict[int, Addresses] = field(default_factory=dict)
+    addresses: dict[int, RowRuns] = field(default_factory=dict)
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
 
 
@@ -272,13 +300,9 @@ def located_by_replay(
     for number, live in rows_out_of_place(matched, deleted):
         fragment = present(side.manifest, number)
         own = matched.base_of(number)
-        if own is not None:
-            addresses = addresses_of(fragment, own)
-        else:
-            addresses = rows.addresses.get(number, np.full(fragment.physical_rows, INSERTED, np.int64))
-        none = np.zeros(fragment.physical_rows, np.bool_)
-        back = none if own is None else ~none
-        found[number] = RelocatedRows(fragment=fragment, addresses=addresses, updated=none, back=back, live=live)
+        origins = rows.addresses.get(number, _NOWHERE) if own is None else addresses_of(fragment, own)
+        back = BitMap() if own is None else live
+        found[number] = RelocatedRows(fragment=fragment, origins=origins, updated=BitMap(), back=back, live=live)
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
     return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
@@ -343,13 +367,6 @@ def _joined(found: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
     return joined
 
 
-def _by_fragment(addresses: Addresses) -> dict[int, BitMap]:
-    """Group addresses by the fragments of the merge base, without those of rows put in since."""
-    known = addresses[addresses != INSERTED]
-    numbers, offsets = known >> OFFSET_BITS, known & (2**OFFSET_BITS - 1)
-    return {int(number): BitMap(offsets[numbers == number]) for number in np.unique(numbers)}
-
-
 @dataclass(frozen=True, slots=True)
 class _Replay:
     """Follows rows through versions, by the fragments of the merge base that fragments are in the place of."""
@@ -387,28 +404,31 @@ class _Replay:
             return rows
         return _Rows(rows.addresses, _joined([rows.rewritten, self._dead(rows, change.before)]))
 
-    def _compacted(self, rows: _Rows, group: RewriteGroup, before: Manifest) -> dict[int, Addresses]:
-        parts: list[Addresses] = []
+    def _compacted(self, rows: _Rows, group: RewriteGroup, before: Manifest) -> dict[int, RowRuns]:
+        parts: list[RowRuns] = []
+        written = 0
         for old in group.old:
             fragment = before.fragments.find(old.id)
             if fragment is None:
                 raise UntraceableError(f"a compaction names a fragment {old.id} that is not there")
-            live = np.ones(fragment.physical_rows, np.bool_)
-            live[np.array(self.deleted(before, fragment), np.int64)] = False
-            parts.append(self._addresses(rows, fragment)[live])
-        together = np.concatenate([np.empty(0, np.int64), *parts])
-        if len(together) != sum(fragment.physical_rows for fragment in group.new):
+            live = live_rows(before, fragment, self.deleted)
+            # Live rows are written in order: the first of them is the first row written, whatever is deleted before it.
+            kept = RowRuns.itself(live).packed_positions()
+            parts.append(kept.through(self._addresses(rows, fragment)).moved(at=written))
+            written += len(live)
+        together = RowRuns.concatenated(parts)
+        if written != sum(fragment.physical_rows for fragment in group.new):
             raise UntraceableError("a compaction wrote another number of rows than it read")
         found, start = {}, 0
         for fragment in group.new:
-            found[fragment.id] = together[start : start + fragment.physical_rows]
+            found[fragment.id] = together.sliced(start, fragment.physical_rows)
             start += fragment.physical_rows
         return found
 
     def _dead(self, rows: _Rows, state: Manifest) -> dict[int, BitMap]:
         """Return the rows of the merge base that a state does not have."""
         alive = [
-            _by_fragment(self._addresses(rows, fragment)[np.array(live_rows(state, fragment, self.deleted), np.int64)])
+            offsets_in_base(self._addresses(rows, fragment).restricted(live_rows(state, fragment, self.deleted)))
             for fragment in state.fragments
         ]
         there = _joined(alive)
@@ -422,11 +442,11 @@ class _Replay:
         taken = live_rows(before, old, self.deleted)
         if new is not None:
             taken -= live_rows(after, new, self.deleted)
-        return _by_fragment(self._addresses(rows, old)[np.array(taken, np.int64)])
+        return offsets_in_base(self._addresses(rows, old).restricted(taken))
 
-    def _addresses(self, rows: _Rows, fragment: Fragment) -> Addresses:
+    def _addresses(self, rows: _Rows, fragment: Fragment) -> RowRuns:
         if fragment.id in rows.addresses:
             return rows.addresses[fragment.id]
         if fragment.id in self.origin:
             return addresses_of(fragment, self.origin[fragment.id])
-        return np.full(fragment.physical_rows, INSERTED, np.int64)
+        return _NOWHERE

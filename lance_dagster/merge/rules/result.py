@@ -8,26 +8,29 @@ had keeps the versions the dest says it was created and last updated at; everyth
 Write down what decisions about rows mean for the fragments of both sides.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
+from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
 from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
+from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.row_changes import (
-    INSERTED,
     OFFSET_BITS,
-    Addresses,
-    Flags,
     MatchedFragments,
     RelocatedRows,
     RowChanges,
+    addresses_of,
+    at_addresses,
+    base_ids_of,
+    by_address,
     live_rows,
+    offsets_by_fragment,
     present,
 )
 from lance_dagster.merge.rules.row_decisions import Decision, Situation
@@ -157,9 +160,10 @@ class FragmentBuilder:
             files = tuple(self._renumbered(file) for file in fragment.files)
             files = tuple(file for file in files if any(own >= 0 for own in file.fields)) or files[:1]
             stamped = self._stamped(fragment) if self.dest.side.stable_row_ids else fragment
-            deleted = BitMap(range(fragment.physical_rows)) - alive
+            # A fragment that is taken whole needs no deletion vector, and no set of all its rows to find that out.
+            deleted = None if len(alive) == fragment.physical_rows else BitMap(range(fragment.physical_rows)) - alive
             new = replace(stamped, id=first_id + len(found), files=(), deletion=None)
-            found.append(MergedFragment(fragment=new, files=files, deleted=deleted or None))
+            found.append(MergedFragment(fragment=new, files=files, deleted=deleted))
         return found
 
     def doubled(self, added: Sequence[MergedFragment]) -> int:
@@ -167,23 +171,24 @@ class FragmentBuilder:
         same = self._in_same_files(added)
         if same or not self.dest.side.stable_row_ids or not added:
             return same
-        ids = np.concatenate(
-            [
-                _live_ids(merged_fragment.fragment, merged_fragment.deleted or BitMap(), "the result")
-                for merged_fragment in added
-            ]
-        )
-        known = ids[ids < np.uint64(self.dest.side.next_row_id)]
-        twice = len(ids) - len(np.unique(ids))
+        parts = [
+            _live_ids(merged_fragment.fragment, merged_fragment.deleted, "the result") for merged_fragment in added
+        ]
+        every = RowRuns.set_of(parts)
+        twice = sum(part.rows for part in parts) - every.rows
+        known = every.through(RowRuns.of([(0, self.dest.side.next_row_id, 0)]))
         if not len(known):
             return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
-        there = [self._ids_left(number) for number in {*self.dest.unmatched, *places, *self.edits.revived}]
-        return twice + int(np.isin(np.concatenate([known[:0], *there]), known).sum())
+        there = sorted({*self.dest.unmatched, *places, *self.edits.revived})
+        ids = [_ids(present(self.dest.side, number), "the dest") for number in there]
+        # Only of rows with these ids it is asked whether they are alive, in the few fragments that have them.
+        found = offsets_by_fragment(by_address(there, ids).where_in(known))
+        return twice + sum(len(offsets - self._deleted_in_result(number)) for number, offsets in found.items())
 
-    def _ids_left(self, number: int) -> U64Array:
+    def _deleted_in_result(self, number: int) -> BitMap:
         fragment = present(self.dest.side, number)
-        return _live_ids(fragment, self.edits.deleted(number, self.deleted(self.dest.side, fragment)), "the dest")
+        return self.edits.deleted(number, self.deleted(self.dest.side, fragment))
 
     def _in_same_files(self, added: Sequence[MergedFragment]) -> int:
         """Count the rows that are alive in the same file on the dest: it has them by a way that nothing tells of."""
@@ -192,8 +197,8 @@ class FragmentBuilder:
         for number in self.dest.unmatched if holders else ():
             fragment = present(self.dest.side, number)
             for merged_fragment in (holders[file.path] for file in fragment.files if file.path in holders):
-                dead = self.edits.deleted(number, self.deleted(self.dest.side, fragment))
-                twice += len(BitMap(range(fragment.physical_rows)) - dead - (merged_fragment.deleted or BitMap()))
+                dead = self._deleted_in_result(number) | (merged_fragment.deleted or BitMap())
+                twice += fragment.physical_rows - len(dead)
         return twice
 
     def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
@@ -225,84 +230,71 @@ class FragmentBuilder:
 
     def _stamped(self, fragment: Fragment) -> Fragment:
         where = f"fragment {fragment.id} of the source"
-        ids, _ = self.row_ids.apply(decode_row_ids(fragment.row_ids, fragment.physical_rows, where))
-        updated = np.full(fragment.physical_rows, self.version, np.uint64)
-        own = decode_versions(fragment.created_at, fragment.physical_rows, where)
-        created = np.where(own <= np.uint64(self.common), own, updated)
-        addresses, written = self._addresses(fragment)
+        rows = fragment.physical_rows
+        ids = decode_row_runs(fragment.row_ids, rows, where).through(self.row_ids.runs)
+        if ids.rows != rows:
+            raise CorruptFileError(where, "it has row ids from the next row id on")
+        own = decode_version_runs(fragment.created_at, rows, where)
+        created = own.with_versions(
+            np.where(own.version <= np.uint64(self.common), own.version, np.uint64(self.version))
+        )
+        updated = VersionRuns.of([(rows, self.version)])
+        origins, written = self._origins(fragment)
         # The deleted rows too: pylance looks up there when a row was created that it moves.
-        wanted = addresses != INSERTED
-        if wanted.any():
-            known, when, last = self._stamps(addresses[wanted])
-            places = np.flatnonzero(wanted)[known]
-            created[places] = when[known]
-            kept = ~written[places]
-            updated[places[kept]] = last[known][kept]
+        for when, last in self._versions_on_dest(origins):
+            created = created.overlaid(when)
+            updated = updated.overlaid(last.restricted(last.positions - written) if written else last)
         return replace(
             fragment,
-            row_ids=encode_row_ids(ids),
-            created_at=encode_versions(created),
-            updated_at=encode_versions(updated),
+            row_ids=encode_row_runs(ids),
+            created_at=encode_version_runs(created),
+            updated_at=encode_version_runs(updated),
         )
 
-    def _addresses(self, fragment: Fragment) -> tuple[Addresses, Flags]:
+    def _origins(self, fragment: Fragment) -> tuple[RowRuns, BitMap]:
         """Return where the rows of a fragment of the source are in the merge base, and which got new values."""
         rows = self.source_rows.get(fragment.id)
         own = self.source.base_of(fragment.id)
         if own is None:
             if rows is None:
                 raise LookupError(f"fragment {fragment.id} of the source was not looked at")
-            return rows.addresses, rows.updated
-        addresses = np.arange(fragment.physical_rows, dtype=np.int64) + (own << OFFSET_BITS)
+            return rows.origins, rows.updated
         # In the base's place still: it is taken because of the columns the source wrote.
-        written = np.full(fragment.physical_rows, self._has_other_files(fragment, own), np.bool_)
+        every = BitMap(range(fragment.physical_rows))
+        written = every if self._has_other_files(fragment, own) else BitMap()
+        origins = addresses_of(fragment, own)
         if rows is not None:
-            back = np.array(rows.live, np.int64)
-            addresses[back], written[back] = rows.addresses[back], rows.updated[back]
-        return addresses, written
+            origins = RowRuns.united([origins.restricted(every - rows.live), rows.origins.restricted(rows.live)])
+            written = (written - rows.live) | (rows.updated & rows.live)
+        return origins, written
 
     def _has_other_files(self, fragment: Fragment, base_id: int) -> bool:
         return bool(set(backing(fragment).values()) - set(backing(present(self.source.base, base_id)).values()))
 
-    def _stamps(self, addresses: Addresses) -> tuple[Flags, U64Array, U64Array]:
-        """Return for rows of the base whether the dest has them, and when they were created and last updated there."""
-        known = np.zeros(len(addresses), np.bool_)
-        created, updated = np.zeros(len(addresses), np.uint64), np.zeros(len(addresses), np.uint64)
-        fragments = addresses >> OFFSET_BITS
-        for base_id in np.unique(fragments).tolist():
-            place = self.dest.place(base_id)
-            if place is None:
-                continue
-            here = fragments == base_id
-            offsets = addresses[here] & (2**OFFSET_BITS - 1)
-            created[here], updated[here] = (sequence[offsets] for sequence in _versions(place))
-            known |= here
-        for rows in self._dest_relocated_rows(addresses[~known]):
-            order = np.argsort(rows.addresses)
-            have = rows.addresses[order]
-            places = np.minimum(np.searchsorted(have, addresses), len(have) - 1)
-            hit = ~known & (have[places] == addresses)
-            when, last = _versions(rows.fragment)
-            created[hit], updated[hit] = when[order[places[hit]]], last[order[places[hit]]]
-            known |= hit
-        return known, created, updated
+    def _versions_on_dest(self, origins: RowRuns) -> Iterator[tuple[VersionRuns, VersionRuns]]:
+        """Return when rows of the base were created and last updated on the dest, by position; what it has of them."""
+        numbers = [number for number in base_ids_of(origins) if self.dest.place(number) is not None]
+        places = [place for number in numbers if (place := self.dest.place(number)) is not None]
+        there = by_address(
+            numbers, [RowRuns.of([(0, place.physical_rows, place.id << OFFSET_BITS)]) for place in places]
+        )
+        yield from self._versions_at(origins.through(there), places)
+        missing = origins.without(there)
+        for rows in self.dest_rows().relocated.values() if len(missing) else ():
+            offsets = rows.origins.inverse()
+            here = missing.through(offsets).moved(first=rows.fragment.id << OFFSET_BITS)
+            # A row that was moved more than once is deleted in all fragments but one; the first that has it counts.
+            missing = missing.without(offsets)
+            yield from self._versions_at(here, [rows.fragment])
 
-    def _dest_relocated_rows(self, missing: Addresses) -> Iterable[RelocatedRows]:
-        return self.dest_rows().relocated.values() if len(missing) else ()
-
-
-def _live_ids(fragment: Fragment, deleted: BitMap, where: str) -> U64Array:
-    """Return the row ids of the rows of a fragment that are not deleted."""
-    ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
-    return np.delete(ids, np.array(deleted, np.int64))
-
-
-def _versions(fragment: Fragment) -> tuple[U64Array, U64Array]:
-    where = f"fragment {fragment.id} of the dest"
-    return (
-        decode_versions(fragment.created_at, fragment.physical_rows, where),
-        decode_versions(fragment.updated_at, fragment.physical_rows, where),
-    )
+    def _versions_at(self, rows: RowRuns, fragments: Sequence[Fragment]) -> Iterator[tuple[VersionRuns, VersionRuns]]:
+        """Look up when rows were created and last updated, by their addresses on the dest."""
+        if len(rows):
+            ordered = sorted(fragments, key=lambda fragment: fragment.id)
+            both = [_versions(fragment) for fragment in ordered]
+            numbers = [fragment.id for fragment in ordered]
+            created, updated = zip(*both, strict=True)
+            yield rows.versions(at_addresses(numbers, created)), rows.versions(at_addresses(numbers, updated))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,3 +363,21 @@ class ResultBuilder:
         fragment = present(self.dest.side, number)
         before = self.deleted(self.dest.side, fragment)
         return BitMap(range(fragment.physical_rows)) - self.edits.deleted(number, before)
+
+
+def _ids(fragment: Fragment, where: str) -> RowRuns:
+    return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+
+
+def _live_ids(fragment: Fragment, deleted: BitMap | None, where: str) -> RowRuns:
+    """Return the row ids of the rows of a fragment that are not deleted."""
+    ids = _ids(fragment, where)
+    return ids if not deleted else ids.restricted(BitMap(range(fragment.physical_rows)) - deleted)
+
+
+def _versions(fragment: Fragment) -> tuple[VersionRuns, VersionRuns]:
+    where = f"fragment {fragment.id} of the dest"
+    return (
+        decode_version_runs(fragment.created_at, fragment.physical_rows, where),
+        decode_version_runs(fragment.updated_at, fragment.physical_rows, where),
+    )

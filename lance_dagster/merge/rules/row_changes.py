@@ -14,7 +14,7 @@ With stable row ids the ids of the rows in other fragments say which they are. W
 are replayed: a compaction keeps the order of its rows, an update leaves no trace of which new row was which old one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress, count
@@ -25,6 +25,7 @@ from pyroaring import BitMap
 
 from lance_dagster.format.deletions import same_deletion_vector
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import RowRuns, U64Array, VersionRuns, bitmap_of, elements
 from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
 
 
@@ -123,8 +124,6 @@ def present(manifest: Manifest, number: int) -> Fragment:
     return fragment
 
 
-Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
-Addresses = np.ndarray[tuple[int], np.dtype[np.int64]]
 OFFSET_BITS = 32
 GONE, SHARED = 2**30, 2**30 + 2**29
 """From these fragment ids on, addresses are the ids that rows have on the dest which the base does not have.
@@ -132,77 +131,127 @@ GONE, SHARED = 2**30, 2**30 + 2**29
 Before `SHARED` they are of rows the base had deleted, whole fragments of them, and a side brought back; from it on, of
 rows that came to both sides by other ways.
 """
-INSERTED = -1
-"""Stands in `RelocatedRows.addresses` for a row that the merge base does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelocatedRows:
     """Rows of a fragment that are not where the base has them.
 
-    For each row of the fragment in order, `addresses` has where it is in the merge base, or `INSERTED`, `updated`
-    whether it got new values since, and `back` whether the base has it only as deleted. `live` are the offsets of the
-    rows meant: all that are not deleted, or in a fragment that is in the place of one of the base, those that the base
-    has deleted there.
+    `origins` gives by the offset of a row its address in the merge base; rows without one were put in since.
+    `updated` are the offsets of rows that got new values since, `back` those of rows that the base has only as deleted.
+    `live` are the offsets of the rows meant: all that are not deleted, or in a fragment that is in the place of one of
+    the base, those that the base has deleted there. A fragment of new rows alone has no origins, so that it costs the
+    same however many rows it has.
     """
 
     fragment: Fragment
-    addresses: Addresses
-    updated: Flags
-    back: Flags
+    origins: RowRuns
+    updated: BitMap
+    back: BitMap
     live: BitMap
 
     @property
     def inserted(self) -> BitMap:
         """Offsets of the live rows that the base does not have."""
-        return self._live_where(self.addresses == INSERTED)
+        return self.live - self.origins.positions if len(self.origins) else self.live.copy()
 
     @property
     def written(self) -> BitMap:
         """Offsets of the live rows that were put in, brought back or given new values."""
-        return self._live_where((self.addresses == INSERTED) | self.updated | self.back)
+        return self.inserted | (self.live & (self.updated | self.back))
 
-    def from_base(self, base_ids: Iterable[int]) -> dict[int, tuple[BitMap, BitMap]]:
+    @property
+    def base_ids(self) -> Iterable[int]:
+        """The fragments of the base that rows come from."""
+        return self._by_fragment
+
+    def from_base(self, base_ids: Container[int]) -> dict[int, tuple[BitMap, BitMap]]:
         """Return, by fragment of the base, the offsets there of the live rows moved and of those updated."""
-        live = np.zeros(len(self.addresses), np.bool_)
-        live[np.array(self.live, np.int64)] = True
-        wanted = set(base_ids)
-        found: dict[int, tuple[BitMap, BitMap]] = {}
-        for number, rows in self._by_fragment.items():
-            here = rows[live[rows]]
-            if len(here) and (number in wanted or number >= GONE):
-                updated = self.updated[here]
-                found[number] = _offsets(self.addresses[here[~updated]]), _offsets(self.addresses[here[updated]])
-        return found
+        if not len(self.origins):
+            return {}
+        live = self.origins.restricted(self.live)
+        moved = offsets_in_base(live.restricted(self.live - self.updated) if self.updated else live)
+        updated = offsets_in_base(live.restricted(self.updated)) if self.updated else {}
+        return {
+            number: (moved.get(number, BitMap()), updated.get(number, BitMap()))
+            for number in moved.keys() | updated.keys()
+            if number in base_ids or number >= GONE
+        }
 
     def at(self, base_id: int, offsets: BitMap) -> BitMap:
         """Return the offsets here of rows given by their offsets in a fragment of the base."""
-        here = self._by_fragment.get(base_id)
-        if here is None:
+        rows = self._by_fragment.get(base_id)
+        if rows is None:
             return BitMap()
-        there = self.addresses[here] & (2**OFFSET_BITS - 1)
-        wanted = np.isin(there, np.array(offsets, np.int64))
-        return BitMap(here[wanted].tolist()) & self.live
+        here = rows.restricted(offsets)
+        return bitmap_of(here.first, here.count) & self.live
 
     def in_base(self, offsets: BitMap) -> dict[int, BitMap]:
         """Return, by fragment of the base, the offsets there of rows given by their offsets here."""
-        wanted = np.zeros(len(self.addresses), np.bool_)
-        wanted[np.array(offsets, np.int64)] = True
-        found = {number: _offsets(self.addresses[rows[wanted[rows]]]) for number, rows in self._by_fragment.items()}
-        return {number: here for number, here in found.items() if here}
+        return offsets_in_base(self.origins.restricted(offsets))
 
     @cached_property
-    def _by_fragment(self) -> dict[int, Addresses]:
+    def _by_fragment(self) -> dict[int, RowRuns]:
         """By fragment of the base the offsets here of its rows: one compaction may have those of thousands."""
-        known = np.flatnonzero(self.addresses != INSERTED)
-        numbers = self.addresses[known] >> OFFSET_BITS
-        order = np.argsort(numbers, kind="stable")
-        starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-        parts = np.split(known[order], starts[1:]) if len(starts) else []
-        return dict(zip(numbers[order][starts].tolist(), parts, strict=True))
+        return {number: RowRuns(at, count, first) for number, at, count, first in _by_fragment(self.origins)}
 
-    def _live_where(self, condition: Flags) -> BitMap:
-        return BitMap(np.flatnonzero(condition).tolist()) & self.live
+
+def offsets_in_base(origins: RowRuns) -> dict[int, BitMap]:
+    """Return, by fragment of the merge base, the offsets there that some addresses name."""
+    return {number: bitmap_of(at, count) for number, at, count, _ in _by_fragment(origins)}
+
+
+def _by_fragment(origins: RowRuns) -> Iterator[tuple[int, U64Array, U64Array, U64Array]]:
+    """Group runs by the fragments that their addresses name: offsets there, numbers of rows, and positions."""
+    if not len(origins):
+        return
+    rows = _within_fragments(origins).inverse()
+    numbers = rows.at >> np.uint64(OFFSET_BITS)
+    offsets = rows.at & np.uint64(2**OFFSET_BITS - 1)
+    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]).tolist()
+    for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
+        yield int(numbers[start]), offsets[start:end], rows.count[start:end], rows.first[start:end]
+
+
+def base_ids_of(origins: RowRuns) -> list[int]:
+    """Return the fragments of the merge base that some addresses name."""
+    numbers: list[int] = np.unique(_within_fragments(origins).first >> np.uint64(OFFSET_BITS)).tolist()
+    return numbers
+
+
+def by_address(numbers: Sequence[int], parts: Sequence[RowRuns]) -> RowRuns:
+    """Put maps from offsets in fragments together as one from addresses.
+
+    Args:
+        numbers: The ids of the fragments, ascending.
+        parts: The map of each.
+    """
+    together = RowRuns.concatenated(parts)
+    starts = np.array(numbers, np.uint64) << np.uint64(OFFSET_BITS)
+    # One sum for all: a table of thousands of fragments would pay for thousands of small ones.
+    return RowRuns(together.at + np.repeat(starts, [len(part) for part in parts]), together.count, together.first)
+
+
+def at_addresses(numbers: Sequence[int], parts: Sequence[VersionRuns]) -> VersionRuns:
+    """Put the versions of rows of fragments, given by their ascending ids, together as those of addresses."""
+    at = by_address(numbers, [RowRuns(part.at, part.count, part.at) for part in parts])
+    return VersionRuns(at.at, at.count, np.concatenate([at.at[:0], *(part.version for part in parts)]))
+
+
+def offsets_by_fragment(rows: RowRuns) -> dict[int, BitMap]:
+    """Group the positions of a map, which are addresses, by their fragments: the offsets in each."""
+    return offsets_in_base(RowRuns(rows.at, rows.count, rows.at))
+
+
+def _within_fragments(origins: RowRuns) -> RowRuns:
+    """Cut runs where a fragment ends. Only those that stand for row ids go on into the next."""
+    shift = np.uint64(OFFSET_BITS)
+    numbers, last = origins.first >> shift, origins.lasts >> shift
+    if np.array_equal(numbers, last):
+        return origins
+    every = np.unique(np.concatenate([np.arange(*pair) for pair in zip(numbers, last + np.uint64(1), strict=True)]))
+    whole = np.full(len(every), 2**OFFSET_BITS, np.uint64)
+    return origins.through(RowRuns(every << shift, whole, every << shift))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +274,7 @@ class FragmentRowChanges:
         return self.stays | self.moved | self.updated
 
 
-@dataclass(slots=True)
+@dataclass
 class RowChanges:
     """What one side did to the rows of the base, looked up fragment by fragment."""
 
@@ -233,7 +282,6 @@ class RowChanges:
     deleted: Deleted
     relocated: Mapping[int, RelocatedRows]
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
-    _moved: dict[int, tuple[BitMap, BitMap]] | None = None
 
     def of(self, base_id: int) -> FragmentRowChanges:
         """Return what became of the rows of one fragment of the base."""
@@ -241,7 +289,7 @@ class RowChanges:
         if place is not None:
             stays = live_rows(self.matched.side, place, self.deleted)
             stays -= self.deleted(self.matched.base, present(self.matched.base, base_id))
-        moved, updated = self._gathered().get(base_id, (BitMap(), BitMap()))
+        moved, updated = self._gathered.get(base_id, (BitMap(), BitMap()))
         rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
         if rewritten:
             rewritten -= self.deleted(self.matched.base, present(self.matched.base, base_id))
@@ -249,11 +297,12 @@ class RowChanges:
 
     def shared(self) -> set[int]:
         """Return the ids that stand for fragments of rows which both sides have and the base has not."""
-        return {number for number in self._gathered() if number >= GONE}
+        return {number for number in self._gathered if number >= GONE}
 
     def holders(self, base_id: int, offsets: BitMap) -> dict[int, BitMap]:
         """Return where rows of a fragment of the base lie elsewhere: offsets by fragment of the side."""
-        found = {number: rows.at(base_id, offsets) for number, rows in self.relocated.items()}
+        numbers = self._numbers_by_base.get(base_id, ()) if offsets else ()
+        found = {number: self.relocated[number].at(base_id, offsets) for number in numbers}
         return {number: here for number, here in found.items() if here}
 
     def places(self, base_id: int, offsets: BitMap) -> dict[int, tuple[frozenset[str], int]]:
@@ -261,18 +310,28 @@ class RowChanges:
         found: dict[int, tuple[frozenset[str], int]] = {}
         for number, here in self.holders(base_id, offsets).items():
             rows = self.relocated[number]
-            for offset in here:
-                found[int(rows.addresses[offset]) & (2**OFFSET_BITS - 1)] = rows.fragment.file_names, offset
+            origins = rows.origins.at_positions(elements(here)) & np.uint64(2**OFFSET_BITS - 1)
+            names = rows.fragment.file_names
+            found |= {there: (names, offset) for there, offset in zip(origins.tolist(), here, strict=True)}
         return found
 
+    @cached_property
+    def _numbers_by_base(self) -> dict[int, list[int]]:
+        """The relocated fragments that rows of each fragment of the base are in."""
+        found: dict[int, list[int]] = {}
+        for number, rows in self.relocated.items():
+            for base_id in rows.base_ids:
+                found.setdefault(base_id, []).append(number)
+        return found
+
+    @cached_property
     def _gathered(self) -> dict[int, tuple[BitMap, BitMap]]:
-        if self._moved is None:
-            self._moved = {}
-            for rows in self.relocated.values():
-                for number, (moved, updated) in rows.from_base(self.matched.changed).items():
-                    before = self._moved.get(number, (BitMap(), BitMap()))
-                    self._moved[number] = (before[0] | moved, before[1] | updated)
-        return self._moved
+        found: dict[int, tuple[BitMap, BitMap]] = {}
+        for rows in self.relocated.values():
+            for number, (moved, updated) in rows.from_base(self.matched.changed).items():
+                before = found.get(number)
+                found[number] = (moved, updated) if before is None else (before[0] | moved, before[1] | updated)
+        return found
 
 
 def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
@@ -292,10 +351,6 @@ def live_rows(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMa
     return BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment)
 
 
-def addresses_of(fragment: Fragment, base_id: int) -> Addresses:
+def addresses_of(fragment: Fragment, base_id: int) -> RowRuns:
     """Return the addresses of all rows of a fragment that is in the place of one of the base."""
-    return np.arange(fragment.physical_rows, dtype=np.int64) + (base_id << OFFSET_BITS)
-
-
-def _offsets(addresses: Addresses) -> BitMap:
-    return BitMap((addresses & (2**OFFSET_BITS - 1)).tolist())
+    return RowRuns.of([(0, fragment.physical_rows, base_id << OFFSET_BITS)])
