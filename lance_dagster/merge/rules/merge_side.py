@@ -7,11 +7,10 @@ other strategies; and everything is computed at most once, when it is asked for 
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 
-import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.codec import decode_row_ids
+from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Manifest
 from lance_dagster.merge.rules.column_matching import Columns, backing, casts, columns_of, paths_of
@@ -160,9 +159,8 @@ class MergeSide:
             return True
         if not self.base.stable_row_ids:
             return number in self.fragments.anchored
-        ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {number} of the merge base")
-        _, known = self._identities().base.back.apply(ids[np.array(offsets, np.int64)])
-        return bool(known.any())
+        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of the merge base")
+        return bool(len(ids.restricted(offsets).through(self._identities().base.back.runs)))
 
     def of(self, number: int) -> FragmentRowChanges:
         """Return what became of the rows of one fragment of the merge base."""
