@@ -9,6 +9,7 @@ import io
 import struct
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,10 @@ _BITMAP_FROM = 5_000
 _SCHEMA = pa.schema([pa.field("row_id", pa.uint32(), nullable=False)])
 _MAGIC = b"ARROW1"
 _BUFFERS = 2
+_WIDTH = 4
+"""Bytes of an offset."""
+_AROUND = 458
+"""Bytes of an Arrow file of ours beside its values and their padding. With another number, files are parsed."""
 _MOST_PACKED = 256
 """Offsets that are packed closer than this, as bytes unpacked for each byte of the file, are no offsets."""
 
@@ -42,10 +47,28 @@ def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:
     bitmap = BitMap(offsets)
     if len(bitmap) >= _BITMAP_FROM:
         return BITMAP_FILE, bitmap.serialize()
+    head, tail = _around(len(bitmap))
+    return ARROW_FILE, b"".join((head, bitmap.to_array().tobytes(), tail))
+
+
+@lru_cache(maxsize=_BITMAP_FROM)
+def _around(count: int) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the values in an Arrow file of so many offsets.
+
+    It is the same for all files of as many. A merge may write a thousand of them, and assembling one takes Arrow longer
+    than writing it to disk.
+    """
+    # Values that nothing else in the file looks like; what is searched for has to be found once.
+    values = [0xA5C3F107 - number for number in range(count)]
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, _SCHEMA) as writer:
-        writer.write_batch(pa.record_batch([pa.array(bitmap, pa.uint32())], schema=_SCHEMA))
-    return ARROW_FILE, sink.getvalue()
+        writer.write_batch(pa.record_batch([pa.array(values, pa.uint32())], schema=_SCHEMA))
+    head, found, tail = (
+        sink.getvalue().partition(array("I", values).tobytes()) if values else (sink.getvalue(), b"", b"")
+    )
+    if values and not found:
+        raise ValueError(f"the {count} offsets are not where they were put")
+    return head, tail
 
 
 def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
@@ -57,9 +80,30 @@ def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
     if kind not in (ARROW_FILE, BITMAP_FILE):
         raise CorruptFileError(path, f"it does not hold row offsets: there is no deletion file of kind {kind}")
     try:
-        return BitMap.deserialize(data) if kind == BITMAP_FILE else _from_arrow(data)
+        if kind == BITMAP_FILE:
+            return BitMap.deserialize(data)
+        values = _of_own(data)
+        return _from_arrow(data) if values is None else BitMap(array("I", values))
     except (ValueError, LookupError, struct.error, OSError, pa.ArrowException) as error:
         raise CorruptFileError(path, f"it does not hold row offsets: {error}") from error
+
+
+def _of_own(data: bytes) -> bytes | None:
+    """Return the values of an Arrow file that `encode_offsets` wrote, or None when it is another.
+
+    What stands around the values says how many there are, so a file that has the same around it is known to the last
+    byte, and need not be parsed.
+    """
+    # Values are padded to eight bytes, so two numbers of offsets give files of one size.
+    most = (len(data) - _AROUND) // _WIDTH
+    for count in (most, most - 1):
+        if not 0 < count < _BITMAP_FROM:
+            continue
+        head, tail = _around(count)
+        size = len(head) + _WIDTH * count
+        if size + len(tail) == len(data) and data.startswith(head) and data.endswith(tail):
+            return data[len(head) : size]
+    return None
 
 
 def _from_arrow(data: bytes) -> BitMap:

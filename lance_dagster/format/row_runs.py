@@ -377,7 +377,10 @@ def elements(positions: BitMap) -> U64Array:
 def bitmap_of(at: U64Array, count: U64Array) -> BitMap:
     """Return the positions of ranges, given by where each starts and how many it has."""
     found = BitMap()
-    if not len(at):
+    if len(at) <= 1:
+        # A merge of updates asks this for one row of each of thousands of fragments.
+        for start, size in zip(at.tolist(), count.tolist(), strict=True):
+            found.add_range(start, start + size)
         return found
     long = count >= _FEW_RANGES
     for start, size in zip(at[long].tolist(), count[long].tolist(), strict=True):

@@ -6,10 +6,12 @@ The rules are in `changes.merge`; here is what they need from the store, and wha
 """
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import TypeVar
 
 from pyroaring import BitMap
 
@@ -17,7 +19,7 @@ from lance_dagster.datafiles import matching_offsets
 from lance_dagster.errors import CorruptFileError, InvalidInputError, MergeConflictError
 from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.layout import DATA, MAIN
-from lance_dagster.format.model import DataFile, DeletionFile, Flag, Fragment, Manifest
+from lance_dagster.format.model import DataFile, Flag, Fragment, Manifest
 from lance_dagster.format.transaction import (
     CLAIMS,
     COLUMNS_MOVED,
@@ -69,7 +71,9 @@ from lance_dagster.transactions.apply import drop_unused_files, next_version
 from lance_dagster.transactions.base_paths import base_path_of, data_folder, shared_base_ids, with_root_base
 from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
-_FEW, _WRITERS = 4, 16
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_FEW, _WRITERS, _PARTS_EACH = 4, 16, 2
 
 
 def materialize(
@@ -142,19 +146,20 @@ class _Materializer:
     def __init__(self, context: TableContext, source: State, head: State) -> None:
         self._context, self._source, self._head = context, source, head
         self._shared = shared_base_ids(source.manifest, head.manifest, context.uri)
+        self._own: dict[int | None, bool] = {}
 
     def all_finished(self, merged_fragment: Sequence[MergedFragment]) -> list[Fragment]:
         """Return fragments as the result names them, in the same order."""
-        if sum(one.deleted is not None or bool(one.files) for one in merged_fragment) <= _FEW:
-            return [self.finished(one) for one in merged_fragment]
-        # Each may be a request or more: one after the other, a thousand fragments would take a minute.
-        with ThreadPoolExecutor(_WRITERS) as writers:
-            return list(writers.map(self.finished, merged_fragment))
+        stores = [one.deleted is not None or any(map(self._is_elsewhere, one.files)) for one in merged_fragment]
+        # Most fragments that come as a whole only get other numbers: nothing is stored for them.
+        stored = iter(_in_parallel(self.finished, list(compress(merged_fragment, stores)), _WRITERS))
+        return [next(stored) if wait else self.finished(one) for one, wait in zip(merged_fragment, stores, strict=True)]
 
     def finished(self, merged_fragment: MergedFragment) -> Fragment:
         """Return a fragment as the result names it, its files placed and its deletion vector stored."""
         for file in merged_fragment.files:
-            self._bring(file)
+            if self._is_elsewhere(file):
+                self._bring(file)
         materializer = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
         files: tuple[DataFile, ...] = ()
         if merged_fragment.files:
@@ -164,17 +169,20 @@ class _Materializer:
             return fragment
         return with_deleted(self._context.versions, self._head, fragment, merged_fragment.deleted)
 
-    def _bring(self, file: DataFile) -> None:
-        """Copy a data file that another program put into the branch's own folder, with its blobs.
-
-        Files under a base path that the dest has as well stay where they are.
-        """
+    def _is_elsewhere(self, file: DataFile) -> bool:
+        """Tell whether a data file has to be copied: the dest has neither its folder nor the base path it is under."""
         if file.base_id in self._shared:
-            return
+            return False
+        if file.base_id not in self._own:
+            base_id, here = file.base_id, f"{self._context.uri}/{DATA}"
+            own_folder = self._context.versions.branch_uri(self._source.branch)
+            self._own[base_id] = data_folder(base_path_of(self._source.manifest, base_id, own_folder)) == here
+        return not self._own[file.base_id]
+
+    def _bring(self, file: DataFile) -> None:
+        """Copy a data file that another program put into the branch's own folder, with its blobs."""
         context = self._context
         base = base_path_of(self._source.manifest, file.base_id, context.versions.branch_uri(self._source.branch))
-        if data_folder(base) == f"{context.uri}/{DATA}":
-            return
         store, key = context.versions.locate(data_folder(base), file.path, base.id)
         if not copy_file(store, key, context.store, f"{DATA}/{file.path}"):
             raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
@@ -185,7 +193,7 @@ class _Materializer:
 
 MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
 _MODES = (MERGE_COMMIT, FAST_FORWARD, SQUASH)
-_FEW_FILES, _READERS = 4, 16
+_READERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,27 +296,41 @@ def base_of(context: TableContext, one: State, other: State) -> State:
 
 def lookups(context: TableContext) -> Lookups:
     """Return how to look at what manifests do not hold."""
-    known: dict[tuple[int, DeletionFile], BitMap] = {}
+    known: dict[tuple[int, int, int, int], BitMap] = {}
 
     def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
         if fragment.deletion is None:
             return BitMap()
         # Its id is random: the same file, whatever base path a version names it through.
-        file = (fragment.id, replace(fragment.deletion, base_id=None))
+        deletion = fragment.deletion
+        file = (fragment.id, deletion.id, deletion.read_version, deletion.deleted_rows)
         if file not in known:
             known[file] = deleted_offsets(context.versions, _state(manifest), fragment)
         return known[file].copy()
 
     def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
-        if len(fragments) > _FEW_FILES:
-            # One request each: one after the other, those of a thousand fragments would take a minute.
-            with ThreadPoolExecutor(_READERS) as readers:
-                list(readers.map(lambda pair: deleted(*pair), fragments))
+        if "://" in context.uri:
+            _in_parallel(lambda pair: deleted(*pair), fragments, _READERS)
+        # A small local file is read in less time than it takes to hand the work to a thread.
 
     def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
         return matching_offsets(context.dataset(_state(manifest)), predicate, list(fragment_ids))
 
     return Lookups(deleted=deleted, matching=matching, ahead=ahead)
+
+
+def _in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:
+    """Do the same for many items, each of which may be a request or more; returns the results in order.
+
+    One request after the other, those of a thousand fragments would take a minute. A thread gets many items at a time:
+    on a local disk handing one over takes as long as the work.
+    """
+    if len(items) <= _FEW:
+        return [run(item) for item in items]
+    size = -(-len(items) // (_PARTS_EACH * workers))
+    parts = [items[start : start + size] for start in range(0, len(items), size)]
+    with ThreadPoolExecutor(workers) as pool:
+        return [result for part in pool.map(lambda part: [run(item) for item in part], parts) for result in part]
 
 
 def lineage_at(context: TableContext, state: State) -> Lineage:

@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -235,29 +235,37 @@ class LocalStore:
             sync_path(str(self._root / folder))
 
     @contextmanager
-    def _written(self, key: str, data: bytes, *, synced: bool) -> Iterator[tuple[Path, Path]]:
+    def _written(self, key: str, data: bytes, *, synced: bool) -> Iterator[tuple[str, str]]:
         """Give a temporary file beside the target, and after the caller named it, sync the folder."""
-        target = self._root / key
-        temporary = target.parent / f".tmp{uuid.uuid4().hex}"
+        # Text in place of path objects: making these takes longer than the writing of a small file.
+        target = f"{self._root}/{key}"
+        folder = target.rpartition("/")[0]
+        temporary = f"{folder}/.tmp{uuid.uuid4().hex}"
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot write {target}: {error}") from error
-        try:
-            with temporary.open("xb") as file:
+            with self._created(temporary, folder) as file:
                 file.write(data)
                 file.flush()
                 if synced:
                     os.fsync(file.fileno())
             yield temporary, target
             if synced:
-                sync_path(str(target.parent))
+                sync_path(folder)
         except FileExistsError:
             raise
         except OSError as error:
             raise StoreError(f"cannot write {target}: {error}") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(temporary)
+
+    @staticmethod
+    def _created(path: str, folder: str) -> io.BufferedWriter:
+        """Create a file; its folder is made only where it is missing, since most files go into one that is there."""
+        try:
+            return open(path, "xb")  # noqa: PTH123, SIM115  # without a path object; the caller closes it
+        except FileNotFoundError:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            return open(path, "xb")  # noqa: PTH123, SIM115  # as above
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:

@@ -39,6 +39,7 @@ from lance_dagster.merge.rules.row_changes import present
 from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules
 from lance_dagster.merge.rules.schema_merge import MergedSchema, merge_schemas
+from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
 from lance_dagster.merge.rules.settings_merge import MergedSettings, merge_settings
 from lance_dagster.merge.rules.strategy import BOTH, HISTORY, KINDS, Conflict, Finding, ParsedStrategy, RowsLookup
 from lance_dagster.transactions.apply import MAX_ROW_ID
@@ -147,6 +148,7 @@ class _DecidedRows:
     """What was decided about all rows: fragment by fragment, and what that means for the fragments of the result."""
 
     decided: Sequence[DecidedFragment]
+    separate: SeparateChanges
     builder: ResultBuilder
     dropped: Mapping[int, BitMap]
     findings: Sequence[Finding]
@@ -163,7 +165,15 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         dest_rows=lambda: dest.rows,
         deleted=source.lookups.deleted,
     )
-    numbers = sorted({*_touched(source, rules.schema), *claims.dest.undone, *shared_outside_base(source, dest)})
+    lost = any(loss.dropped or loss.undone for loss in (claims.source, claims.dest))
+    separate = NO_SEPARATE_CHANGES if lost else separate_changes(source, dest)
+    builder.edits.separate = frozenset(separate.masked)
+    for number, offsets in separate.masked.items():
+        builder.edits.mask(number, offsets)
+    for number, offsets in separate.taken.items():
+        builder.edits.take(number, offsets)
+    touched = {*_touched(source, rules.schema), *claims.dest.undone, *shared_outside_base(source, dest)}
+    numbers = sorted(touched - separate.base_ids)
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
         builder.apply_decision(each.number, each.situation, each.decision)
@@ -177,7 +187,9 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         findings += unfit_returned_rows(source)
     if claims.dest.undone or any(each.decision.dest_given_up for each in decided):
         findings += unfit_returned_rows(dest)
-    return _DecidedRows(decided=decided, builder=builder, dropped=claims.dest.dropped, findings=findings)
+    return _DecidedRows(
+        decided=decided, separate=separate, builder=builder, dropped=claims.dest.dropped, findings=findings
+    )
 
 
 def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:
@@ -363,6 +375,7 @@ class _Build:
         """Count what the merge does to rows, and which columns have no values for rows of the other side."""
         source, dest = self.sides
         schema, edits, decided = self.schema, self.rows.builder.edits, self.rows.decided
+        separate = self.rows.separate
         source_rows = source.rows.relocated
         inserted = sum(len(edits.taken.get(number, BitMap()) & rows.inserted) for number, rows in source_rows.items())
         filled = {number for fragment in added for file in fragment.files for number in file.fields}
@@ -377,8 +390,9 @@ class _Build:
         removed = sum(len(each.situation.dest.alive - each.decision.alive) for each in decided)
         return Tally(
             rows_added=inserted + returned,
-            rows_updated=sum(len(each.decision.from_source & each.situation.source.updated) for each in decided),
-            rows_removed=removed + sum(map(len, self.rows.dropped.values())),
+            rows_updated=separate.rows_updated
+            + sum(len(each.decision.from_source & each.situation.source.updated) for each in decided),
+            rows_removed=separate.rows_removed + removed + sum(map(len, self.rows.dropped.values())),
             schema_changed=before != schema.fields,
             columns_changed=bool(edits.columns),
             keeps_nulls=all(field.nullable or field.id not in could_be_null for field in schema.fields),

@@ -39,6 +39,9 @@ from lance_dagster.transactions.apply import MAX_FRAGMENT_ID
 from lance_dagster.transactions.row_id_spaces import Translation
 from lance_dagster.transactions.row_lineage import with_new_values
 
+_Sequences = tuple[bytes | None, bytes | None, int]
+"""The encoded versions that the rows of a fragment were created and last updated at, and how many rows it has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
@@ -75,13 +78,15 @@ class FragmentEdits:
     """What becomes of the rows, collected while fragment after fragment is decided.
 
     `masked` and `revived` are offsets by fragment of the dest, `taken` by fragment of the source; `columns` are the
-    ids in the result of fields whose values the source has, by fragment of the dest.
+    ids in the result of fields whose values the source has, by fragment of the dest. `separate` are fragments of the
+    dest from which every row was taken out that the source moved or updated.
     """
 
     masked: dict[int, BitMap] = field(default_factory=dict)
     revived: dict[int, BitMap] = field(default_factory=dict)
     taken: dict[int, BitMap] = field(default_factory=dict)
     columns: dict[int, tuple[Fragment, frozenset[int]]] = field(default_factory=dict)
+    separate: frozenset[int] = frozenset()
 
     def mask(self, number: int, offsets: BitMap) -> None:
         """Delete rows of a fragment of the dest."""
@@ -117,6 +122,7 @@ class FragmentBuilder:
     row_ids: Translation
     deleted: Deleted
     common: int
+    _known_versions: dict[_Sequences, tuple[VersionRuns, VersionRuns]] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -180,7 +186,8 @@ class FragmentBuilder:
         if not len(known):
             return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
-        there = sorted({*self.dest.unmatched, *places, *self.edits.revived})
+        # A row that the source moved is alive in one fragment of the source, and out of the one it was in.
+        there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
         ids = [_ids(present(self.dest.side, number), "the dest") for number in there]
         # Only of rows with these ids it is asked whether they are alive, in the few fragments that have them.
         found = offsets_by_fragment(by_address(there, ids).where_in(known))
@@ -268,6 +275,20 @@ class FragmentBuilder:
             written = (written - rows.live) | (rows.updated & rows.live)
         return origins, written
 
+    def _versions(self, fragment: Fragment) -> tuple[VersionRuns, VersionRuns]:
+        """Return when the rows of a fragment of the dest were created and last updated.
+
+        Fragments that one append wrote with as many rows each have the same bytes there, so these are kept.
+        """
+        key = fragment.created_at, fragment.updated_at, fragment.physical_rows
+        if key not in self._known_versions:
+            where = f"fragment {fragment.id} of the dest"
+            self._known_versions[key] = (
+                decode_version_runs(fragment.created_at, fragment.physical_rows, where),
+                decode_version_runs(fragment.updated_at, fragment.physical_rows, where),
+            )
+        return self._known_versions[key]
+
     def _has_other_files(self, fragment: Fragment, base_id: int) -> bool:
         return bool(set(backing(fragment).values()) - set(backing(present(self.source.base, base_id)).values()))
 
@@ -291,7 +312,7 @@ class FragmentBuilder:
         """Look up when rows were created and last updated, by their addresses on the dest."""
         if len(rows):
             ordered = sorted(fragments, key=lambda fragment: fragment.id)
-            both = [_versions(fragment) for fragment in ordered]
+            both = [self._versions(fragment) for fragment in ordered]
             numbers = [fragment.id for fragment in ordered]
             created, updated = zip(*both, strict=True)
             yield rows.versions(at_addresses(numbers, created)), rows.versions(at_addresses(numbers, updated))
@@ -373,11 +394,3 @@ def _live_ids(fragment: Fragment, deleted: BitMap | None, where: str) -> RowRuns
     """Return the row ids of the rows of a fragment that are not deleted."""
     ids = _ids(fragment, where)
     return ids if not deleted else ids.restricted(BitMap(range(fragment.physical_rows)) - deleted)
-
-
-def _versions(fragment: Fragment) -> tuple[VersionRuns, VersionRuns]:
-    where = f"fragment {fragment.id} of the dest"
-    return (
-        decode_version_runs(fragment.created_at, fragment.physical_rows, where),
-        decode_version_runs(fragment.updated_at, fragment.physical_rows, where),
-    )

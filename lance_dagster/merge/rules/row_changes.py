@@ -14,7 +14,7 @@ With stable row ids the ids of the rows in other fragments say which they are. W
 are replayed: a compaction keeps the order of its rows, an update leaves no trace of which new row was which old one.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress, count
@@ -190,6 +190,14 @@ class RelocatedRows:
         """Return, by fragment of the base, the offsets there of rows given by their offsets here."""
         return offsets_in_base(self.origins.restricted(offsets))
 
+    def live_from(self, base_ids: Collection[int]) -> BitMap:
+        """Return the offsets here of the live rows that come from some fragments of the base."""
+        others = [rows for number, rows in self._by_fragment.items() if number not in base_ids]
+        live = self.live & self.origins.positions
+        for rows in others:
+            live -= bitmap_of(rows.first, rows.count)
+        return live
+
     @cached_property
     def _by_fragment(self) -> dict[int, RowRuns]:
         """By fragment of the base the offsets here of its rows: one compaction may have those of thousands."""
@@ -289,11 +297,15 @@ class RowChanges:
         if place is not None:
             stays = live_rows(self.matched.side, place, self.deleted)
             stays -= self.deleted(self.matched.base, present(self.matched.base, base_id))
-        moved, updated = self._gathered.get(base_id, (BitMap(), BitMap()))
+        moved, updated = self.moved_from(base_id)
         rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
         if rewritten:
             rewritten -= self.deleted(self.matched.base, present(self.matched.base, base_id))
         return FragmentRowChanges(place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten)
+
+    def moved_from(self, base_id: int) -> tuple[BitMap, BitMap]:
+        """Return the rows of a changed fragment of the base that were moved as they are, and those updated."""
+        return self._gathered.get(base_id, (BitMap(), BitMap()))
 
     def shared(self) -> set[int]:
         """Return the ids that stand for fragments of rows which both sides have and the base has not."""
