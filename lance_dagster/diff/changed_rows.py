@@ -49,7 +49,7 @@ from lance_dagster.diff.row_matching import (
     paired_by_values,
 )
 from lance_dagster.errors import CorruptFileError, InvalidInputError
-from lance_dagster.format.codec import U64Array, decode_row_ids
+from lance_dagster.format.codec import U64Array, decode_row_runs
 from lance_dagster.format.model import Fragment
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import deleted_offsets
@@ -99,8 +99,8 @@ class VersionedRows:
         found = np.empty_like(addresses)
         for number, places in group_by_fragment(addresses):
             fragment = self._fragment(number)
-            ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {self.state}")
-            found[places] = ids[row_offsets(addresses[places])]
+            ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {self.state}")
+            found[places] = ids.at_positions(row_offsets(addresses[places]).astype(np.uint64))
         return found
 
     def digests(self, addresses: Addresses, columns: Sequence[ComparedColumn]) -> tuple[Digests, Flags]:

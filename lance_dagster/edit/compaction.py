@@ -16,19 +16,19 @@ queries search them row by row.
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import StagedFiles, compact_with_pylance, scan_fragments, staged_fragments, write_files
 from lance_dagster.edit.write import CommitInfo, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
-from lance_dagster.format.codec import U64Array, decode_row_ids, decode_versions, encode_row_ids, encode_versions
+from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
+from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.format.transaction import (
     COMMIT_MESSAGE,
     Operation,
@@ -219,30 +219,31 @@ def _with_lineage(context: TableContext, head: State, group: Group, made: Sequen
     live = [_live(context, head, fragment) for fragment in group]
     where = f"version {head}"
 
-    def gathered(sequences: Sequence[U64Array]) -> U64Array:
-        return np.concatenate([values[kept] for values, kept in zip(sequences, live, strict=True)])
+    def gathered(decode: Callable[[Fragment], VersionRuns]) -> VersionRuns:
+        return VersionRuns.concatenated([decode(own).restricted(kept).packed() for own, kept in pairs])
 
-    ids = gathered([decode_row_ids(own.row_ids, own.physical_rows, where) for own in group])
-    created = gathered([decode_versions(own.created_at, own.physical_rows, where) for own in group])
-    updated = gathered([decode_versions(own.updated_at, own.physical_rows, where) for own in group])
+    pairs = list(zip(group, live, strict=True))
+    sequences = [decode_row_runs(own.row_ids, own.physical_rows, where).restricted(kept) for own, kept in pairs]
+    ids = RowRuns.concatenated(sequences).packed()
+    created = gathered(lambda own: decode_version_runs(own.created_at, own.physical_rows, where))
+    updated = gathered(lambda own: decode_version_runs(own.updated_at, own.physical_rows, where))
     found = []
     start = 0
     for fragment in made:
-        part = slice(start, start + fragment.physical_rows)
+        part = RowRuns.of([(0, fragment.physical_rows, start)])
         start += fragment.physical_rows
         found.append(
             replace(
                 fragment,
-                row_ids=encode_row_ids(ids[part]),
-                created_at=encode_versions(created[part]),
-                updated_at=encode_versions(updated[part]),
+                row_ids=encode_row_runs(part.through(ids)),
+                created_at=encode_version_runs(part.versions(created)),
+                updated_at=encode_version_runs(part.versions(updated)),
             )
         )
-    if start != len(ids):
-        raise InvalidInputError(f"{start} rows were read of {len(ids)} in {where}; nothing was committed")
+    if start != ids.rows:
+        raise InvalidInputError(f"{start} rows were read of {ids.rows} in {where}; nothing was committed")
     return tuple(found)
 
 
-def _live(context: TableContext, head: State, fragment: Fragment) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    gone = deleted_offsets(context.versions, head, fragment)
-    return np.fromiter(BitMap(range(fragment.physical_rows)) - gone, dtype=np.int64)
+def _live(context: TableContext, head: State, fragment: Fragment) -> BitMap:
+    return BitMap(range(fragment.physical_rows)) - deleted_offsets(context.versions, head, fragment)

@@ -30,7 +30,7 @@ from lance_dagster.datafiles import (
 )
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_row_ids, decode_versions, encode_row_ids, encode_versions
+from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_ids, encode_versions
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.model import Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
@@ -152,9 +152,10 @@ def _lineage(head: State, addresses: Addresses) -> tuple[Addresses, Addresses]:
     ids, created = np.empty_like(addresses), np.empty_like(addresses)
     for number, places in group_by_fragment(addresses):
         fragment, where = _known(head, number), f"fragment {number} of {head}"
-        offsets = row_offsets(addresses[places])
-        ids[places] = decode_row_ids(fragment.row_ids, fragment.physical_rows, where)[offsets]
-        created[places] = decode_versions(fragment.created_at, fragment.physical_rows, where)[offsets]
+        offsets = row_offsets(addresses[places]).astype(np.uint64)
+        # The ids of these rows alone: a fragment of which one row is updated may have a hundred million.
+        ids[places] = decode_row_runs(fragment.row_ids, fragment.physical_rows, where).at_positions(offsets)
+        created[places] = decode_version_runs(fragment.created_at, fragment.physical_rows, where).at_positions(offsets)
     return ids, created
 
 

@@ -262,10 +262,10 @@ class LocalStore:
     def _created(path: str, folder: str) -> io.BufferedWriter:
         """Create a file; its folder is made only where it is missing, since most files go into one that is there."""
         try:
-            return open(path, "xb")  # noqa: PTH123, SIM115  # without a path object; the caller closes it
+            return open(path, "xb")  # without a path object; the caller closes it
         except FileNotFoundError:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            return open(path, "xb")  # noqa: PTH123, SIM115  # as above
+            return open(path, "xb")  # as above
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:

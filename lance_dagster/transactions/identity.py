@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.format.codec import decode_row_ids
+from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.model import Field, Fragment, Manifest
 from lance_dagster.format.transaction import without_merge_records
 from lance_dagster.transactions.index_updates import indices_of
@@ -82,9 +82,8 @@ def _described(fragment: Fragment, offsets: BitMap, path: str) -> object:
 
 def _row_ids(fragment: Fragment, path: str) -> str:
     """Return a digest of the runs of consecutive row ids: few where rows were never moved."""
-    ids = decode_row_ids(fragment.row_ids, fragment.physical_rows, path)
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1] + np.uint64(1)]) if len(ids) else np.empty(0, np.int64)
-    runs = np.stack([starts.astype("<u8"), ids[starts].astype("<u8")])
+    ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, path)
+    runs = np.stack([ids.at.astype("<u8"), ids.first.astype("<u8")])
     return hashlib.sha256(runs.tobytes()).hexdigest()
 
 

@@ -7,19 +7,19 @@ was last updated at. Both are known only when the commit's number is, so they ar
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import (
     count_row_ids,
-    decode_row_ids,
-    decode_versions,
-    encode_versions,
+    decode_row_runs,
+    decode_version_runs,
+    encode_version_runs,
     row_id_range,
     version_run,
 )
 from lance_dagster.format.model import Fragment
+from lance_dagster.format.row_runs import VersionRuns
 from lance_dagster.format.transaction import Update
 
 _NEW = "a new fragment"
@@ -46,12 +46,12 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
     if moved and fragment.created_at is None:
         raise InvalidInputError("rows that bring their ids have to bring the versions they were created at too")
     if moved:
-        last = int(decode_row_ids(fragment.row_ids, moved, _NEW).max())
-        if last >= next_row_id:
+        last = decode_row_runs(fragment.row_ids, moved, _NEW).largest
+        if last is not None and last >= next_row_id:
             raise InvalidInputError(
                 f"a new fragment brings the row id {last}, and {next_row_id} is the next to be given"
             )
-        decode_versions(fragment.created_at, moved, _NEW)
+        decode_version_runs(fragment.created_at, moved, _NEW)
     # Both are lists of segments on the wire, so more of them can be put behind those that are there.
     row_ids = (fragment.row_ids or b"") + (row_id_range(next_row_id, new) if new else b"")
     created = (fragment.created_at or b"" if moved else b"") + (version_run(new, version) if new else b"")
@@ -75,9 +75,9 @@ def restamped(operation: Update, version: int) -> Iterator[Fragment]:
         where = f"fragment {fragment.id}"
         if offsets.max() >= fragment.physical_rows:
             raise CorruptFileError(where, f"row {offsets.max()} of {fragment.physical_rows} is said to be updated")
-        versions = decode_versions(fragment.updated_at, fragment.physical_rows, where)
-        versions[np.array(offsets, np.int64)] = version
-        yield replace(fragment, updated_at=encode_versions(versions))
+        versions = decode_version_runs(fragment.updated_at, fragment.physical_rows, where)
+        fresh = VersionRuns.of([(fragment.physical_rows, version)]).restricted(offsets)
+        yield replace(fragment, updated_at=encode_version_runs(versions.overlaid(fresh)))
 
 
 def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
@@ -87,17 +87,17 @@ def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
         InvalidInputError: A row was in none of these fragments.
         CorruptFileError: Ids or versions cannot be read.
     """
-    moved = decode_row_ids(fragment.row_ids, count_row_ids(fragment.row_ids or b"", _NEW), _NEW)
-    known = [decode_row_ids(own.row_ids, own.physical_rows, f"fragment {own.id}") for own in sources]
-    created = [decode_versions(own.created_at, own.physical_rows, f"fragment {own.id}") for own in sources]
-    ids = np.concatenate([*known, np.empty(0, np.uint64)])
-    order = np.argsort(ids)
-    places = np.searchsorted(ids, moved, sorter=order)
-    found = order[np.minimum(places, len(ids) - 1)] if len(ids) else order
-    if len(moved) and (not len(ids) or np.any(ids[found] != moved)):
+    moved = decode_row_runs(fragment.row_ids, count_row_ids(fragment.row_ids or b"", _NEW), _NEW)
+    missing, created = moved, VersionRuns.of([(moved.rows, 0)])
+    for own in sources:
+        where = f"fragment {own.id}"
+        offsets = decode_row_runs(own.row_ids, own.physical_rows, where).inverse()
+        found = missing.through(offsets)
+        created = created.overlaid(found.versions(decode_version_runs(own.created_at, own.physical_rows, where)))
+        missing = missing.without(offsets)
+    if len(missing):
         raise InvalidInputError("a new fragment brings the id of a row that was in none of the fragments it came from")
-    versions = np.concatenate([*created, np.empty(0, np.uint64)])[found]
-    return replace(fragment, created_at=encode_versions(versions))
+    return replace(fragment, created_at=encode_version_runs(created))
 
 
 def with_new_values(fragment: Fragment, version: int) -> Fragment:
