@@ -41,9 +41,10 @@ def with_claimed_rows(table: LanceTable, branch: str) -> None:
     The data file has two rows. Nothing that is measured here reads it.
     """
     table.append(entries("r", 1, 2), branch=branch)
-    folder = Path(table.uri, layout.line_root(branch), layout.VERSIONS)
+    folder = Path(table.uri, layout.branch_root(branch), layout.VERSIONS)
     newest = min(folder.glob("*.manifest"))
     manifest, transaction = decode_manifest_file(newest.read_bytes(), str(newest))
+    assert transaction is not None
     newest.write_bytes(encode_manifest_file(claiming(manifest, CLAIMED - 2), transaction))
 
 
@@ -95,7 +96,7 @@ def test_a_revert_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> 
 def test_a_content_id_costs_no_element_for_each_row(tmp_path: Path) -> None:
     """Row ids are part of it by their runs."""
     table = with_a_huge_branch(tmp_path)
-    assert peak(lambda: table.content_id("run")) < SMALL_MEMORY
+    assert peak(lambda: table.maintenance.content_id("run")) < SMALL_MEMORY
 
 
 def test_rows_of_few_fragments_are_merged_among_huge_ones(tmp_path: Path) -> None:
