@@ -25,6 +25,7 @@ EXTRAS = ("connect", "java", "polars", "s3", "spark")
 # Required, and never imported by us.
 DEMANDED_BY_OTHERS = {
     NormalizedName("pandas"): "Spark's mapInArrow refuses to start without it",
+    NormalizedName("s3fs"): "fsspec loads it for s3://",
     **dict.fromkeys(
         map(NormalizedName, ("googleapis-common-protos", "grpcio", "grpcio-status", "zstandard")),
         "the client of Spark Connect imports it",
