@@ -1,6 +1,5 @@
 """Many merges: one after another into a moving main, and many at once."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,16 +15,16 @@ from lance_dagster.store import open_store
 from tests.conftest import HOST, S3Storage, bucket_on, free_port, wait_for
 from tests.merge.concurrent_runs import SCHEMA, ConcurrentRuns, Rows, as_arrow, as_rows
 from tests.process_race import race
+from tests.soak import FACTOR
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on
 
-BRANCHES = int(os.environ.get("LANCE_DAGSTER_MERGES", "60"))
-"""How many are merged one after another; 300 for the long run."""
-RACERS = int(os.environ.get("LANCE_DAGSTER_RACERS", "8"))
-"""How many merge at once; 20 for the long run."""
+BRANCHES, RACERS = (300, 20) if FACTOR else (60, 8)
+"""How many branches are merged one after another, and how many at once."""
 OPEN_AT_ONCE = 5
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: int) -> None:
@@ -140,6 +139,7 @@ def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return told
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 def test_branches_merged_by_as_many_processes_at_once(tmp_path: Path, report: Callable[[str], None]) -> None:
     """On local disk: nothing is lost, nothing is in twice."""
@@ -166,6 +166,7 @@ def fair_storage(tmp_path: Path) -> Iterator[S3Storage]:
         process.wait(timeout=30)
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 def test_branches_merged_at_once_on_an_object_store(fair_storage: S3Storage, report: Callable[[str], None]) -> None:
     """The same in a bucket."""
