@@ -12,6 +12,7 @@ from lance_dagster.errors import (
     CorruptFileError,
     InvalidInputError,
     TableNotFoundError,
+    VersionNotFoundError,
 )
 from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
@@ -118,3 +119,18 @@ def test_leftovers_of_a_deleted_table_of_the_same_name_do_not_show(tmp_path: Pat
     shutil.rmtree(uri)
     LanceTable.create(uri, SCHEMA).append(entries("b", 2))
     assert 1 == LanceTable.open(uri).count_rows()
+
+
+def test_a_version_is_a_ref(tmp_path: Path) -> None:
+    """It is never mistaken for a version of another branch of the same name."""
+    table = LanceTable.create(tmp_path / "t", pa.schema({"n": pa.int64()}))
+    table.branches.create("work")
+    made = table.append(pa.table({"n": [1]}), branch="work")
+    table.tags.move("live", made)
+    assert made == table.at(made) == table.at("live")
+    assert str(made) == table.diff(table.head(), made).after
+    table.tags.delete("live")
+    table.branches.delete("work")
+    table.branches.create("work")
+    with pytest.raises(VersionNotFoundError, match=f"{made} of .* is gone"):
+        table.at(made)
