@@ -188,6 +188,12 @@ CASES = (
         _merging,
     ),
     Case(
+        "merge, by rows",
+        "A branch that appended one fragment, of however many rows; not synced. Each ratio is against the smallest.",
+        ("rows on the branch", "merge", "preview", "revert", "merge ratio", "preview ratio", "revert ratio"),
+        merging.by_rows,
+    ),
+    Case(
         "merge, by what changed",
         f"A branch that changed some of {merging.CHANGED[-1]:,} fragments, one row in each, merged into a main that "
         "moved; not synced. Beside it: copying the data files that changed, and pylance doing the same to a shallow "

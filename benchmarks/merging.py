@@ -4,7 +4,7 @@ import shutil
 import statistics
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lance
@@ -13,15 +13,17 @@ import pyarrow as pa
 
 from benchmarks.measure import ms, sizes, timed
 from benchmarks.tables import QUICK, ROWS, with_fragments
-from lance_dagster import LanceTable, StagedFiles
+from lance_dagster import LanceTable, StagedFiles, write_files
 
 CHANGED = (1, 10, 100, 1_000)
 UNCHANGED = (10, 1_000, 10_000, 50_000)
+APPENDED = (10_000, 1_000_000, 10_000_000, 100_000_000)
 MEGABYTES = (1, 10, 100, 400)
 PIECES = 10
 _APPEND, _DELETE, _UPDATE = "append", "delete", "update"
 _KINDS = (_APPEND, _DELETE, _UPDATE)
 _ROUNDS = 3
+_BRANCHES = 7
 _ROWS_EACH = 100
 _NEW = 10**7
 """From this id on, rows are new."""
@@ -81,6 +83,43 @@ def by_unchanged(folder: Path) -> Iterator[tuple[str, ...]]:
                 for number in range(_ROUNDS)
             ]
             yield f"{kind}, {fragments:,}", *_beside(folder, LanceTable.open(made.uri, QUICK), jobs)
+
+
+def by_rows(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Measure merges, previews and reverts of branches that appended one fragment, of however many rows.
+
+    A fragment of 100 million rows is a file of one column of one byte, all of them zero, which takes a few kilobytes.
+    The table is whole: each row can be read. All sizes are measured in turn, so that a machine that slows down slows
+    every one.
+    """
+    tables = {rows: _with_appended(folder, rows) for rows in APPENDED}
+    taken: dict[int, list[tuple[float, ...]]] = {rows: [] for rows in APPENDED}
+    for number in range(_BRANCHES):
+        for rows, uri in tables.items():
+            merging = LanceTable.open(uri, QUICK)
+            preview = timed(lambda merging=merging, number=number: merging.preview_merge(f"run/{number}"))  # type: ignore[misc]
+            merging = LanceTable.open(uri, QUICK)
+            merge = timed(lambda merging=merging, number=number: merging.merge(f"run/{number}"))  # type: ignore[misc]
+            merging = LanceTable.open(uri, QUICK)
+            revert = timed(lambda merging=merging: merging.revert("main", parent=1))  # type: ignore[misc]
+            taken[rows].append((merge, preview, revert))
+    smallest = [statistics.median(times) for times in zip(*taken[APPENDED[0]], strict=True)]
+    for rows in APPENDED:
+        medians = [statistics.median(times) for times in zip(*taken[rows], strict=True)]
+        ratios = (f"{now / least:.2f}" for now, least in zip(medians, smallest, strict=True))
+        yield f"{rows:,}", *map(ms, medians), *ratios
+
+
+def _with_appended(folder: Path, rows: int) -> str:
+    """Make a table with branches that each appended one fragment of so many rows; all of them name one file."""
+    data = pa.table({"value": pa.array(np.zeros(rows, np.int8))})
+    table = LanceTable.create(folder / f"a{rows}-{uuid.uuid4().hex[:8]}.lance", data.schema, storage_options=QUICK)
+    (file,) = write_files(replace(table.write_target(), max_rows=rows), data.to_batches(max_chunksize=10**6))
+    start = table.append(data.slice(0, 1))
+    for number in range(_BRANCHES):
+        table.branches.create(f"run/{number}", str(start))
+        table.append(StagedFiles(data.schema, (file,)), branch=f"run/{number}")
+    return table.uri
 
 
 def by_bytes(folder: Path) -> Iterator[tuple[str, ...]]:
