@@ -1,8 +1,8 @@
-"""Rows to `.lance` data files and back. The only door to pylance.
+"""Write rows to `.lance` data files and read them back. This folder is the only user of pylance.
 
-Encoding data files is not what this package is for; pylance does it. What is ours is which file belongs to which
-version: a file is written under a name of its own, described by a small value, and means nothing until a commit names
-it. Data files of every branch go to the `data/` folder of the table's root, so that a merge copies nothing.
+pylance encodes the data files. This package decides which file belongs to which version: a file is written under a
+unique name, described by a small value, and is part of the table only once a commit references it. Data files of every
+branch go to `data/` of the table's root, so that a merge copies nothing.
 """
 
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample

@@ -1,7 +1,7 @@
-"""Values for a new column, one file for each fragment, beside the files that are there.
+"""Compute the values of new columns: one additional data file per fragment.
 
-A file of a fragment has a value for every row the fragment ever had. Deleted rows are not read any more, so what
-stands for them is the value of a neighbour: never null, whatever the column allows, and cheap to store.
+A data file of a fragment has a value for every physical row, deleted rows included. Deleted rows cannot be read any
+more, so they get the value of a neighbouring row: it is valid even where the column is not nullable, and encodes well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,21 +19,21 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.model import Fragment
 
 Compute = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Makes the new columns of some rows out of old ones."""
+"""Computes the new columns of a batch from existing columns."""
 Reads = Sequence[str] | Mapping[str, str]
-"""Columns to read, or names and SQL expressions."""
+"""The columns to read, or a mapping of names to SQL expressions."""
 
 
 def expression_schema(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> pa.Schema:
-    """Return the columns SQL expressions give; all of them may be null, whatever the expression."""
+    """Return the schema of SQL expressions; every column is nullable."""
     types = expression_types(dataset, expressions)
     return pa.schema([pa.field(name, types[name]) for name in expressions])
 
 
 def read_sample(dataset: lance.LanceDataset, reads: Reads) -> pa.RecordBatch:
-    """Read one row, or none where there is none."""
+    """Read one row, or an empty batch from an empty table: the input on which a function shows its output schema."""
     with reading_errors("read the columns a function needs"):
-        # With addresses, since a function may need no column at all.
+        # With row addresses, because a function may read no column, and pylance refuses a scan without columns.
         table = dataset.scanner(columns=_columns(reads), limit=1, with_row_address=True).to_table()
     found = table.drop_columns([ROW_ADDRESS]).combine_chunks().to_batches()
     return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema.remove(len(table.schema) - 1))
@@ -42,11 +42,11 @@ def read_sample(dataset: lance.LanceDataset, reads: Reads) -> pa.RecordBatch:
 def backfill(
     dataset: lance.LanceDataset, fragment: Fragment, target: WriteTarget, reads: Reads, *, compute: Compute
 ) -> StagedFile:
-    """Compute new columns for every row of a fragment and write them to one file.
+    """Compute new columns for every row of a fragment and write them to one data file.
 
     Raises:
-        SchemaMismatchError: The values do not fit the target's schema.
-        InvalidInputError: An expression fails for some row, or a function returns another number of rows.
+        SchemaMismatchError: The values do not match the schema of the target.
+        InvalidInputError: An expression fails for some row, or a function returns a different number of rows.
     """
     rows = fragment.physical_rows
     computed = _computed(dataset, fragment.id, reads, compute, schema=target.schema)
@@ -59,7 +59,7 @@ def backfill(
 def _computed(
     dataset: lance.LanceDataset, fragment_id: int, reads: Reads, compute: Compute, *, schema: pa.Schema
 ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]]:
-    """Yield new values of live rows with their offsets in the fragment, in order."""
+    """Yield the offsets and new values of the live rows of a fragment, in order."""
     for batch in _live_rows(dataset, fragment_id, reads):
         offsets = (batch.column(ROW_ADDRESS).to_numpy() & OFFSET_MASK).astype(np.int64)
         values = compute(batch.drop_columns([ROW_ADDRESS]))
@@ -71,7 +71,7 @@ def _computed(
 def _live_rows(dataset: lance.LanceDataset, fragment_id: int, reads: Reads) -> Iterator[pa.RecordBatch]:
     fragment = dataset.get_fragment(fragment_id)
     if fragment is None:
-        raise CorruptFileError(dataset.uri, f"a reader does not find its fragment {fragment_id}")
+        raise CorruptFileError(dataset.uri, f"pylance does not find its fragment {fragment_id}")
     pairs = reads.items() if isinstance(reads, Mapping) else ((name, name) for name in reads)
     with reading_errors(f"compute {', '.join(f'{name} as {expression!r}' for name, expression in pairs)}"):
         scanner = dataset.scanner(
@@ -83,12 +83,12 @@ def _live_rows(dataset: lance.LanceDataset, fragment_id: int, reads: Reads) -> I
 def _filled(
     parts: Iterable[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]], rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Put values where they belong among all rows of a fragment."""
+    """Extend the values of live rows to all physical rows of a fragment."""
     expected = 0
     last: pa.RecordBatch | None = None
     for offsets, batch in parts:
         end = int(offsets[-1]) + 1
-        # For each row from the first expected to the last one here: the first value at or after it.
+        # For each physical row up to the last one of this batch: the value of the first live row at or after it.
         yield (
             batch if end - expected == len(offsets) else batch.take(np.searchsorted(offsets, np.arange(expected, end)))
         )

@@ -1,4 +1,8 @@
-"""Rows as a table holds them: the same columns in the same order, in the same representation."""
+"""Convert batches to the schema of a table.
+
+Only the representation of values may change: column order, offset widths, equivalent list types. Values are never
+rounded, parsed or filled in, because a silent conversion in a pipeline is found much later than an error.
+"""
 
 from typing import Any
 
@@ -15,11 +19,11 @@ _BINARIES = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch with the columns, order and types of `schema`.
 
-    Types may differ in representation only: widths of offsets, a list for a fixed-size list, the label of a time
-    zone, a finer unit of time, no values for any type. Nothing is rounded, parsed or filled in.
+    Types may differ in the width of offsets, a list for a fixed-size list, the time zone label, a coarser time unit, or
+    the null type for any type.
 
     Raises:
-        SchemaMismatchError: With the column and both types.
+        SchemaMismatchError: A column does not fit; the message names it and both types.
     """
     check_schema(batch.schema, schema)
     columns = [_conform_column(batch.column(column.name), column) for column in schema]
@@ -30,7 +34,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
     """Refuse rows of schema `found` for a table of schema `wanted`, before any row is read.
 
     Raises:
-        SchemaMismatchError: With every column that does not fit and both types.
+        SchemaMismatchError: Some columns do not fit; the message names each, with both types.
     """
     problems = [f"column {name!r} is missing" for name in wanted.names if name not in found.names]
     problems += [f"column {name!r} is not in the table" for name in found.names if name not in wanted.names]
@@ -39,14 +43,15 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
         if found.names.count(column.name) != 1:
             continue
         given = found.field(column.name).type
-        if not _same_kind(given, column.type):
+        # Equal types are the usual case, and need no look at their structure.
+        if given != column.type and not _same_kind(given, column.type):
             problems.append(f"column {column.name!r} is {given}, the table holds {column.type}")
     if problems:
         raise SchemaMismatchError("; ".join(problems))
 
 
 def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
-    # A table holds the storage of an extension type, and says in the column's metadata what it stands for.
+    # A table stores the storage type of an extension type; the metadata of the column names the extension.
     blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
     given, wanted = storage_type(given), storage_type(wanted)
     if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted):
@@ -99,7 +104,7 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
 
 
 def _as_blobs(values: Any, wanted: Any) -> "pa.Array[Any]":  # noqa: ANN401  # no stub has an extension's storage
-    """Return bytes, or blobs described by other fields, as a column of blobs has them."""
+    """Convert binary values, or blobs in another struct layout, to the blob type of a column."""
     given = values.storage if _is_blob(values.type) else pa.StructArray.from_arrays([values], ["data"])
     nulls = values.is_null()
     fields: list[Any] = list(wanted.storage_type)

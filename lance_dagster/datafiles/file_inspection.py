@@ -1,7 +1,7 @@
-"""What a data file says about itself, and whether all of it can be read, for whoever doubts it.
+"""Inspect data files that may be damaged, in a separate process.
 
-A damaged file can make pylance raise, panic, or ask for more memory than there is, which ends the process. So files
-are opened by a process of its own: what ends that one is an answer like any other.
+A damaged file can make pylance raise, panic, or allocate more memory than there is, which ends the process. So files
+are opened in a subprocess, and its death is a result like any other.
 """
 
 import json
@@ -27,7 +27,7 @@ _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFileSummary:
-    """How many rows and columns a data file has, and the version it is written in."""
+    """The number of rows and columns of a data file, and its format version."""
 
     rows: int
     columns: int
@@ -36,16 +36,16 @@ class DataFileSummary:
 
 
 class DataFileInspector(AbstractContextManager["DataFileInspector"]):
-    """Opens data files, one after the other, in a process that is started when the first is."""
+    """Opens data files, one after the other, in a subprocess that is started with the first file."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Do not start the subprocess yet."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the process."""
+        """End the subprocess."""
         self._end()
 
     def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> DataFileSummary:
@@ -53,16 +53,16 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
 
         Args:
             uri: The file.
-            storage_options: In pylance's vocabulary.
-            size: How many bytes it has: a file that takes far longer than these should is given up.
-            read: Whether its values are read.
+            storage_options: Storage options under pylance's names.
+            size: The size of the file in bytes, from which the time limit is derived.
+            read: Whether to decode its values.
 
         Raises:
-            CorruptFileError: It cannot be opened or decoded.
+            CorruptFileError: The file cannot be opened or decoded.
         """
-        # By its standard input: arguments of a process can be seen by others, and options hold secrets.
-        question = {"uri": uri, "storage_options": dict(storage_options), "read": read}
-        answer = self._asked(json.dumps(question), _LEAST_SECONDS + size // _BYTES_A_SECOND)
+        # Sent over standard input: other users can see the arguments of a process, and options contain secrets.
+        request = {"uri": uri, "storage_options": dict(storage_options), "read": read}
+        answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
             raise CorruptFileError(uri, f"reading it ends the process that tries, {self._end()}")
         found = json.loads(answer)
@@ -70,14 +70,14 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
             raise CorruptFileError(uri, str(found["damage"]))
         return DataFileSummary(**found)
 
-    def _asked(self, question: str, seconds: int) -> bytes:
+    def _send(self, request: str, seconds: int) -> bytes:
         if self._process is None or self._process.poll() is not None:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
             self._process = subprocess.Popen(  # noqa: S603  # our own program
                 [sys.executable, "-c", _PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # What pylance writes while it panics says nothing to whoever looks for damage.
+                # The panic messages of pylance would only confuse the output of a verification.
                 stderr=subprocess.DEVNULL,
                 env=environment,
             )
@@ -85,7 +85,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         if process.stdin is None or process.stdout is None:
             return b""
         try:
-            process.stdin.write(f"{question}\n".encode())
+            process.stdin.write(f"{request}\n".encode())
             process.stdin.flush()
         except BrokenPipeError:
             return b""
@@ -93,12 +93,12 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         return process.stdout.readline() if ready else b""
 
     def _end(self) -> str:
-        """End the process, and say how it ended."""
+        """End the subprocess, and return how it ended."""
         process, self._process = self._process, None
         if process is None:
             return "which did not start"
         for pipe in (process.stdin, process.stdout):
-            # It may have ended before it read the question, which is written out here at the latest.
+            # The subprocess may have ended before it read the request; closing flushes the rest and then fails.
             with suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
@@ -112,15 +112,15 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
 
 
 def serve_inspections() -> None:
-    """Open the files named on standard input, one on each line, and answer on standard output, also by lines."""
+    """Serve inspections: read one JSON request per line from standard input, write one JSON response per line."""
     for line in sys.stdin:
-        question = json.loads(line)
+        request = json.loads(line)
         try:
-            found: dict[str, Any] = asdict(_summary(**question))
+            found: dict[str, Any] = asdict(_summary(**request))
         except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
             found = {"damage": f"it cannot be read: {_first_line(error)}"}
         except BaseException as error:
-            # A panic of pylance's is no `Exception`, and its class cannot be imported.
+            # A panic of pylance is a `BaseException`, and its class cannot be imported.
             if type(error).__name__ != "PanicException":
                 raise
             found = {"damage": f"pylance gives up on it: {_first_line(error)}"}
@@ -132,14 +132,14 @@ def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> Dat
     from lance.file import LanceFileReader
 
     reader = LanceFileReader(uri, storage_options=dict(storage_options) or None)
-    # Not all that it has is in the stubs.
+    # The stubs lack some of the attributes.
     found: Any = reader.metadata()
-    # Descriptions of blobs have a shape that only a table can read; the table may have dropped the column since.
+    # Blob descriptors can be decoded only through a table, and the table may have dropped the column since.
     if read and not any(map(_describes_blobs, found.schema)):
         rows = sum(batch.num_rows for batch in reader.read_all(batch_size=_BATCH).to_batches())
         if rows != found.num_rows:
-            raise ValueError(f"it says that it has {found.num_rows} rows, and holds {rows}")
-    # What calls itself 0.3 is called 2.0 everywhere else.
+            raise ValueError(f"its metadata records {found.num_rows} rows, and it holds {rows}")
+    # Early files of format 2.0 say 0.3; everywhere else the version is called 2.0.
     major, minor = (2, 0) if found.major_version == 0 else (found.major_version, found.minor_version)
     return DataFileSummary(rows=found.num_rows, columns=len(found.columns), major=major, minor=minor)
 

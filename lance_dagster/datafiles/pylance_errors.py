@@ -1,4 +1,9 @@
-"""pylance's errors as this package's."""
+"""Translate the errors of pylance to the errors of this package.
+
+pylance raises `ValueError`, `OSError` and `RuntimeError` for any cause, and panics with a `BaseException` whose class
+cannot be imported. The cause is therefore recognised by message; the lists below record the messages of the supported
+releases.
+"""
 
 import re
 from collections.abc import Iterator
@@ -22,28 +27,28 @@ _DAMAGE = (
     "v1 binary row range",
     "size is greater than supported",
 )
-"""What pylance says when the bytes of a file are not what they should be."""
+"""Parts of messages that mean a damaged file."""
 _UNFINISHED = (
     "PageLayout encoding",
     "u32 chunk grammar",
     "mixed data-file-version capability",
 )
-"""What pylance says of data files written while their version of the format was still being worked on."""
+"""Parts of messages for data files written by a pre-release of their format version."""
 _NO_FIELD = re.compile(
     r"No field named (?P<name>[^\s\"']+)\. (Valid fields are (?P<known>[^()]*)|Did you mean '(?P<near>[^']*)'\?)\."
 )
-"""What it says of a column that is not there: of a text without quotes, mostly."""
-_OF_PYLANCE = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
+"""The message for an unknown column, often a string literal without quotes."""
+_VIRTUAL_COLUMNS = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
 _CRASHED = "reader producer terminated"
-"""What is left of a crash in one of pylance's threads."""
+"""The message that remains of a panic in one of pylance's threads."""
 
 
 @contextmanager
 def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]:
-    """Turn what pylance raises while it reads into `InvalidInputError`.
+    """Translate errors of pylance during a query; the default is `InvalidInputError`.
 
-    Or into `StoreError` when the storage failed, `CorruptFileError` when a file is damaged and
-    `UnsupportedFeatureError` when pylance does not know what is in it; `where` is for these.
+    A failed storage becomes `StoreError`, a damaged file `CorruptFileError`, content that pylance does not support
+    `UnsupportedFeatureError`; these messages name `where`.
     """
     with reading_errors("read the columns" if filter is None else f"evaluate the filter {filter!r}", where):
         yield
@@ -51,12 +56,12 @@ def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]
 
 @contextmanager
 def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
-    """Turn what pylance raises while it does `what` with rows into errors, as `query_errors` does."""
+    """Translate errors of pylance while it does `what` with rows, as `query_errors` does."""
     try:
-        with _crashes(what, where):
+        with _panics(what, where):
             yield
     except _EXPECTED as error:
-        # pylance raises any class for any cause.
+        # pylance raises any class for any cause, so the message decides.
         if "LanceError(IO)" in str(error) or "Not found: " in str(error):
             raise StoreError(f"cannot read rows of {where}: {_first_line(error)}") from error
         raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
@@ -64,9 +69,9 @@ def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
 
 @contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turn what pylance raises while it does `what` with a file into `StoreError`."""
+    """Translate errors of pylance while it does `what` with a file; the default is `StoreError`."""
     try:
-        with _crashes(what, "the table"):
+        with _panics(what, "the table"):
             yield
     except _EXPECTED as error:
         if "Not supported: " in str(error):
@@ -75,18 +80,18 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _crashes(what: str, where: str) -> Iterator[None]:
-    """Turn what pylance raises over files, and its crashes, into this package's errors.
+def _panics(what: str, where: str) -> Iterator[None]:
+    """Translate errors about damaged files, and panics.
 
-    A crash is no `Exception` and has no class that could be named.
+    A panic is a `BaseException` whose class cannot be imported, so it is recognised by name.
     """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, _EXPECTED) and any(sign in str(error) for sign in _UNFINISHED):
+        if isinstance(error, _EXPECTED) and any(part in str(error) for part in _UNFINISHED):
             unknown = f"data files that pylance cannot read ({_first_line(error)})"
             raise UnsupportedFeatureError(where, [unknown]) from error
-        if isinstance(error, _EXPECTED) and any(sign in str(error) for sign in _DAMAGE):
+        if isinstance(error, _EXPECTED) and any(part in str(error) for part in _DAMAGE):
             raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}") from error
         if type(error).__name__ != _PANIC and _CRASHED not in str(error):
             raise
@@ -94,13 +99,13 @@ def _crashes(what: str, where: str) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    # pylance appends the place in its own source, which is noise to whoever made the call.
-    said = str(error).partition("\n")[0].partition(", /")[0]
-    unknown = _NO_FIELD.search(said)
+    # pylance appends the position in its own source code, which does not help a caller.
+    message = str(error).partition("\n")[0].partition(", /")[0]
+    unknown = _NO_FIELD.search(message)
     if unknown is None:
-        return said
+        return message
     name, near = unknown["name"], unknown["near"]
-    # Of those it lists, some are not the table's.
-    fields = [field for field in (unknown["known"] or "").split(", ") if field and field not in _OF_PYLANCE]
+    # The listed fields include virtual columns, which are not columns of the table.
+    fields = [field for field in (unknown["known"] or "").split(", ") if field and field not in _VIRTUAL_COLUMNS]
     known = f"; did you mean the column {near}?" if near else f"; there are {', '.join(fields)}" if fields else ""
-    return f"No field named {name}{known}; a text is written '{name}', in quotes"
+    return f"No field named {name}{known}; a string is written '{name}', in quotes"

@@ -1,4 +1,4 @@
-"""Data files to rows, through pylance and at exactly one version."""
+"""Read rows with pylance, at exactly one version of a table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,7 +31,7 @@ def scan(
     """Read rows as a stream of batches.
 
     Raises:
-        InvalidInputError: A column does not exist or the filter cannot be understood.
+        InvalidInputError: A column does not exist, or the filter is invalid.
     """
     wanted = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri):
@@ -40,7 +40,7 @@ def scan(
 
 
 def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
-    """Read rows into memory; unlike a stream's, errors that only show in the rows are this package's too."""
+    """Read rows into memory. Errors that occur while rows are read are translated too, unlike those of a stream."""
     stream = scan(dataset, columns, filter)
     with query_errors(filter, dataset.uri):
         return stream.read_all()
@@ -55,15 +55,15 @@ def count(dataset: lance.LanceDataset, filter: str | None = None) -> int:
 def matching_offsets(
     dataset: lance.LanceDataset, predicate: str, fragment_ids: Iterable[int] | None = None
 ) -> dict[int, BitMap]:
-    """Return the offsets of the live rows that match, by fragment id; fragments without a match are left out.
+    """Return the offsets of the live rows that match a predicate, by fragment id; omit fragments without a match.
 
     Args:
-        dataset: The version to look in.
-        predicate: The condition, in Lance SQL.
-        fragment_ids: The fragments to look in; None for all.
+        dataset: The version to search.
+        predicate: A condition in Lance SQL.
+        fragment_ids: The fragments to search; None for all.
 
     Raises:
-        InvalidInputError: The condition cannot be understood, or names a column that is not there.
+        InvalidInputError: The predicate is invalid, or names a column that does not exist.
     """
     found: dict[int, BitMap] = {}
     with query_errors(predicate, dataset.uri):
@@ -72,7 +72,7 @@ def matching_offsets(
             parts = [part for number in fragment_ids if (part := dataset.get_fragment(number)) is not None]
         scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True, fragments=parts)
         for batch in scanner.to_batches():
-            # A row address is the fragment's id in the high half and the offset in the low one.
+            # A row address is the fragment id in the upper 32 bits and the row offset in the lower 32 bits.
             addresses = batch.column("_rowaddr").to_numpy()
             fragments = addresses >> 32
             for fragment in np.unique(fragments):
@@ -93,13 +93,13 @@ def scan_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> 
     found = [dataset.get_fragment(number) for number in fragment_ids]
     fragments = [fragment for fragment in found if fragment is not None]
     if len(fragments) < len(found):
-        raise InvalidInputError(f"one of the fragments {list(fragment_ids)} is not there")
+        raise InvalidInputError(f"one of the fragments {list(fragment_ids)} does not exist")
     with query_errors(None, dataset.uri):
         return dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
 
 
 def compact_with_pylance(dataset: lance.LanceDataset, target_rows: int, deleted_share: float) -> None:
-    """Let pylance compact a table, indices included; it commits versions of its own."""
+    """Compact a table with pylance, indices included; pylance commits versions of its own."""
     with query_errors(None, dataset.uri):
         dataset.optimize.compact_files(
             target_rows_per_fragment=target_rows, materialize_deletions_threshold=deleted_share

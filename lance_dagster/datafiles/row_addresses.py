@@ -1,6 +1,7 @@
-"""Rows together with where they lie, for whatever takes them out of there or writes them anew.
+"""Read rows together with their row addresses, and read rows at given addresses.
 
-An address is the id of a fragment in the high half and the offset of a row in it in the low one.
+A row address is the fragment id in the upper 32 bits and the row offset in the lower 32 bits. Updates and upserts need
+it to delete the old version of a row.
 """
 
 import uuid
@@ -28,24 +29,24 @@ _FIRST_GENERATION = "0.1"
 _OFFSET_BITS = 32
 OFFSET_MASK = np.uint64(2**_OFFSET_BITS - 1)
 _KEYS_AT_ONCE = 256 * 1024
-"""Keys are looked up for many rows at a time: each look-up goes through all keys there are."""
+"""Rows per batch of a key look-up. Each look-up searches all keys, so large batches are cheaper."""
 _ROWS_AT_ONCE = 16 * 1024
 _LOOKED_UP = 1024
-"""Up to so many rows of a fragment are looked up one by one; of more, all are read."""
+"""Up to this many rows of a fragment are taken by address; beyond it, the whole fragment is scanned and filtered."""
 _BLOBS_AT_ONCE = 64
-"""A blob may be large, and those of a batch are in memory at the same time."""
+"""Rows per batch when there are blobs: all blobs of a batch are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddressedRows:
-    """Some rows, and the address of each."""
+    """Rows and the row address of each."""
 
     rows: pa.Table
     addresses: Addresses
 
 
 def group_by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
-    """Group rows by the fragment they lie in: its id, and the places of its rows among the addresses, in order."""
+    """Group addresses by fragment: yield each fragment id and the positions of its rows in `addresses`, in order."""
     fragments = addresses >> np.uint64(_OFFSET_BITS)
     order = np.argsort(fragments, kind="stable")
     ordered = fragments[order]
@@ -55,14 +56,14 @@ def group_by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
 
 
 def row_offsets(addresses: Addresses) -> Offsets:
-    """Return where in their fragments rows lie."""
+    """Return the row offsets of addresses."""
     offsets: Offsets = (addresses & OFFSET_MASK).astype(np.uint32)
     return offsets
 
 
 def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
-    """Return the offsets of rows by the id of their fragment."""
-    # Through an array of the standard library, which a bitmap takes without looking at each number.
+    """Return the row offsets of addresses by fragment id."""
+    # pyroaring reads an `array` as a buffer; a numpy array it would iterate element by element.
     return {
         number: BitMap(array("I", row_offsets(addresses[places]).tobytes()))
         for number, places in group_by_fragment(addresses)
@@ -70,15 +71,15 @@ def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
 
 
 def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> dict[str, pa.DataType]:
-    """Return the type of the values each SQL expression gives, by column; reads nothing.
+    """Return the Arrow type of each SQL expression, by column, without reading rows.
 
     Raises:
-        InvalidInputError: An expression cannot be understood; names it and its column.
+        InvalidInputError: An expression is invalid; the message names it and its column.
     """
     found = {}
     for column, expression in expressions.items():
         with reading_errors(f"compute {column!r} as {expression!r}"):
-            # A scan of constants alone is refused, so it is asked for addresses too.
+            # pylance refuses a scan of constants alone; the row address makes it valid.
             scanner = dataset.scanner(columns={column: expression}, with_row_address=True)
             found[column] = scanner.projected_schema.field(column).type
     return found
@@ -87,10 +88,10 @@ def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]
 def scan_computed(
     dataset: lance.LanceDataset, expressions: Mapping[str, str], where: str | None = None
 ) -> Iterator[AddressedRows]:
-    """Read the live rows that match, the columns named in `expressions` as computed by them, the others as they are.
+    """Scan the rows that match a predicate, with some columns replaced by the values of SQL expressions.
 
     Raises:
-        InvalidInputError: The condition cannot be understood, or an expression fails for some row.
+        InvalidInputError: The predicate is invalid, or an expression fails for some row.
     """
     columns = {name: expressions.get(name, quote_column(name)) for name in dataset.schema.names}
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
@@ -109,7 +110,7 @@ def scan_computed(
 def scan_addressed(
     dataset: lance.LanceDataset, columns: Sequence[str], where: str | None = None
 ) -> Iterator[AddressedRows]:
-    """Read some columns of the live rows that match, many rows at a time; without a condition, all in their order."""
+    """Scan some columns of the rows that match a predicate, in storage order, in large batches."""
     with reading_errors(f"read the columns {', '.join(columns)}"):
         scanner = dataset.scanner(
             columns=list(columns), filter=where, with_row_address=True, scan_in_order=True, batch_size=_KEYS_AT_ONCE
@@ -127,20 +128,20 @@ def scan_addressed(
 def scan_fragment(
     dataset: lance.LanceDataset, fragment_id: int, columns: Sequence[str], offsets: BitMap | None = None
 ) -> Iterator[AddressedRows]:
-    """Read some columns of the live rows of one fragment, blobs as bytes, in the order in which they lie there.
+    """Scan some columns of the live rows of one fragment in storage order, with blobs as bytes.
 
     Args:
         dataset: The version.
         fragment_id: The fragment.
-        columns: The columns wanted; there may be none.
-        offsets: The rows wanted, by where in the fragment they lie; None for all.
+        columns: The columns to read; may be empty.
+        offsets: The row offsets to read; None for all.
 
     Raises:
-        CorruptFileError: There is no such fragment.
+        CorruptFileError: The fragment does not exist.
     """
     fragment = dataset.get_fragment(fragment_id)
     if fragment is None:
-        raise CorruptFileError(dataset.uri, f"a reader does not find its fragment {fragment_id}")
+        raise CorruptFileError(dataset.uri, f"pylance does not find its fragment {fragment_id}")
     if offsets is not None and not offsets:
         return
     few = offsets is not None and len(offsets) <= _LOOKED_UP
@@ -160,7 +161,7 @@ def scan_fragment(
 
 
 def _chosen(parts: Iterator[AddressedRows], offsets: BitMap) -> Iterator[AddressedRows]:
-    """Leave out of the rows of a fragment, in order, those at other offsets."""
+    """Filter the rows of a fragment, which come in order, to those at the given offsets."""
     wanted = np.zeros(offsets.max() + 1, np.bool_)
     wanted[np.fromiter(offsets, np.int64, len(offsets))] = True
     for part in parts:
@@ -176,15 +177,15 @@ def _chosen(parts: Iterator[AddressedRows], offsets: BitMap) -> Iterator[Address
 
 
 def projected_schema(dataset: lance.LanceDataset, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema in which `scan_fragment` and `take_rows` give rows."""
+    """Return the schema of the rows that `scan_fragment` and `take_rows` return."""
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
-        # A scan of no columns at all is refused, so it is asked for addresses too.
+        # pylance refuses a scan without columns; the row address makes it valid.
         found = dataset.scanner(columns=list(columns), with_row_address=True, blob_handling="all_binary")
         return pa.schema([column for column in found.projected_schema if column.name != ROW_ADDRESS])
 
 
 def count_physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
-    """Return how many rows a fragment has, deleted ones included, by looking into its data files."""
+    """Return the number of rows of a fragment, deleted ones included, from its data files."""
     fragment = dataset.get_fragment(fragment_id)
     if fragment is None:
         raise CorruptFileError(dataset.uri, f"a reader does not find its fragment {fragment_id}")
@@ -195,16 +196,16 @@ def count_physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
 def take_rows(
     dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str], places: Positions | None = None
 ) -> pa.Table:
-    """Read some columns of live rows, in the order given, blobs as bytes.
+    """Read some columns of live rows in the order of `addresses`, with blobs as bytes.
 
     Args:
         dataset: The version.
-        addresses: Where the rows lie.
-        columns: The columns wanted.
-        places: The place of each row among all live rows, where that is known; it makes the way there shorter.
+        addresses: The row addresses.
+        columns: The columns to read.
+        places: The position of each row among all live rows, where known; `take` by position is faster.
 
     Raises:
-        CorruptFileError: There is no row at one of the addresses, or another one at one of the places.
+        CorruptFileError: An address has no row, or a position has a row with another address.
     """
     with reading_errors(f"read the columns {', '.join(columns)}"):
         if places is not None and set(columns).isdisjoint(blob_columns(dataset.schema)):
@@ -219,7 +220,8 @@ def take_rows(
 
 
 def _looked_up(dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> AddressedRows:
-    # The only way to blobs as bytes: `take` gives descriptions, and `read_blobs` misses those a branch inherited.
+    # A filtered scan is the only way to read blobs as bytes: `take` returns descriptors, and `read_blobs` does not find
+    # blobs that a branch inherited through a base path.
     scanner = dataset.scanner(
         columns=list(columns),
         filter=_at(dataset, addresses.tolist()),
@@ -230,33 +232,33 @@ def _looked_up(dataset: lance.LanceDataset, addresses: Addresses, columns: Seque
 
 
 def _at(dataset: lance.LanceDataset, addresses: Sequence[int]) -> str:
-    """Return a condition that holds for the rows at some addresses."""
+    """Return a predicate that selects the rows at some addresses."""
     if not addresses:
         return "false"
-    # Addresses are looked up, not compared row by row; but for files of the first generation that fails.
+    # pylance turns `_rowaddr IN (...)` into a look-up. For legacy files that look-up fails; the addition prevents it.
     subject = f"({ROW_ADDRESS} + 0)" if dataset.data_storage_version == _FIRST_GENERATION else ROW_ADDRESS
     return f"{subject} IN ({', '.join(map(str, addresses))})"
 
 
 def batch_size(schema: pa.Schema) -> int:
-    """Return how many rows of a schema may be in memory at the same time."""
+    """Return the number of rows of a schema to hold in memory at once."""
     return _BLOBS_AT_ONCE if blob_columns(schema) else _ROWS_AT_ONCE
 
 
 def blob_columns(schema: pa.Schema) -> list[str]:
-    """Name the columns that hold blobs, in whichever form the table's files have them."""
+    """Return the names of the blob columns, in the legacy or the present encoding."""
     return [column.name for column in schema if has_blobs(pa.schema([column])) or _LEGACY in (column.metadata or {})]
 
 
 def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell for which rows an SQL condition on the columns of several tables of as many rows each holds.
+    """Evaluate an SQL condition over the columns of several tables with equal row counts; return a mask.
 
     Args:
-        condition: Names columns as `source.value`.
-        pairs: The tables, by the name they have in the condition.
+        condition: The condition, with columns written as `source.value`.
+        pairs: The tables, by their name in the condition.
 
     Raises:
-        InvalidInputError: The condition cannot be understood.
+        InvalidInputError: The condition is invalid.
     """
     together = pa.table({name: _as_structs(table) for name, table in pairs.items()})
     found = np.zeros(together.num_rows, np.bool_)
@@ -268,7 +270,7 @@ def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndar
 
 
 def quote_column(column: str) -> str:
-    """Return a column's name as an expression of Lance SQL."""
+    """Return a column name quoted for Lance SQL."""
     return f"`{column}`"
 
 
@@ -284,6 +286,6 @@ def _as_structs(table: pa.Table) -> pa.StructArray:
 
 def _stored(column: "pa.ChunkedArray[Any]") -> "pa.Array[Any]":
     whole: Any = column.combine_chunks()
-    # Conditions are about what is stored; an extension says what it stands for.
+    # Conditions apply to storage values; DataFusion does not know extension types.
     stored: pa.Array[Any] = whole.storage if isinstance(whole, pa.ExtensionArray) else whole
     return stored

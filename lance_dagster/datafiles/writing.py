@@ -1,10 +1,8 @@
-"""Rows to data files. A file is described by a small value, and means nothing until a commit names it.
+"""Write rows to data files. A data file is described by a small value, and is part of the table once a commit names it.
 
-Rows with blobs: values so large that they may lie in files of their own, beside the data file.
-
-Only pylance's writer of fragments knows how to lay blobs out, and it takes the ids of columns from the newest version
-of `main`. So the columns have to be those of `main`; which ids they get is decided when the files are committed, as
-for any other file. It asks for the rows as a stream and splits files itself.
+Blobs are values so large that they may be stored in files of their own beside the data file. Only pylance's fragment
+writer lays them out. It takes the field ids from the newest version of `main`, so the columns have to be those of
+`main`; the ids are assigned when the files are committed, as for any other file.
 """
 
 import uuid
@@ -29,17 +27,17 @@ from lance_dagster.format.schema import BLOB, stored_field_ids
 from lance_dagster.store import sync_path
 
 FILE_VERSION = "2.2"
-"""Version of the data files of the tables this package creates."""
+"""The data file version of the tables that this package creates."""
 _WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTarget:
-    """What a process needs to write data files for a table: send it to executors.
+    """Everything a process needs to write data files for a table; it is sent to executors.
 
-    It carries the table's storage options; its repr does not show them. `base` is the base path that `data_uri`
-    belongs to, None being the table itself.
+    It contains the storage options of the table, which its repr omits because they hold secrets. `base` is the name of
+    the base path of `data_uri`; None is the table itself.
     """
 
     data_uri: str
@@ -53,7 +51,7 @@ class WriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A data file that is written and not committed. `size` is in bytes."""
+    """A data file that is written but not committed. `size` is in bytes."""
 
     name: str
     rows: int
@@ -62,9 +60,9 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class StagedFiles:
-    """Data files of one schema that are written and not committed: as good as rows for every write of a table.
+    """Data files of one schema that are written but not committed; every write of a table accepts them as rows.
 
-    `base` is the base path they lie under, as the target they were written to says; None is the table itself.
+    `base` is the name of the base path they are stored under; None is the table itself.
     """
 
     schema: pa.Schema
@@ -78,14 +76,14 @@ class StagedFiles:
 
 
 def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
-    """Write batches to as many data files as `target.max_rows` asks for; no rows, no file.
+    """Write batches to data files of at most `target.max_rows` rows; without rows, no file is written.
 
     Raises:
-        SchemaMismatchError: A batch does not fit the target's schema.
-        StoreError: The storage failed. Files finished before stay, and mean nothing.
+        SchemaMismatchError: A batch does not match the schema of the target.
+        StoreError: The storage failed. Finished files remain as orphans, which garbage collection removes.
     """
     if target.file_version not in _WRITABLE:
-        # Empty in tables from before versions were put down.
+        # Tables of early Lance releases record no version.
         version = f"of version {target.file_version!r}" if target.file_version else "older than 2.0"
         raise UnsupportedFeatureError(target.data_uri, [f"writing data files {version}, which pylance may do"])
     if has_blobs(target.schema):
@@ -124,7 +122,7 @@ def _write_blobs(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tupl
 
 
 class _OpenFile:
-    """One data file being written. Dropped without `close`, it leaves no file of its name."""
+    """A data file being written. Unless it is closed, no file of its name appears."""
 
     def __init__(self, target: WriteTarget) -> None:
         self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
@@ -144,7 +142,7 @@ class _OpenFile:
         return self._room == 0
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Write what fits and return the rest."""
+        """Write the rows that fit into the file, and return the remaining ones."""
         now = batch.slice(0, self._room)
         with storage_errors(f"write {self._path}"):
             self._writer.write_batch(now)
@@ -154,13 +152,13 @@ class _OpenFile:
     def close(self) -> StagedFile:
         with storage_errors(f"write {self._path}"):
             rows = self._writer.close()
-        # pylance does not sync: without this a power cut could tear a file that a durable commit names.
+        # pylance does not sync: after a power cut, a durable commit could reference a torn data file.
         sync_path(self._path, self._options)
         return StagedFile(self._name, rows or 0, self._writer.size_bytes or 0)
 
 
 def staged_fragments(staged: StagedFiles, fields: Sequence[Field], file_version: str) -> tuple[Fragment, ...]:
-    """Describe staged files as fragments, one per file, not yet numbered."""
+    """Return a fragment for each staged file; ids are assigned by the commit."""
     major, minor = parse_file_version(file_version)
     ids = stored_field_ids(fields, (major, minor))
     return tuple(
@@ -183,7 +181,7 @@ def staged_fragments(staged: StagedFiles, fields: Sequence[Field], file_version:
 
 
 def has_blobs(schema: pa.Schema) -> bool:
-    """Tell whether any column of a schema, nested ones included, holds blobs in files of their own."""
+    """Return whether a schema has a blob column, nested columns included."""
     return any(_is_blob(column) for column in schema)
 
 
@@ -198,10 +196,10 @@ def _is_blob(column: "pa.Field[pa.DataType]") -> bool:
 def write_blob_files(
     data_uri: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, max_rows: int, options: Mapping[str, str]
 ) -> Sequence[lance.FragmentMetadata]:
-    """Write rows with blobs to data files of a table; returns pylance's description of each.
+    """Write rows with blobs to data files of a table; return pylance's metadata of each fragment.
 
     Raises:
-        InvalidInputError: The columns are not those of `main`, or the folder is not the one of a table.
+        InvalidInputError: The columns are not those of `main`, or the folder is not `data/` of a table.
         StoreError: The storage failed.
     """
     root, _, folder = data_uri.rpartition("/")

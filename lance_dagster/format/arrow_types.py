@@ -1,15 +1,14 @@
-"""Extension types: the name and the parameters a column keeps beside its storage type, and back to the type.
+"""Map Arrow types to the logical type names of the Lance format, and back.
 
-Arrow writes both into a column's metadata when it leaves the process, and so does the format. pyarrow gives the
-parameters of types that were written in Python; those of its own it does not give away, so they are written down
-here as the list of canonical extension types says.
+A logical type is a string such as `timestamp:us:UTC`. Nested types have a logical type too; what they contain is
+described by the fields below them. Where the published list of logical types and pylance 14 differ (time zones of
+timestamps, `time32`, `map`), this module follows pylance.
 
-JSON is the one extension with a logical type of its own: text on the outside, a binary form in the data files.
+An extension type is stored as its storage type plus two metadata entries on the column: the extension's name and its
+serialized parameters. pyarrow serializes the parameters of extension types defined in Python. It does not expose those
+of its built-in types, so this module serializes them as Arrow's list of canonical extension types specifies.
 
-Logical types: the names the format gives to Arrow types, and back.
-
-Where the published list of logical types and pylance 14 differ (time zones of timestamps, `time32`, `map`), what
-pylance writes holds. Nested types have a name too; what they are made of stands in the fields below them.
+JSON is the only extension type with a logical type of its own: a string column in Arrow, a binary form on disk.
 """
 
 import json
@@ -29,15 +28,15 @@ _WITHOUT_PARAMETERS = frozenset({"arrow.uuid", "arrow.bool8", _ARROW_JSON})
 
 
 def storage_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
-    """Return the type that holds the values of an extension type; any other type as it is."""
+    """Return the storage type of an extension type, and any other type unchanged."""
     return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
 
 
 def extension_metadata(arrow: Any, column: str) -> dict[str, bytes]:  # noqa: ANN401  # no stub has its methods
-    """Return the metadata that says which extension type a column has; none for other types.
+    """Return the metadata entries that identify a column's extension type; empty for other types.
 
     Raises:
-        InvalidInputError: Nobody knows how the parameters of the type are written down.
+        InvalidInputError: The parameters of the extension type cannot be serialized.
     """
     if not isinstance(arrow, pa.BaseExtensionType):
         return {}
@@ -58,33 +57,34 @@ def _parameters(arrow: Any, column: str) -> dict[str, object]:  # noqa: ANN401  
     if isinstance(arrow, pa.OpaqueType):
         return {"type_name": arrow.type_name, "vendor_name": arrow.vendor_name}
     raise InvalidInputError(
-        f"column {column!r}: {arrow.extension_name} cannot be written down; store {arrow.storage_type}"
+        f"column {column!r}: {arrow.extension_name} cannot be serialized; store its storage type {arrow.storage_type}"
     )
 
 
 def is_json(storage: pa.DataType, metadata: dict[str, bytes]) -> bool:
-    """Tell whether a column holds JSON, by its storage type and metadata."""
+    """Return whether storage type and metadata of a column mark it as JSON."""
     name = metadata.get(EXTENSION_NAME, b"").decode("utf-8", "replace")
     text = pa.types.is_string(storage) or pa.types.is_large_string(storage)
     return (name == _ARROW_JSON and text) or (name == _LANCE_JSON and pa.types.is_large_binary(storage))
 
 
 def lance_json_metadata(metadata: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the metadata of a column of JSON as the format has it."""
+    """Return the metadata of a JSON column as it is stored in the manifest."""
     return {**metadata, EXTENSION_NAME: _LANCE_JSON.encode()}
 
 
 def arrow_json_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the metadata of a column of JSON as Arrow has it."""
+    """Return the metadata of a JSON column as Arrow represents it."""
     return {EXTENSION_METADATA.encode(): b"", **metadata, EXTENSION_NAME.encode(): _ARROW_JSON.encode()}
 
 
 def with_extension_types(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with extension types where the metadata names some that this process knows.
+    """Return a schema with extension types in place of storage types, for the extensions registered in this process.
 
     Raises:
-        ValueError: The parameters of one do not make sense.
+        ValueError: The serialized parameters of an extension type are invalid.
     """
+    # pyarrow has no public lookup of registered extension types; reading a schema back from IPC performs it.
     return pa.ipc.read_schema(schema.serialize())
 
 
@@ -115,13 +115,14 @@ _SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
     str(pa.string_view()): "string",
     str(pa.binary_view()): "binary",
 }
+# Bounded, so that a corrupt manifest cannot make `int` parse a string of millions of digits.
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
-# The codes are ignored by readers of current files; they are written because pylance writes them.
+# Readers of data files of version 2.0 and newer ignore these encoding codes; pylance writes them, so we do too.
 _PLAIN, VARIABLE_WIDTH, _DICTIONARY = 1, 2, 3
 
 
 def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  # any Arrow type
-    """Return the name of an Arrow type and the code of its encoding; `column` is for messages.
+    """Return the logical type of an Arrow type and its encoding code; `column` is used in messages.
 
     Raises:
         InvalidInputError: The format cannot hold the type.
@@ -180,10 +181,10 @@ def _nested(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no comm
 
 
 def arrow_type(name: str) -> pa.DataType | None:
-    """Return the Arrow type of a logical type without fields below it; None when the name is not known.
+    """Return the Arrow type of a logical type without child fields; None when the name is unknown.
 
     Raises:
-        ValueError: The name is known and its parameters make no sense.
+        ValueError: The name is known but its parameters are invalid.
     """
     simple = _SIMPLE.get(name)
     if simple is not None:
@@ -194,10 +195,10 @@ def arrow_type(name: str) -> pa.DataType | None:
 
 
 def nested_type(name: str, children: "list[pa.Field[Any]]") -> pa.DataType | None:
-    """Return the Arrow type of a logical type with fields below it; None for a name that is none of those.
+    """Return the Arrow type of a logical type with child fields; None when the name is not a nested type.
 
     Raises:
-        ValueError: The type needs other fields below it than there are.
+        ValueError: The number of child fields is wrong for the type.
     """
     kind, _, rest = name.partition(":")
     if name == "struct":
@@ -213,20 +214,20 @@ def nested_type(name: str, children: "list[pa.Field[Any]]") -> pa.DataType | Non
     if name.startswith(FIXED_SIZE_LIST_OF_STRUCTS):
         return pa.list_(_exactly(1, children)[0], _number(rest.rpartition(":")[2], least=1))
     if children:
-        raise ValueError(f"{kind} has no fields below it")
+        raise ValueError(f"{kind} cannot have child fields")
     return None
 
 
 def _exactly(count: int, children: "list[pa.Field[Any]]") -> "list[pa.Field[Any]]":
     if len(children) != count:
-        raise ValueError(f"it needs {count} fields below it, not {len(children)}")
+        raise ValueError(f"it needs {count} child fields, not {len(children)}")
     return children
 
 
 def _known(name: str) -> pa.DataType:
     found = arrow_type(name)
     if found is None:
-        raise ValueError(f"{name!r} is no type")
+        raise ValueError(f"{name!r} is not a logical type")
     return found
 
 
@@ -237,6 +238,7 @@ def _number(text: str, least: int = -(2**31)) -> int:
     return found
 
 
+# A time zone may itself contain a colon ("+01:00"), so the parts after the unit are joined again.
 def _timestamp(unit: Any, *zone: str) -> pa.DataType:  # noqa: ANN401  # the stubs want literal units
     name = ":".join(zone)
     return pa.timestamp(unit, None if name in ("", "-") else name)

@@ -1,8 +1,10 @@
-"""Deletion files: the offsets of the deleted rows of one fragment (table format specification, "Deletion Files").
+"""Encode and decode deletion files: the offsets of the deleted rows of one fragment.
 
-Few offsets are stored as an Arrow file with one `uint32 not null` column `row_id`, many as a Roaring bitmap; the
-threshold is pylance's. An Arrow file may be compressed, and then say in a few bytes that it holds gigabytes, so what
-it would unpack to is added up first.
+Table format specification, "Deletion Files". Few offsets are stored as an Arrow file with one `uint32 not null` column
+`row_id`, many as a Roaring bitmap; the threshold is pylance's.
+
+A compressed Arrow file of a few bytes can declare buffers of gigabytes. Decoding therefore adds up the declared
+uncompressed sizes from the FlatBuffers metadata first, and refuses a file that would expand beyond what offsets need.
 """
 
 import io
@@ -28,14 +30,14 @@ _WIDTH = 4
 _AROUND = 458
 """Bytes of an Arrow file of ours beside its values and their padding. With another number, files are parsed."""
 _MOST_PACKED = 256
-"""Offsets that are packed closer than this, as bytes unpacked for each byte of the file, are no offsets."""
+"""The largest accepted compression ratio, in uncompressed bytes per byte of the file."""
 
 
 def same_deletion_vector(one: DeletionFile | None, other: DeletionFile | None) -> bool:
-    """Tell without reading them whether two deletion files hold the same offsets; False means that they may not.
+    """Return whether two deletion files are known to hold the same offsets, without reading them.
 
-    The id is random where this package or pylance gave it. What else is in the name has to be the same too, since other
-    programs may give ids in other ways.
+    False means that they may differ. This package and pylance choose ids at random, so equal ids imply one file. Other
+    writers may number deletion files, so the read version and the row count have to be equal too.
     """
     if one is None or other is None:
         return one is other
@@ -43,7 +45,7 @@ def same_deletion_vector(one: DeletionFile | None, other: DeletionFile | None) -
 
 
 def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:
-    """Write row offsets; returns the kind of file (0 Arrow, 1 bitmap) and its bytes."""
+    """Encode row offsets; return the kind of file (0 Arrow, 1 bitmap) and its bytes."""
     bitmap = BitMap(offsets)
     if len(bitmap) >= _BITMAP_FROM:
         return BITMAP_FILE, bitmap.serialize()
@@ -72,7 +74,7 @@ def _around(count: int) -> tuple[bytes, bytes]:
 
 
 def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
-    """Read row offsets; `path` is for messages.
+    """Decode row offsets; `path` is used in messages.
 
     Raises:
         CorruptFileError: The bytes are not a deletion file of that kind.
@@ -108,7 +110,7 @@ def _of_own(data: bytes) -> bytes | None:
 
 def _from_arrow(data: bytes) -> BitMap:
     if not (data.startswith(_MAGIC) and data.endswith(_MAGIC)):
-        raise ValueError("it is no Arrow file")
+        raise ValueError("it is not an Arrow file")
     unpacked = _unpacked_size(data)
     if unpacked > _MOST_PACKED * len(data):
         raise ValueError(f"{len(data)} bytes would unpack to {unpacked}")
@@ -120,16 +122,20 @@ def _from_arrow(data: bytes) -> BitMap:
             offsets = reader.get_batch(number).column(0)
             if offsets.null_count:
                 raise ValueError("it holds nulls")
+            # pyroaring reads an `array` as a buffer; a numpy array it would iterate element by element.
             found.update(array("I", offsets.to_numpy().tobytes()))
     return found
 
 
 def _unpacked_size(file: bytes) -> int:
-    """Add up what the buffers of all record batches say they unpack to (Arrow columnar format, "Compression")."""
+    """Return the sum of the declared uncompressed sizes of all buffers (Arrow columnar format, "Compression").
+
+    The metadata is parsed by hand: pyarrow decompresses when it opens a batch, which is what must not happen yet.
+    """
     data = memoryview(file)
     end = len(data) - len(_MAGIC) - 4
     footer = data[end - _read("<i", data, end) : end]
-    # The batches are the fourth field of the footer: for each where it is, and how much of that is its description.
+    # `recordBatches` is the fourth field of the footer: a vector of 24-byte blocks (offset, metadata length, body).
     batches = _field(footer, _follow(footer, 0), 3)
     place = _follow(footer, batches) if batches else 0
     total = 0
@@ -143,8 +149,7 @@ def _unpacked_size(file: bytes) -> int:
 
 
 def _of_batch(metadata: memoryview, body: memoryview) -> int:
-    # The header of a message is its third field; a batch has its buffers in the third, and how they are compressed
-    # in the fourth.
+    # The header is the third field of a Message; `buffers` and `compression` are the third and fourth of a RecordBatch.
     header = _follow(metadata, _field(metadata, _follow(metadata, 0), 2))
     buffers, compressed = _field(metadata, header, 2), _field(metadata, header, 3)
     if not buffers:
@@ -161,7 +166,7 @@ def _of_batch(metadata: memoryview, body: memoryview) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Return where a field of a FlatBuffers table is, 0 when it is left out."""
+    """Return the position of a field of a FlatBuffers table, 0 when the field is absent."""
     layout = table - _read("<i", data, table)
     known = 4 + 2 * number < _read("<H", data, layout)
     offset = _read("<H", data, layout + 4 + 2 * number) if known else 0

@@ -1,7 +1,7 @@
-"""How the fields of a table change: arithmetic on schemas, without a row in sight.
+"""Schema evolution: functions from the fields of a table to its changed fields.
 
-A field is known by its id. Renaming, moving or describing one keeps the id, so files stay as they are; a field with
-other values gets a new one. Fields stand in depth-first order, so a column and what is inside it are neighbours.
+A field is identified by its id. Renaming, moving or annotating a field keeps the id, so its data files stay valid; a
+field whose values change gets a new id. Fields are listed in depth-first order: a column is followed by its children.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,22 +17,25 @@ Fields = tuple[Field, ...]
 
 
 def next_field_id(manifest: Manifest) -> int:
-    """Return the smallest id above that of every field a table has, or has values of in some file."""
+    """Return the smallest id above every field id of the schema and of the data files.
+
+    Data files may still hold values of dropped columns: a new column with such an id would read those values.
+    """
     used = [field.id for field in manifest.fields]
     used += [max(file.fields, default=-1) for fragment in manifest.fragments for file in fragment.files]
     return max([*used, manifest.max_allocated_field_id or -1]) + 1
 
 
 def find_field(fields: Sequence[Field], path: str) -> Field:
-    """Return the field a path names: a column, or `column.field` for one inside a struct.
+    """Return the field at a path: a column, or `column.field` for a field of a struct.
 
     Raises:
-        InvalidInputError: There is none; names those there are.
+        InvalidInputError: There is no such field; the message lists the existing ones.
     """
     parent, rest = -1, path
     while True:
         level = {field.name: field for field in fields if field.parent_id == parent}
-        # A name may itself contain a dot: the longest one that fits is meant.
+        # A field name may itself contain a dot, so the longest matching name wins.
         fitting = [name for name in level if rest == name or rest.startswith(f"{name}.")]
         if not fitting:
             where = "the table" if parent < 0 else f"{path.removesuffix(rest).rstrip('.')!r}"
@@ -44,7 +47,7 @@ def find_field(fields: Sequence[Field], path: str) -> Field:
 
 
 def subtree(fields: Sequence[Field], field: Field) -> Fields:
-    """Return a field and everything inside it, in order."""
+    """Return a field and its descendants, in depth-first order."""
     ids = {field.id}
     for other in fields:
         if other.parent_id in ids:
@@ -53,26 +56,26 @@ def subtree(fields: Sequence[Field], field: Field) -> Fields:
 
 
 def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
-    """Return the fields with more columns behind them, numbered from `first_id`.
+    """Return the fields followed by new columns, whose ids start at `first_id`.
 
     Raises:
-        InvalidInputError: A name is empty, taken, or given twice; or an Arrow type cannot be stored.
+        InvalidInputError: A name is empty, taken or duplicated, or an Arrow type cannot be stored.
     """
     if not len(columns):
         raise InvalidInputError("no column to add was given")
     taken = {field.name for field in fields if field.parent_id < 0}
     for name in columns.names:
         if not name or name in taken or columns.names.count(name) > 1:
-            said = "a column needs a name" if not name else f"there is a column {name!r} already"
-            raise InvalidInputError(f"{said}; another one needs a name of its own")
+            problem = "a column needs a name" if not name else f"there is a column {name!r} already"
+            raise InvalidInputError(f"{problem}; another one needs a name of its own")
     return (*fields, *renumber_fields(fields_from_arrow(columns), first_id))
 
 
 def drop_fields(fields: Fields, paths: Iterable[str]) -> Fields:
-    """Return the fields without some columns, or fields inside columns.
+    """Return the fields without some columns, or without some fields of structs.
 
     Raises:
-        InvalidInputError: A path names nothing, or nothing would be left of the table or of a struct.
+        InvalidInputError: A path does not exist, or the table or a struct would be left without fields.
     """
     gone: set[int] = set()
     for path in paths:
@@ -96,10 +99,10 @@ def drop_fields(fields: Fields, paths: Iterable[str]) -> Fields:
 
 
 def rename_field(fields: Fields, path: str, name: str) -> Fields:
-    """Return the fields with one of another name.
+    """Return the fields with one field renamed.
 
     Raises:
-        InvalidInputError: The path names nothing, or the new name is empty or taken.
+        InvalidInputError: The path does not exist, or the new name is empty or taken.
     """
     field = find_field(fields, path)
     siblings = {other.name for other in fields if other.parent_id == field.parent_id and other.id != field.id}
@@ -113,7 +116,7 @@ def reorder_columns(fields: Fields, names: Sequence[str]) -> Fields:
     """Return the fields with the columns in another order.
 
     Raises:
-        InvalidInputError: The names are not those of all columns, each once.
+        InvalidInputError: The names do not list every column exactly once.
     """
     columns = {field.name: field for field in fields if field.parent_id < 0}
     if sorted(names) != sorted(columns):
@@ -125,19 +128,19 @@ def reorder_columns(fields: Fields, names: Sequence[str]) -> Fields:
 
 
 def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
-    """Return the fields with one that may be null, or may not.
+    """Return the fields with one field made nullable or not nullable.
 
     Raises:
-        InvalidInputError: The path names nothing.
+        InvalidInputError: The path does not exist.
     """
     return _with(fields, replace(find_field(fields, path), nullable=nullable))
 
 
 def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) -> tuple[Fields, Fields]:
-    """Return the fields with a column of another type, in the same place, and the fields of the new column alone.
+    """Return the fields with one column of another type at the same position, and the fields of that column alone.
 
     Raises:
-        InvalidInputError: The path names nothing, or no column; or the Arrow type cannot be stored.
+        InvalidInputError: The path does not exist or is not a column, or the Arrow type cannot be stored.
     """
     field = find_field(fields, path)
     if field.parent_id >= 0:
@@ -146,8 +149,8 @@ def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) ->
     column = pa.field(field.name, arrow, field.nullable, dict(metadata) or None)
     made = renumber_fields(fields_from_arrow(pa.schema([column])), first_id)
     old = {other.id for other in subtree(fields, field)}
-    place = next(place for place, other in enumerate(fields) if other.id == field.id)
-    return (*fields[:place], *made, *(other for other in fields[place:] if other.id not in old)), made
+    position = next(position for position, other in enumerate(fields) if other.id == field.id)
+    return (*fields[:position], *made, *(other for other in fields[position:] if other.id not in old)), made
 
 
 def _with(fields: Fields, changed: Field) -> Fields:

@@ -1,11 +1,10 @@
-"""What columns Lance can write into data files and read back: less than what a schema can say.
+"""Versions of data files, and which columns files of a version can store.
 
-pylance takes some schemas and fails, or even crashes, when the first rows are written or read. A table is better
-refused before it exists. The rules are what pylance 14 was seen to do; a test tries each of them on pylance itself.
+pylance accepts some schemas and then fails, or crashes, when the first rows are written or read. This module refuses
+such a schema before the table exists. The rules record observed behaviour of pylance 14; a test tries each of them on
+pylance itself.
 
-Versions of data files. Before 2.0 they were numbered otherwise, or not at all.
-
-A file of the first format is 0.0, 0.1 or 0.2, and one of the second was 0.3 before it was 2.0.
+A data file of the legacy format says version 0.0, 0.1 or 0.2; early files of format 2.0 say 0.3.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
     """Refuse columns that data files of a version cannot hold.
 
     Raises:
-        InvalidInputError: Names the column and what cannot be stored.
+        InvalidInputError: A column cannot be stored; the message names it.
     """
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
@@ -46,14 +45,14 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
 
 
 def parse_file_version(file_version: str) -> tuple[int, int]:
-    """Return the version of data files as two numbers.
+    """Return the major and minor number of a version of data files.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: The string is not a version.
     """
     major, dot, minor = file_version.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise InvalidInputError(f"{file_version!r} is no version of data files; it has to be one such as '2.2'")
+        raise InvalidInputError(f"{file_version!r} is not a version of data files such as '2.2'")
     return int(major), int(minor)
 
 
@@ -116,17 +115,17 @@ def _path_of(field: Field, by_id: Mapping[int, Field]) -> str:
 
 
 LEGACY_FILE_VERSION = "0.1"
-"""The first format, whose files only pylance reads and writes, and only as parts of a table."""
+"""The legacy format. Only pylance reads and writes such files, and only as parts of a table."""
 _SECOND = "2.0"
 
 
 def data_file_version(file: DataFile) -> str:
-    """Return the version of a data file, as tables are told theirs."""
+    """Return the version of a data file in the spelling of `Manifest.file_version`."""
     return file_version_name(file.major, file.minor)
 
 
 def file_version_name(major: int, minor: int) -> str:
-    """Return the version that stands in a file as two numbers, as tables are told theirs."""
+    """Return the version for the two numbers in a data file, in the spelling of `Manifest.file_version`."""
     if major == 0:
         return LEGACY_FILE_VERSION if minor <= 2 else _SECOND  # noqa: PLR2004 - 0.2 is the last of the first format
     return f"{major}.{minor}"

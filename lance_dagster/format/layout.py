@@ -1,23 +1,21 @@
-"""Where files of a table lie (storage layout, branch and tag specifications).
+"""Paths of a table's files, and parsing of their names (storage layout, branch and tag specifications).
 
-    {root}/_versions/{2^64-1-version:020}.manifest     so that the newest version is listed first
+    {root}/_versions/{2^64-1-version:020}.manifest     inverted: the newest version sorts first
     {root}/_transactions/{read version}-{uuid}.txn
     {root}/_deletions/{fragment}-{read version}-{id}.arrow|bin
     {root}/data/*.lance                                 data files of main and of every branch this package writes
-    {root}/_refs/branches/{name, "/" as %2F}.json       names in other alphabets are percent-encoded too
+    {root}/_refs/branches/{name, "/" as %2F}.json       non-ASCII names are percent-encoded too
     {root}/_refs/tags/{name}.json
     {root}/_refs/deleted/{name}@{version}@{seconds}@{id}
-                                                        which numbers a branch of that name had, while that matters
-    {root}/_refs/protection.json                        which names are protected
+                                                        branch fence: versions a deleted branch had
+    {root}/_refs/protection.json                        protection rules of branches and tags
     {root}/tree/{branch name}/                          a branch: the same folders again
 
 All paths here are relative to the table's root, with "/" between segments. `format.validation` says how branches and
 tags may be called.
 
-Names of files and folders that come out of a file: which of them stay where they belong.
-
-A table can be written by anybody who may write to its folder. A name in it that leads out of the folder would make
-this package read, or copy, files of whoever runs it.
+Paths that were read from a file are untrusted: anybody with write access to the table can put `../` into a manifest,
+and this package would then read or copy files of the user who runs it. `is_file_name` and `is_path_inside` check them.
 """
 
 import re
@@ -47,32 +45,32 @@ DELETION_SUFFIXES = {0: "arrow", 1: "bin"}
 
 
 def manifest_name(version: int) -> str:
-    """Return the file name of a version: numbers run backwards, so that a listing starts with the newest."""
+    """Return the V2 manifest name: versions are inverted, so that an ordered listing starts with the newest."""
     return f"{_MAX_VERSION - version:020d}.manifest"
 
 
 def parse_manifest_name(name: str) -> int | None:
-    """Return the version a file name in `_versions/` stands for; None for temporary files, hints and the like."""
+    """Return the version of a V2 manifest name; None for any other name (temporary files, version hint)."""
     match = _MANIFEST_NAME.fullmatch(name)
     return _MAX_VERSION - int(match[1]) if match and int(match[1]) <= _MAX_VERSION else None
 
 
 def manifest_name_v1(version: int) -> str:
-    """Return the file name of a version in the first naming scheme."""
+    """Return the V1 manifest name."""
     return f"{version}.manifest"
 
 
 def parse_manifest_name_v1(name: str) -> int | None:
-    """Return the version a file name of the first naming scheme stands for; None for any other name."""
+    """Return the version of a V1 manifest name; None for any other name."""
     match = _OLD_MANIFEST_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def parse_manifest_names(names: Iterable[str]) -> tuple[list[int], list[int]]:
-    """Return the versions in a listing, by names of the present scheme and of the first one, in the listing's order."""
+    """Return the versions of the V2 names and of the V1 names in a listing of `_versions/`, in the listing's order."""
     present, old = [], []
     for name in names:
-        # Told by their length: a folder may hold very many versions, and hardly anything else.
+        # Compare lengths before matching: a folder may hold very many manifests, and few other files.
         if len(name) == _MANIFEST_NAME_LENGTH:
             number = parse_manifest_name(name)
             if number is not None:
@@ -83,12 +81,12 @@ def parse_manifest_names(names: Iterable[str]) -> tuple[list[int], list[int]]:
 
 
 def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
-    """Return the names of a listing among which the newest version's is: very few when all are of the present scheme.
+    """Return a subset of a listing that contains the newest version: a single name when all are V2.
 
-    Where names are of both schemes, some of each are returned.
+    In a folder with both schemes, names of both are returned, so that the caller still detects the mixture.
     """
     others = [name for name in names if len(name) != _MANIFEST_NAME_LENGTH]
-    # The names of detached versions are as long; they begin with a letter, which comes after every digit.
+    # Detached versions (`d...manifest`) have the same length; they start with a letter, which sorts after digits.
     newest = min((name for name in names if len(name) == _MANIFEST_NAME_LENGTH), default=None)
     if newest is None:
         return others
@@ -96,7 +94,7 @@ def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
 
 
 def branch_root(branch: str) -> str:
-    """Return the folder a branch's versions lie under: empty for `main`."""
+    """Return the root folder of a branch, relative to the table's root: empty for `main`."""
     return "" if branch == MAIN else f"tree/{branch}"
 
 
@@ -106,7 +104,7 @@ def join(*parts: str) -> str:
 
 
 def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:
-    """Return the path of a deletion file, relative to the root it lies under."""
+    """Return the path of a deletion file, relative to the root of its base path."""
     suffix = DELETION_SUFFIXES[deletion.kind]
     return f"{DELETIONS}/{fragment_id}-{deletion.read_version}-{deletion.id}.{suffix}"
 
@@ -122,17 +120,17 @@ def tag_file(name: str) -> str:
 
 
 def parse_branch_file_name(file_name: str) -> str | None:
-    """Return the branch a file in `_refs/branches/` describes, or None when it is not a branch's file."""
+    """Return the branch of a file name in `_refs/branches/`; None for any other file."""
     return _decoded(file_name[:-5]) if file_name.endswith(".json") else None
 
 
 def parse_tag_file_name(file_name: str) -> str | None:
-    """Return the tag a file in `_refs/tags/` describes, or None when it is not a tag's file."""
+    """Return the tag of a file name in `_refs/tags/`; None for any other file."""
     return _decoded(file_name[:-5]) if file_name.endswith(".json") else None
 
 
 def _encoded(name: str) -> str:
-    """Return a name as a part of a file's name: "/" and other alphabets percent-encoded."""
+    """Percent-encode "/" and non-ASCII characters, as pylance does for the file names of refs."""
     return "".join(chr(byte) if chr(byte) in _PLAIN else f"%{byte:02X}" for byte in name.encode(errors="replace"))
 
 
@@ -142,12 +140,12 @@ def _decoded(text: str) -> str:
 
 
 def branch_fence_file(name: str, newest: int, seconds: int, branch_id: str) -> str:
-    """Return the path of the file that says up to which number a deleted branch had versions, and when it was."""
+    """Return the path of a branch fence: the newest version of a deleted branch, and when it was deleted."""
     return f"{DELETED_BRANCHES}/{_encoded(name)}@{newest}@{seconds}@{branch_id}"
 
 
 def parse_branch_fence(file_name: str) -> tuple[str, int, int, str] | None:
-    """Return the branch, number, time and branch id in the name of a file in `_refs/deleted/`; None for other names."""
+    """Return the branch, newest version, time in seconds and branch id of a branch fence; None for other names."""
     match = _FENCE_NAME.fullmatch(file_name)
     return (_decoded(match[1]), int(match[2]), int(match[3]), match[4]) if match else None
 
@@ -156,12 +154,12 @@ _LONGEST = 1024
 
 
 def is_file_name(name: str) -> bool:
-    """Tell whether a name is that of a file directly in some folder."""
+    """Return whether a name denotes a file directly in a folder, without separators."""
     return "/" not in name and "\\" not in name and is_path_inside(name)
 
 
 def is_path_inside(path: str) -> bool:
-    """Tell whether a path with "/" between segments stays below the folder it starts from."""
+    """Return whether a relative path stays below the folder it is resolved against."""
     if len(path) > _LONGEST or "\0" in path or not path.isprintable():
         return False
     return all(segment not in ("", ".", "..") for segment in path.split("/"))

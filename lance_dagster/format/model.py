@@ -1,8 +1,8 @@
-"""The values a manifest is made of, as frozen dataclasses.
+"""The values a manifest consists of, as frozen dataclasses.
 
 Every field of the format that this package reads is here, under the format's own name where that name is clear, and
-survives a read-change-write. What is not here is refused when it is looked at (see `codec`), so nothing is lost
-silently.
+survives a read-modify-write cycle. What has no place here is refused when it is decoded (see `codec`), so that nothing
+is dropped silently.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from typing import Protocol, overload
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 
 TOMBSTONE_FIELD = -2
-"""Stands in `DataFile.fields` for a column that no longer exists."""
+"""The field id in `DataFile.fields` that marks a column which was removed from the file."""
 _UNCOUNTED = "fragments without a number of rows, as pylance before 0.8 wrote them (one commit by pylance counts them)"
 
 
 class Flag(IntFlag):
-    """The feature bits of a manifest that this package knows (table format specification, "Feature Flags")."""
+    """The feature flags of a manifest that this package supports (table format specification, "Feature Flags")."""
 
     DELETION_FILES = 1
     STABLE_ROW_IDS = 2
@@ -32,7 +32,7 @@ class Flag(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One column, or one node inside a nested column. Fields of a schema stand in depth-first order."""
+    """A column, or a node inside a nested column. The fields of a schema are listed in depth-first order."""
 
     id: int
     name: str
@@ -52,7 +52,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasePath:
-    """Another root under which files of this table may be found."""
+    """A root folder, besides the table's own, under which files of the table are stored."""
 
     id: int
     path: str
@@ -62,9 +62,9 @@ class BasePath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One `.lance` file of a fragment: the fields it holds, and in which of its columns; `size` in bytes, 0 if unknown.
+    """A `.lance` file of a fragment: its field ids, the column index of each, and its size in bytes (0 if unknown).
 
-    `base_id` names the `BasePath` the file lies under; None is the table itself.
+    `base_id` is the id of the `BasePath` the file is stored under; None is the branch's own folder.
     """
 
     path: str
@@ -78,7 +78,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionFile:
-    """Where the deletion vector of a fragment is stored. `kind` is 0 for an Arrow file, 1 for a Roaring bitmap."""
+    """The file that stores the deletion vector of a fragment. `kind` is 0 for an Arrow file, 1 for a Roaring bitmap."""
 
     kind: int
     read_version: int
@@ -91,7 +91,7 @@ class DeletionFile:
 class Fragment:
     """A horizontal slice of rows: data files and at most one deletion file.
 
-    The three sequences are kept as the bytes the format stores; `codec.rows` reads and writes them.
+    The three sequences stay encoded as the format stores them; `codec.row_sequences` decodes and encodes them.
     """
 
     id: int
@@ -104,10 +104,10 @@ class Fragment:
 
     @property
     def rows(self) -> int:
-        """Rows that are not deleted.
+        """The number of rows that are not deleted.
 
         Raises:
-            UnsupportedFeatureError: It does not say how many there are.
+            UnsupportedFeatureError: The fragment does not record its number of rows.
         """
         if not self.has_row_count:
             raise UnsupportedFeatureError(f"fragment {self.id}", [_UNCOUNTED])
@@ -115,20 +115,20 @@ class Fragment:
 
     @property
     def has_row_count(self) -> bool:
-        """Whether it says how many rows it has, and how many are deleted; old programs left both out."""
+        """Whether the fragment records its rows and deleted rows; old writers left both out."""
         return bool(self.physical_rows or not self.files) and (self.deletion is None or self.deletion.deleted_rows > 0)
 
     @property
     def file_names(self) -> frozenset[str]:
-        """Names of the data files: what identifies a fragment across branches, where ids do not."""
+        """The names of the data files, which identify a fragment across branches; each branch assigns its own ids."""
         return frozenset(file.path for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentsSummary:
-    """What is known of many fragments without reading each: ids in order, live rows, whether any has deletions.
+    """What is known of many fragments without decoding each: ids in order, live rows, whether any has deletions.
 
-    Without `has_row_counts`, one of them does not say how many rows it has, and `rows` means nothing.
+    Unless `has_row_counts`, some fragment does not record its number of rows, and `rows` is meaningless.
     """
 
     ids: Sequence[int]
@@ -138,30 +138,29 @@ class FragmentsSummary:
 
 
 class FragmentDecoder(Protocol):
-    """Reads encoded fragments. Its errors name the file the bytes came from, which is `path`."""
+    """Decodes fragments. Errors name `path`, the file the bytes were read from."""
 
     path: str
 
     def decode(self, data: bytes) -> Fragment:
-        """Read one fragment."""
+        """Decode one fragment."""
 
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
-        """Read of each fragment what an `FragmentsSummary` says."""
+        """Summarize fragments without decoding each of them."""
 
 
 class Fragments(Sequence[Fragment]):
-    """The fragments of a version or an operation, in their order. Never changes; equal to any sequence of the same.
+    """The fragments of a version or an operation, in order: an immutable sequence, decoded lazily.
 
-    A version may have tens of thousands of fragments, and most of what is done with it (counting rows, adding some,
-    taking one out) has to know little about most of them. So an item may stay encoded: a commit writes the bytes it
-    read, whatever they hold, and only a fragment that is looked at becomes a `Fragment`, or is refused for what is
-    unknown in it.
+    A version may have tens of thousands of fragments, and most operations (counting rows, appending, removing one
+    fragment) need few of them decoded. So an item stays encoded until it is accessed. A commit writes back the bytes
+    it read, whatever they contain; a fragment with unknown content is refused only when it is accessed.
     """
 
     __slots__ = ("_checked", "_decoder", "_found", "_items", "_outline", "_positions")
 
     def __init__(self, items: Iterable[Fragment | bytes] = (), decoder: FragmentDecoder | None = None) -> None:
-        """Hold fragments; those given as bytes are read by `decoder`."""
+        """Hold fragments; items given as bytes are decoded by `decoder` on access."""
         self._items = list(items)
         self._decoder = decoder
         self._outline: FragmentsSummary | None = None
@@ -171,12 +170,12 @@ class Fragments(Sequence[Fragment]):
 
     @property
     def items(self) -> Sequence[Fragment | bytes]:
-        """The fragments as they are held, for whoever writes them."""
+        """The items as they are held, encoded or decoded, for the encoder."""
         return self._items
 
     @property
     def decoder(self) -> FragmentDecoder | None:
-        """What reads the items that are encoded."""
+        """The decoder of encoded items."""
         return self._decoder
 
     @property
@@ -186,14 +185,14 @@ class Fragments(Sequence[Fragment]):
 
     @property
     def rows(self) -> int:
-        """Rows that are not deleted.
+        """The number of rows that are not deleted.
 
         Raises:
-            UnsupportedFeatureError: A fragment does not say how many there are.
+            UnsupportedFeatureError: A fragment does not record its number of rows.
         """
         outline = self._outlined()
         if not outline.has_row_counts:
-            # Counted as none, rows would be lost without a word.
+            # Treating the missing number as 0 would hide rows without any error.
             raise UnsupportedFeatureError(self._decoder.path if self._decoder else "a change", [_UNCOUNTED])
         return outline.rows
 
@@ -211,13 +210,13 @@ class Fragments(Sequence[Fragment]):
     @overload
     def __getitem__(self, index: slice) -> "Fragments": ...
     def __getitem__(self, index: int | slice) -> "Fragment | Fragments":
-        """Return one fragment, or some, those still encoded."""
+        """Return one fragment decoded, or a slice that stays encoded."""
         if isinstance(index, slice):
             return Fragments(self._items[index], self._decoder)
         return self._read(self._items[index])
 
     def __iter__(self) -> Iterator[Fragment]:
-        """Read one fragment after the other."""
+        """Decode one fragment after the other."""
         return map(self._read, self._items)
 
     def __eq__(self, other: object) -> bool:
@@ -226,24 +225,25 @@ class Fragments(Sequence[Fragment]):
             return True
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as any sequence that may be long
+    __hash__ = None  # type: ignore[assignment]  # equality compares content, which is too long to hash
 
     def __repr__(self) -> str:
         """Show the fragments."""
         return f"Fragments({list(self)!r})"
 
     def find(self, number: int) -> Fragment | None:
-        """Return the fragment of an id, or None."""
+        """Return the fragment with an id, or None."""
         if number not in self._found and number in self._by_id():
             self._found[number] = self[self._by_id()[number]]
         return self._found.get(number)
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
-        """Return these fragments and more behind them."""
+        """Return these fragments followed by more."""
         new = list(more)
         result = Fragments([*self._items, *new], self._decoder)
         known = self._outline
         if known is not None:
+            # A summary that exists is extended: the next access would otherwise parse all fragments again.
             extra = _outline_of(new)
             ids = [*known.ids, *extra.ids]
             result._outline = FragmentsSummary(
@@ -255,10 +255,10 @@ class Fragments(Sequence[Fragment]):
         return result
 
     def changed(self, removed: Collection[int], updated: Mapping[int, Fragment]) -> "Fragments":
-        """Return these fragments without some, and others in their new form, in the same places.
+        """Return these fragments without the removed ids, and with the updated ones replaced at their positions.
 
         Raises:
-            InvalidInputError: One of the ids is not here.
+            InvalidInputError: An id does not exist.
         """
         positions = self._by_id()
         missing = sorted(number for number in {*removed, *updated} if number not in positions)
@@ -272,7 +272,7 @@ class Fragments(Sequence[Fragment]):
         return Fragments(kept, self._decoder)
 
     def check_once(self, check: Callable[["Fragments"], None]) -> None:
-        """Call a function that raises when something is wrong, unless it returned before."""
+        """Call a check that raises when something is wrong; after it has returned once, it is not called again."""
         if not self._checked:
             check(self)
             self._checked = True
@@ -321,7 +321,7 @@ def _outline_of(fragments: Sequence[Fragment]) -> FragmentsSummary:
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """A file of an index. `path` is relative to the index's folder, `size` in bytes."""
+    """A file of an index: its path relative to the folder of the index, and its size in bytes."""
 
     path: str
     size: int
@@ -329,10 +329,11 @@ class IndexFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexMetadata:
-    """One index, or one segment of it, and which fragments it covers.
+    """An index, or one segment of it, and the fragments it covers.
 
-    `uuid` names its folder under `_indices/`, `bitmap` is a Roaring bitmap of fragment ids (None when it is not
-    recorded), `details` a message of the kind of index as type and bytes, `created_at` in milliseconds since 1970 UTC.
+    `uuid` is the name of its folder under `_indices/`, `bitmap` a Roaring bitmap of the covered fragment ids (None when
+    it is not recorded), `details` a message specific to the index type (type URL and bytes), `created_at` the time in
+    milliseconds since 1970 UTC.
     """
 
     uuid: str
@@ -352,7 +353,7 @@ class IndexMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterVersion:
-    """Who wrote a manifest. Older readers need `version` to be plain `major.minor.patch`."""
+    """The program that wrote a manifest. Older readers require `version` to be `major.minor.patch` without suffix."""
 
     library: str
     version: str
@@ -362,9 +363,10 @@ class WriterVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One version of a table, whole. `timestamp` is in nanoseconds since 1970 UTC.
+    """One version of a table. `timestamp` is in nanoseconds since 1970 UTC.
 
-    `index_section` holds the bytes of the index section as they were read; `codec.decode_indices` looks inside.
+    `index_section` stays encoded, so that a commit that does not change indices writes the same bytes;
+    `codec.decode_indices` decodes it.
     """
 
     version: int
@@ -391,12 +393,12 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Rows that are not deleted."""
+        """The number of rows that are not deleted."""
         return self.fragments.rows
 
     @property
     def stable_row_ids(self) -> bool:
-        """Whether rows keep their id when they move to another fragment."""
+        """Whether rows keep their row id when they move to another fragment."""
         return bool(self.writer_flags & Flag.STABLE_ROW_IDS)
 
     @property

@@ -1,7 +1,7 @@
-"""Schemas: the columns of an Arrow schema as Lance fields with ids, and back.
+"""Convert Arrow schemas to Lance fields with ids, and back; validate and number fields.
 
-Fields are listed in depth-first order and numbered in that order at creation. A fixed-size list of primitives is one
-field without children. What a data file holds a column for follows from the fields: see `stored_field_ids`.
+Fields are listed in depth-first order and numbered in that order when a table is created. A fixed-size list of
+primitives is one field without children. `stored_field_ids` derives which fields own a column of a data file.
 """
 
 import re
@@ -19,7 +19,7 @@ from lance_dagster.format.transaction import MapUpdate
 
 ArrowField: TypeAlias = "pa.Field[Any]"
 BLOB = "lance.blob.v2"
-"""The extension name of a column whose values lie in files of their own."""
+"""The extension name of blob columns, whose large values are stored in separate files."""
 _PRIMARY_KEY = "lance-schema:unenforced-primary-key"
 _CLUSTERING_KEY = "lance-schema:unenforced-clustering-key"
 _POSITION = re.compile(rb"\+?0*([0-9]{1,10})")
@@ -30,11 +30,11 @@ _PACKED = ("lance-encoding:packed", "packed")
 
 
 def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
-    """Give the columns of an Arrow schema ids, depth-first from 0.
+    """Return the fields of an Arrow schema, numbered depth-first from 0.
 
     Raises:
-        InvalidInputError: A column has a type the format cannot hold, a name that is taken or cannot be read back, or
-            metadata that is no text.
+        InvalidInputError: The format cannot store the type of a column, a name is duplicated or cannot be read back, or
+            metadata is not UTF-8.
     """
     _check_unique("column", schema.names)
     found: list[Field] = []
@@ -46,10 +46,10 @@ def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
 
 
 def schema_metadata_from_arrow(schema: pa.Schema) -> dict[str, bytes]:
-    """Return the metadata of an Arrow schema as the format keeps it.
+    """Return the metadata of an Arrow schema as the manifest stores it.
 
     Raises:
-        InvalidInputError: Some of it is no text.
+        InvalidInputError: A key or value is not UTF-8.
     """
     return _text(schema.metadata, "the schema")
 
@@ -57,11 +57,11 @@ def schema_metadata_from_arrow(schema: pa.Schema) -> dict[str, bytes]:
 def arrow_from_fields(
     fields: Sequence[Field], metadata: Mapping[str, bytes] | None = None, path: str = "the schema of a table"
 ) -> pa.Schema:
-    """Rebuild the Arrow schema of a table; `path` is for messages.
+    """Return the Arrow schema of a table; `path` is used in messages.
 
     Raises:
-        UnsupportedFeatureError: A logical type is not known.
-        CorruptFileError: The fields do not make a schema.
+        UnsupportedFeatureError: A logical type is unknown.
+        CorruptFileError: The fields do not form a valid schema.
     """
     check_field_tree(fields, path)
     children: dict[int, list[Field]] = {}
@@ -76,53 +76,57 @@ def arrow_from_fields(
     try:
         return arrow_types.with_extension_types(schema)
     except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
-        raise CorruptFileError(path, f"an extension type in its schema makes no sense: {error}") from error
+        raise CorruptFileError(path, f"an extension type in its schema is invalid: {error}") from error
 
 
 def check_field_tree(fields: Sequence[Field], path: str) -> None:
-    """Refuse fields that do not make trees; `path` is for messages.
+    """Refuse fields that do not form trees; `path` is used in messages.
 
     Raises:
-        CorruptFileError: Two fields have one id, or one lies below a field that is not there, or in a circle.
+        CorruptFileError: Two fields share an id, the parent of a field is missing, or the parents form a cycle.
     """
     parents = _parents(fields, path)
     depths = {-1: 0}
     for field in fields:
-        above: list[int] = []
-        place = field.id
-        while place not in depths:
-            above.append(place)
-            if place not in parents or len(above) > _MAX_DEPTH:
-                problem = "is nowhere" if place not in parents else f"is nested in itself, or {_MAX_DEPTH} levels deep"
-                raise CorruptFileError(path, f"in its schema, what field {field.id} ({field.name!r}) is in {problem}")
-            place = parents[place]
-        depth = depths[place]
-        for place in reversed(above):
+        # Walk up to the nearest ancestor of known depth. Iterative, because a corrupt manifest can chain thousands of
+        # fields, and bounded, because it can make them a cycle.
+        ancestors: list[int] = []
+        current = field.id
+        while current not in depths:
+            ancestors.append(current)
+            if current not in parents or len(ancestors) > _MAX_DEPTH:
+                missing = current not in parents
+                problem = "does not exist" if missing else f"is nested in itself, or {_MAX_DEPTH} levels deep"
+                where = f"in its schema, the parent of field {field.id} ({field.name!r})"
+                raise CorruptFileError(path, f"{where} {problem}")
+            current = parents[current]
+        depth = depths[current]
+        for ancestor in reversed(ancestors):
             depth += 1
-            depths[place] = depth
+            depths[ancestor] = depth
         if depth > _MAX_DEPTH:
             raise CorruptFileError(path, f"in its schema, field {field.id} ({field.name!r}) is {depth} levels deep")
 
 
 def _parents(fields: Sequence[Field], path: str) -> dict[int, int]:
-    """Return by the id of each field which one it is in, after a look at ids and names."""
+    """Return the parent id of each field by field id, after checking ids and names."""
     parents: dict[int, int] = {}
     for field in fields:
         if field.id < 0 or field.id in parents:
-            problem = "is no id" if field.id < 0 else "is the id of two fields"
+            problem = "is not a valid id" if field.id < 0 else "is the id of two fields"
             raise CorruptFileError(path, f"in its schema, {field.id} {problem} ({field.name!r})")
         parents[field.id] = field.parent_id
     names = [(field.parent_id, field.name) for field in fields]
     if len(set(names)) < len(names) or any("\0" in name for _, name in names):
-        raise CorruptFileError(path, "in its schema, a name stands twice in one place, or contains a NUL character")
+        raise CorruptFileError(path, "in its schema, two siblings share a name, or a name contains a NUL character")
     return parents
 
 
 def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2)) -> tuple[int, ...]:
-    """Return the ids of the fields that own a column of a data file, in the order of the columns.
+    """Return the ids of the fields that own a column of a data file, in column order.
 
-    These are the leaves: fields without children. Structs, lists and maps own none in files of version 2.1 and newer,
-    and one each in older ones. Blobs and packed structs own one, and what is below them none, whatever the version.
+    Leaves own a column. Structs, lists and maps own none in files of version 2.1 and newer, and one each in older ones.
+    Blobs and packed structs own one column in every version, and their descendants own none.
 
     Args:
         fields: The schema the file was written with.
@@ -144,7 +148,7 @@ def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2))
 
 
 def is_packed(field: Field) -> bool:
-    """Tell whether the values of a struct lie in one column of a data file."""
+    """Return whether a struct is packed: all its values are stored in one column of a data file."""
     return field.logical_type == "struct" and any(field.metadata.get(key, b"").lower() == b"true" for key in _PACKED)
 
 
@@ -195,11 +199,11 @@ def _children(arrow: Any) -> Iterator[ArrowField]:  # noqa: ANN401  # the stubs 
 def _check_unique(what: str, names: Sequence[str]) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise InvalidInputError(f"{what} names must be unique; {', '.join(map(repr, doubled))} stands twice")
+        raise InvalidInputError(f"{what} names must be unique; {', '.join(map(repr, doubled))} is duplicated")
 
 
 def _check_column_name(name: str) -> None:
-    """Refuse names under which Lance cannot store a column, or not read it."""
+    """Refuse column names that Lance cannot store or cannot address in a query."""
     rules = {
         "it cannot be empty": not name,
         "it cannot contain '.', which stands between the names of nested fields": "." in name,
@@ -213,7 +217,7 @@ def _check_column_name(name: str) -> None:
 
 
 def _text(metadata: Mapping[bytes, bytes] | None, what: str) -> dict[str, bytes]:
-    """Return metadata with its keys as text; other writers could not read what is not, and would change it."""
+    """Decode the keys of metadata. Metadata that is not UTF-8 is refused: other writers would replace its bytes."""
     found: dict[str, bytes] = {}
     for key, value in (metadata or {}).items():
         try:
@@ -231,33 +235,33 @@ def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: st
         if field.logical_type == JSON and not nested:
             return pa.field(field.name, pa.string(), field.nullable, arrow_types.arrow_json_metadata(metadata))
         arrow = nested_type(field.logical_type, nested)
-        # A struct without fields is false.
+        # Compare with None: a pyarrow struct type without fields is falsy.
         arrow = arrow_type(field.logical_type) if arrow is None else arrow
         if arrow is None:
             raise UnsupportedFeatureError(path, [f"the logical type {field.logical_type!r} of column {field.name!r}"])
         return pa.field(field.name, arrow, field.nullable, metadata or None)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         raise CorruptFileError(
-            path, f"column {field.name!r} has the type {field.logical_type[:80]!r}, which makes no sense: {error}"
+            path, f"column {field.name!r} has the type {field.logical_type[:80]!r}, which is invalid: {error}"
         ) from error
 
 
 def _shown(metadata: bytes) -> bytes:
-    """Return a metadata value as other readers show it, who only know text."""
+    """Return a metadata value as UTF-8, with the replacement characters that pylance shows for invalid bytes."""
     return metadata.decode("utf-8", "replace").encode()
 
 
 def renumber_fields(fields: Sequence[Field], first: int) -> tuple[Field, ...]:
-    """Return the fields with ids counted from `first`, parents following their children."""
+    """Return the fields with consecutive ids from `first`, and parent ids changed accordingly."""
     ids = {field.id: first + offset for offset, field in enumerate(fields)}
     return tuple(replace(field, id=ids[field.id], parent_id=ids.get(field.parent_id, -1)) for field in fields)
 
 
 def with_field_metadata(fields: Sequence[Field], updates: Mapping[int, MapUpdate]) -> tuple[Field, ...]:
-    """Return the fields with changed metadata, by field id; what follows from it is set too.
+    """Return the fields with updated metadata, by field id, and with the attributes that derive from metadata.
 
     Raises:
-        InvalidInputError: There is no field of an id, or the metadata makes a primary key of one that cannot be.
+        InvalidInputError: A field id does not exist, or a field that cannot be a primary key is declared one.
     """
     missing = sorted(updates.keys() - {field.id for field in fields})
     if missing:
@@ -274,7 +278,7 @@ def _described(field: Field, update: MapUpdate) -> Field:
 
 
 def _with_metadata(field: Field, metadata: Mapping[str, bytes]) -> Field:
-    """Return a field with other metadata, and with what the format also says outside of it."""
+    """Return a field with metadata, and with the attributes the format duplicates from it (extension name, keys)."""
     primary, clustering = _position(metadata, _PRIMARY_KEY), _position(metadata, _CLUSTERING_KEY)
     return replace(
         field,
@@ -287,20 +291,20 @@ def _with_metadata(field: Field, metadata: Mapping[str, bytes]) -> Field:
 
 
 def _position(metadata: Mapping[str, bytes], key: str) -> int | None:
-    # Lance takes what is no number, or none of 32 bits, for no position.
+    # Lance ignores a position that is not a number or does not fit 32 bits.
     match = _POSITION.fullmatch(metadata.get(f"{key}:position", b""))
     return int(match[1]) if match and int(match[1]) < 2**32 else None
 
 
 def _check_primary_key(fields: Sequence[Field]) -> None:
-    """Refuse a primary key that would make Lance refuse the table."""
+    """Refuse a primary key for which pylance would refuse to open the table: nullable, or with child fields."""
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
     for field in fields:
-        place: Field | None = field
-        while field.primary_key and place is not None:
-            if place.nullable:
-                raise InvalidInputError(f"column {field.name!r} cannot be a primary key: {place.name!r} may hold nulls")
-            place = by_id.get(place.parent_id)
+        current: Field | None = field
+        while field.primary_key and current is not None:
+            if current.nullable:
+                raise InvalidInputError(f"column {field.name!r} cannot be a primary key: {current.name!r} is nullable")
+            current = by_id.get(current.parent_id)
         if field.primary_key and field.id in parents:
-            raise InvalidInputError(f"column {field.name!r} cannot be a primary key: it has fields below it")
+            raise InvalidInputError(f"column {field.name!r} cannot be a primary key: it has child fields")

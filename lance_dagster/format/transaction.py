@@ -1,7 +1,10 @@
-"""Transactions: the description of a change, one frozen class per operation of the format.
+"""Transactions: the description of a change, with one frozen class per operation of the format.
 
-An operation that is not known by number, or holds a field that is not known, is refused when it is read. Fragments
-may be given as any sequence; those that were read are `Fragments`, still encoded.
+An operation with an unknown number or an unknown field is refused when it is decoded. Fragments may be given as any
+sequence; those of a decoded transaction are `Fragments`, still encoded.
+
+This module also names the transaction properties and table metadata keys in which this package records claims, merges,
+picks and reverts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,48 +16,48 @@ REWRITE_ROWS, REWRITE_COLUMNS = 0, 1
 """The two modes of an `Update`."""
 
 COMMIT_MESSAGE = "__lance_commit_message"
-"""The property under which Lance keeps a commit message."""
+"""The transaction property in which Lance stores the commit message."""
 COMMITTER = "lance_dagster.committer"
 CLAIMS = "lance_dagster.claims"
 MERGE = "lance_dagster.merge"
-"""The property of a merge that names the version merged; the next one has the id of its branch."""
+"""The property of a merge with the merged version; `MERGED_BRANCH` has the id of its branch."""
 MERGED_BRANCH = "lance_dagster.merge.branch"
 MERGED_PREFIX = "lance_dagster.merged."
-"""Table metadata keys: this prefix and a branch id -> the last version of that branch merged, as "source@dest".
+"""Table metadata key, followed by a branch id: the last merged version of that branch, as "source@dest".
 
-Behind it stand the row ids that rows of the branch were given, as "first-end=here".
+The value continues with the row ids that rows of the branch received in the dest, as "first-end=here".
 """
 SQUASHED_PREFIX = "lance_dagster.squashed."
-"""Table metadata keys: this prefix and a branch id -> the last version of that branch whose changes were taken over."""
+"""Table metadata key, followed by a branch id: the last version of that branch that was squash-merged."""
 COLUMNS_MOVED = "lance_dagster.merge.columns"
-"""The property that names, by their ids, the fields of which a merge brought values for rows it moved."""
+"""The property with the ids of the fields for which a merge wrote values of relocated rows."""
 PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
 REVERTED_TO = "lance_dagster.revert.parent"
-"""The property that names the parent of a merge which taking that back went back to."""
+"""The property with the parent of a merge to which its revert returned."""
 RESTORED = "lance_dagster.restore"
 PICKED_FROM = "lance_dagster.cherry_pick.from"
 PICKED_BY = "lance_dagster.cherry_pick.by"
 """The property that says who took a change over; as committer a pick has the one who made the change."""
 CHANGE_ORIGIN_PROPERTIES = frozenset({PICKED, REVERTED, RESTORED})
-"""The properties that name the version whose change was taken over, or taken back."""
+"""The properties with the version whose change was picked, reverted or restored."""
 MERGE_RECORD_PREFIXES = (MERGED_PREFIX, SQUASHED_PREFIX)
 
 
 def without_merge_records(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the table metadata that people and programs set: without what merges record for themselves."""
+    """Return table metadata without the records of merges, which are bookkeeping and not content."""
     return {key: value for key, value in metadata.items() if not key.startswith(MERGE_RECORD_PREFIXES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Add rows."""
+    """Append rows."""
 
     fragments: Sequence[Fragment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """Take rows out: whole fragments by id, single rows by a grown deletion vector."""
+    """Delete rows: whole fragments by id, single rows by an extended deletion vector."""
 
     updated_fragments: Sequence[Fragment] = ()
     deleted_fragment_ids: tuple[int, ...] = ()
@@ -63,7 +66,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overwrite:
-    """Replace all rows and the schema; also how a table is created."""
+    """Replace all rows and the schema. The first version of a table is an overwrite too."""
 
     fragments: Sequence[Fragment]
     fields: tuple[Field, ...]
@@ -74,7 +77,7 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class CompactedSstable:
-    """What a memory-backed writer flushed: which shard, up to which generation."""
+    """A flushed table of a memory-backed writer: its shard and generation."""
 
     shard: str
     generation: int
@@ -82,7 +85,7 @@ class CompactedSstable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFilter:
-    """The keys an update inserted, as hashes or as a bloom filter (bitmap, bits, items, probability), by field ids."""
+    """The keys an upsert inserted, as hashes or as a bloom filter (bitmap, bits, items, false positive probability)."""
 
     fields: tuple[int, ...]
     hashes: tuple[int, ...] | None = None
@@ -91,12 +94,12 @@ class KeyFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Take rows out and put rows in, as one change, or put new values beside a column's old ones.
+    """Delete and insert rows as one change, or write new values of some columns in place.
 
-    `mode` says which: `REWRITE_ROWS` moves rows to new fragments, `REWRITE_COLUMNS` leaves them where they are. Rows
-    of new fragments that carry row ids were moved; the rest are new. `fields_modified` are the ids of fields with new
-    values; fragments of `preserved_fields` stay covered by the indices on those. `updated_offsets` holds, by fragment
-    id, which rows got new values, as offsets or as a Roaring bitmap.
+    `mode` distinguishes them: `REWRITE_ROWS` moves updated rows to new fragments, `REWRITE_COLUMNS` adds data files to
+    the fragments. Rows of new fragments with a row id were moved; the others are new. `fields_modified` are the ids of
+    fields with new values; indices on `preserved_fields` keep covering the updated fragments. `updated_offsets` and
+    `updated_offset_bitmaps` say, by fragment id, which rows received new values.
     """
 
     removed_fragment_ids: tuple[int, ...] = ()
@@ -112,13 +115,13 @@ class Update:
 
     @property
     def writes_columns(self) -> bool:
-        """Whether values were written beside rows that stay; pylance's own example of it names fields and no mode."""
+        """Whether values were written in place; writers may list the modified fields without setting the mode."""
         return self.mode == REWRITE_COLUMNS or bool(self.fields_modified)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """Change the schema together with the fragments that back it."""
+    """Change the schema together with the data files of the fragments (add or cast columns)."""
 
     fragments: Sequence[Fragment]
     fields: tuple[Field, ...]
@@ -128,7 +131,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """Change the schema and nothing else."""
+    """Change the schema alone (drop, rename or reorder columns)."""
 
     fields: tuple[Field, ...]
     preserves_nullability: bool = False
@@ -154,7 +157,7 @@ class Clone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateIndex:
-    """Add indices, take indices out, or both."""
+    """Add indices, remove indices, or both."""
 
     new_indices: tuple[IndexMetadata, ...] = ()
     removed_indices: tuple[IndexMetadata, ...] = ()
@@ -162,7 +165,7 @@ class CreateIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Fragments, and the ones that hold the same rows in the same order instead."""
+    """Old fragments and the new ones that replace them, with the same rows in the same order."""
 
     old: Sequence[Fragment]
     new: Sequence[Fragment]
@@ -170,7 +173,7 @@ class RewriteGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenIndex:
-    """An index whose row addresses were changed along with a rewrite, stored anew under another uuid."""
+    """An index whose row addresses were remapped for a rewrite, stored under a new uuid."""
 
     old: str
     new: str
@@ -181,7 +184,7 @@ class RewrittenIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """Put the same rows into other fragments: compaction. The new fragments have ids that were reserved."""
+    """Compaction: move rows to other fragments. The ids of the new fragments were reserved beforehand."""
 
     groups: tuple[RewriteGroup, ...]
     rewritten_indices: tuple[RewrittenIndex, ...] = ()
@@ -189,23 +192,23 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveFragments:
-    """Count fragment ids as given away."""
+    """Reserve fragment ids, so that a later `Rewrite` can use them."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapUpdate:
-    """Changes to a mapping of strings: a value of None takes the key out; `replace` starts from an empty mapping.
+    """Changes to a mapping of strings: a value of None removes the key; `replace` starts from an empty mapping.
 
-    What merges have recorded stays all the same: without it, rows that were merged would come a second time.
+    Merge records survive `replace`: without them, the next merge would bring rows a second time.
     """
 
     entries: Mapping[str, str | None]
     replace: bool = False
 
     def apply_to(self, current: Mapping[str, str]) -> dict[str, str]:
-        """Return the mapping with the changes made."""
+        """Return a mapping with the changes applied."""
         start = {
             key: value for key, value in current.items() if not self.replace or key.startswith(MERGE_RECORD_PREFIXES)
         }
@@ -215,7 +218,7 @@ class MapUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateConfig:
-    """Change the table's settings and what it says about itself; field metadata by field id."""
+    """Change configuration, table metadata, schema metadata or field metadata (by field id)."""
 
     config: MapUpdate | None = None
     table_metadata: MapUpdate | None = None
@@ -225,28 +228,28 @@ class UpdateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataReplacement:
-    """Put a data file of the same fields in the place of another one. Pairs of fragment id and new file."""
+    """Replace data files by files of the same fields, as pairs of fragment id and new file."""
 
     replacements: tuple[tuple[int, DataFile], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMemWalState:
-    """Note what memory-backed writers flushed."""
+    """Record what memory-backed writers flushed."""
 
     compacted_sstables: tuple[CompactedSstable, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateBases:
-    """Add places where files of the table may be found. An id of 0 asks for one to be given."""
+    """Add base paths. The id 0 means that the next free id is assigned."""
 
     new_bases: tuple[BasePath, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """A file of values that go over those of a fragment, for some rows; bitmaps of offsets, shared or one per field."""
+    """A file with replacement values for some rows of a fragment; offsets as one shared bitmap or one per field."""
 
     file: DataFile
     committed_version: int
@@ -256,7 +259,7 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOverlay:
-    """Put values over those of some fragments, by fragment id."""
+    """Attach overlay files to fragments, by fragment id."""
 
     groups: tuple[tuple[int, tuple[Overlay, ...]], ...]
 
@@ -283,7 +286,7 @@ Operation = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """A change that was, or is to be, committed. `uuid` identifies it across retries and lost answers."""
+    """A committed or pending change. `uuid` identifies it across retries and lost responses."""
 
     read_version: int
     uuid: str

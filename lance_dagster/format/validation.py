@@ -1,13 +1,12 @@
-"""Texts that callers give to be written down: names, messages, properties, settings.
+"""Validate strings that callers give: names, messages, properties, settings, and names of branches and tags.
 
-What is none would be found out only where bytes are made of it, after the work is done, in words of the encoder.
+Strings are validated where they are given. Otherwise protobuf would refuse them when the manifest is encoded, with an
+obscure error, after the data files were written.
 
-What branches and tags may be called (branch and tag specification), and why we ask for more than it does.
-
-pylance takes names that the specification allows and that do harm all the same: a tag in another alphabet makes it
-unable to list the tags of the table, a branch called like a folder of the table hides its files there. A name of digits
-alone reads as a version number, one of hexadecimal digits alone as a commit id. Such names are refused where they are
-given. Names that other programs gave can be read, and deleted.
+Names of branches and tags obey the branch and tag specification and further rules. pylance accepts names that do harm:
+a tag with non-ASCII letters makes it unable to list the tags of the table, and a branch named like a folder of the
+table hides its files there. A name of digits reads as a version number, one of hexadecimal digits as a commit id. Only
+new names are refused: names that other programs chose can still be read and deleted.
 """
 
 import re
@@ -19,25 +18,32 @@ from lance_dagster.format.layout import DATA, DELETIONS, INDICES, MAIN, TRANSACT
 
 
 def check_string(what: str, given: object) -> None:
-    """Refuse what cannot be written as a text.
+    """Refuse a value that cannot be encoded as a UTF-8 string; `what` names the argument in messages.
 
     Raises:
-        InvalidInputError: It is none, or has half of a character.
+        InvalidInputError: The value is not a string, or contains an unpaired surrogate.
     """
     if not isinstance(given, str):
-        raise InvalidInputError(f"{what} has to be a text, not {reprlib.repr(given)}")
+        raise InvalidInputError(f"{what} has to be a string, not {reprlib.repr(given)}")
     try:
         given.encode()
     except UnicodeEncodeError as error:
-        half = given[error.start]
-        raise InvalidInputError(f"{what} has {half!r} at character {error.start}, half of a character") from error
+        surrogate = given[error.start]
+        raise InvalidInputError(
+            f"{what} has {surrogate!r} at character {error.start}, an unpaired surrogate that UTF-8 cannot encode"
+        ) from error
 
 
 def check_string_mapping(what: str, given: object, *, removing: bool = False) -> None:
-    """Refuse what is no mapping of texts; where keys can be taken out, None stands for that.
+    """Refuse a value that is not a mapping from strings to strings.
+
+    Args:
+        what: The argument, for messages.
+        given: The value.
+        removing: Whether None is allowed as a value: it removes the key.
 
     Raises:
-        InvalidInputError: Names the first that is wrong.
+        InvalidInputError: The value is not a mapping; or names the first invalid key or value.
     """
     if not isinstance(given, Mapping):
         raise InvalidInputError(f"{what} have to be a mapping such as {{'ticket': '77'}}, not {reprlib.repr(given)}")
@@ -48,38 +54,38 @@ def check_string_mapping(what: str, given: object, *, removing: bool = False) ->
 
 
 def require_sequence(what: str, given: object, example: str) -> None:
-    """Refuse one text where a list is wanted: Python would take it for a list of its characters.
+    """Refuse a single string where a sequence is expected: Python would iterate over its characters.
 
     Raises:
-        InvalidInputError: Shows how a list of one is written.
+        InvalidInputError: The value is a string or not iterable; the message shows a list of one element.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise InvalidInputError(f"{what}: a list such as [{example!r}] is wanted, not {reprlib.repr(given)}")
 
 
 def string_list(what: str, given: object, example: str) -> tuple[str, ...]:
-    """Return a list of texts that a caller gave.
+    """Return a sequence of strings as a tuple.
 
     Args:
-        what: The argument.
-        given: What was given for it.
-        example: What could be in the list.
+        what: The argument, for messages.
+        given: The value.
+        example: An element that would be valid, for messages.
 
     Raises:
-        InvalidInputError: It is one text, no list, or has something else in it.
+        InvalidInputError: The value is a single string, is not iterable, or has an element that is not a string.
     """
     require_sequence(what, given, example)
     found = tuple(given) if isinstance(given, Iterable) else ()
     for one in found:
-        check_string(f"what is in {what}", one)
+        check_string(f"an element of {what}", one)
     return found
 
 
 def validate_commit_info(message: object, properties: object) -> None:
-    """Refuse what a commit cannot say about itself.
+    """Refuse a commit message or properties that cannot be stored.
 
     Raises:
-        InvalidInputError: Names what is wrong.
+        InvalidInputError: One of them is not made of strings.
     """
     if message is not None:
         check_string("the message", message)
@@ -123,8 +129,8 @@ def check_branch_name(name: str) -> None:
     """Refuse a name that the specification, or pylance's behaviour, does not allow for a new branch.
 
     Raises:
-        InvalidRefNameError: With the rule that is broken.
-        InvalidInputError: It is no text.
+        InvalidRefNameError: The name breaks a rule; the message states it.
+        InvalidInputError: The name is not a string.
     """
     check_string("the name of a branch", name)
     rule = "'main' is reserved for the main branch" if name == MAIN else _broken(name) or _reserved(name)
@@ -136,7 +142,7 @@ def check_tag_name(name: str) -> None:
     """Refuse a name that the specification, or pylance's behaviour, does not allow for a new tag.
 
     Raises:
-        InvalidRefNameError: With the rule that is broken.
+        InvalidRefNameError: The name breaks a rule; the message states it.
     """
     check_string("the name of a tag", name)
     rule = "'main' is reserved for the main branch" if name == MAIN else None
@@ -161,7 +167,7 @@ def _reserved(name: str) -> str | None:
         return None
     if reserved[0] in (MAIN, "HEAD"):
         return f"no segment can be {reserved[0]!r}, which names a version"
-    # Branches are folders: a segment called like a folder of a table, or of another branch, would hide in it.
+    # A branch is a folder `tree/<name>/` with the folders of a table inside: a segment `data` would collide with them.
     return f"no segment can be {reserved[0]!r}, which names a folder of the table"
 
 

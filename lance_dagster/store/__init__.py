@@ -1,8 +1,8 @@
-"""Bytes at rest: the few verbs everything above is built on, for local folders and S3. The only door to fsspec.
+"""Objects at rest: the operations on stored bytes that all other folders build on, for local disk and S3.
 
-A commit is one `put_if_absent`, a moved name is one `compare_and_swap`. fsspec's own `mode="create"` is not atomic on
-local disk, and some servers accept `If-None-Match` and ignore it, so each provider maps the verbs itself and a store
-is probed before the first conditional write.
+This folder is the only user of fsspec. A commit is one `put_if_absent`, a moved ref is one `compare_and_swap`. fsspec's
+own `mode="create"` is not atomic on local disk, and some S3 servers accept `If-None-Match` and ignore it. So each store
+implements the operations itself, and `S3Store` probes the server before its first conditional write.
 """
 
 import os
@@ -38,16 +38,16 @@ __all__ = [
 
 
 def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Store:
-    """Return the store for the folder at `uri`; nothing is read yet.
+    """Return the store for the folder at `uri`, without contacting the storage.
 
     Args:
         uri: A local path, `file://` or `s3://`.
-        storage_options: Credentials and endpoint in pylance's vocabulary. Those of base paths (`base_1.region`) are
-            for the stores of these. `durability` says what a write on local disk survives: "power" (a power cut, the
-            default) or "process" (the end of the process, which is all that pylance promises).
+        storage_options: Credentials and endpoint under pylance's names. Options of base paths (`base_1.region`) are
+            ignored here; they configure the stores of those base paths. `durability` states what a write on local disk
+            survives: "power" (a power cut, the default) or "process" (the end of the process, as with pylance).
 
     Raises:
-        InvalidInputError: The scheme is not supported, or an option is not known.
+        InvalidInputError: The scheme is not supported, or an option is unknown.
     """
     canonical = canonical_uri(uri)
     given = table_options(storage_options or {})

@@ -1,4 +1,4 @@
-"""Copy objects between stores: on the server's side where both are of one storage, through a local file elsewhere."""
+"""Copy objects between stores: on the server where both are in the same storage, else through a local file."""
 
 import tempfile
 from pathlib import Path
@@ -7,7 +7,7 @@ from lance_dagster.store.interface import Store
 
 
 def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:
-    """Copy one object; False when there is none to copy. An object of that key may be left as it is or replaced."""
+    """Copy one object; return whether the source exists. An existing object at `key` may be kept or replaced."""
     if source.storage == dest.storage:
         return dest.copy_from(f"{source.uri}/{source_key}", key)
     with tempfile.TemporaryDirectory(prefix="lance-dagster-") as folder:
@@ -19,7 +19,7 @@ def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:
 
 
 def copy_folder(source: Store, folder: str, dest: Store, key: str) -> bool:
-    """Copy the objects of a folder; False when there are none."""
+    """Copy the objects of a folder; return whether the source has any."""
     if source.storage == dest.storage:
         return dest.copy_from(f"{source.uri}/{folder}", key)
     names = source.list(folder)

@@ -1,4 +1,7 @@
-"""What a store can do, said once for every provider."""
+"""The interface of a store, and copying between stores.
+
+Every provider implements `Store`; the conformance tests run against each of them.
+"""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object: its key, its size in bytes, and when it was last written, in seconds by the store's clock."""
+    """An object: its key, its size in bytes, and its modification time in seconds by the clock of the store."""
 
     key: str
     size: int
@@ -16,10 +19,10 @@ class ObjectInfo:
 
 
 class Store(Protocol):
-    """One folder of objects. Keys are paths below it, with "/" between segments.
+    """A folder of objects. Keys are paths relative to it, with "/" between segments.
 
-    Every verb raises `StoreError` when the storage fails. After a failed `put_if_absent` or `compare_and_swap` the
-    object may or may not be there: read it back before deciding anything.
+    Every method raises `StoreError` when the storage fails. After a failed `put_if_absent` or `compare_and_swap` the
+    object may or may not have been written: read it back before deciding anything.
     """
 
     @property
@@ -38,23 +41,23 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None when there is none."""
+        """Return the bytes of an object, or None when it does not exist."""
         ...
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
-        """Return an object's bytes and the tag that `compare_and_swap` takes, or None when there is none."""
+        """Return the bytes of an object and its tag for `compare_and_swap`, or None when it does not exist."""
         ...
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """Write an object whole, whatever is there. One that is not `durable` may be gone after a power cut."""
+        """Write an object atomically, replacing any existing one. Unless `durable`, a power cut may lose it."""
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object whole unless there is one; False, and nothing written, when there is."""
+        """Write an object atomically unless the key exists; return whether it was written."""
         ...
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
-        """Replace an object unless it changed since `tag` was read; False, and nothing written, when it did."""
+        """Replace an object unless it changed since `tag` was read; return whether it was written."""
         ...
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
@@ -70,39 +73,42 @@ class Store(Protocol):
         ...
 
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
-        """List every object below a folder, temporary ones included, in no order; keys are below the store's folder."""
+        """List every object below a folder, temporary ones included, unordered; keys are relative to the store."""
         ...
 
     def now(self) -> float:
-        """Return the time by the clock that stamps objects, in seconds since 1970. Writes an object and removes it."""
+        """Return the clock of the storage in seconds since 1970, by writing and deleting an object.
+
+        Ages of objects are compared with this clock: the local clock may differ from the server's.
+        """
         ...
 
     def download(self, key: str, path: Path) -> bool:
-        """Write an object's bytes to a local file; False when there is none."""
+        """Write the bytes of an object to a local file; return whether the object exists."""
         ...
 
     def upload(self, path: Path, key: str) -> None:
-        """Write an object of a local file's bytes, whole or not at all."""
+        """Write the bytes of a local file to an object, atomically."""
         ...
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
-        """Return the names of at most `limit` objects directly in a folder, whichever are found first."""
+        """Return the names of at most `limit` objects directly in a folder, in no particular order."""
         ...
 
     def copy_from(self, source_uri: str, key: str) -> bool:
-        """Copy an object, or a folder, of the same storage to `key`; False when there is none to copy."""
+        """Copy an object or a folder of the same storage to `key`; return whether the source exists."""
         ...
 
     def delete(self, key: str) -> None:
-        """Delete an object; nothing happens when there is none."""
+        """Delete an object; succeed when it does not exist."""
         ...
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete objects, many with one request where the provider can. After an error some of them may be gone."""
+        """Delete objects, in batches where the provider supports it. After an error, some of them may be deleted."""
         ...
 
     def prune(self, folder: str) -> None:
-        """Remove the empty folders at and below a folder, where folders exist by themselves."""
+        """Remove empty folders at and below a folder, on storages that have folders."""
         ...
 
     def delete_folder(self, folder: str) -> None:
@@ -110,5 +116,5 @@ class Store(Protocol):
         ...
 
     def sync_folder(self, folder: str) -> None:
-        """Make the names in a folder survive a power cut, where that is not given."""
+        """Make the directory entries of a folder survive a power cut, on storages where that takes a call."""
         ...

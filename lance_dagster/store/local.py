@@ -1,9 +1,14 @@
 """Tables on local disk, durable by default.
 
-An object is written to a temporary file, synced, linked to its name, and the folder synced: readers see it whole or
-not at all, two writers of one name cannot both win, and a power cut after the return loses nothing. With the storage
-option `durability` set to "process" nothing is synced, as pylance does it: fit for tables that can be made again.
-Temporary files are called `.tmp...`, which Lance's own clean-up removes.
+The order of a write: write the object to a temporary file, fsync the file, link it to its name, fsync the folder.
+- The name appears only after the content is complete, so a reader sees the whole object or none.
+- `link` fails when the name exists, so that of two writers of one name exactly one wins. `rename` would replace the
+  first writer's object silently, and `open("x")` would show an incomplete one.
+- The file is synced before it is linked: otherwise a power cut could leave the name with empty content. The folder is
+  synced after that, because the new name itself lives in the folder.
+
+With the storage option `durability` set to "process" nothing is synced, as with pylance. Temporary files are named
+`.tmp...`; Lance's own cleanup removes such files.
 """
 
 import fcntl
@@ -28,7 +33,7 @@ class LocalStore:
     ordered_listing = False
 
     def __init__(self, root: str, *, durable: bool = True) -> None:
-        """Take an absolute path, and whether writes survive a power cut; the folder is made by the first write."""
+        """Take an absolute path, and whether writes survive a power cut; the first write creates the folder."""
         self._root = Path(root)
         self.uri = str(self._root)
         """The absolute path."""
@@ -36,13 +41,13 @@ class LocalStore:
 
     @property
     def storage(self) -> object:
-        """The same for every folder of this host."""
+        """Equal for every folder of this host."""
         return "local"
 
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None when there is none."""
         try:
-            # Without a path object, which takes longer to make than the file to read.
+            # A path string: constructing a `Path` takes longer than reading a small file.
             with io.FileIO(f"{self._root}/{key}") as file:
                 return file.readall()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -51,17 +56,17 @@ class LocalStore:
             raise StoreError(f"cannot read {self._root / key}: {error}") from error
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
-        """Return an object's bytes and a digest of them, or None when there is none."""
+        """Return the bytes of an object and their digest, or None when it does not exist."""
         data = self.get(key)
         return None if data is None else (data, _tag(data))
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """Write an object whole, whatever is there; synced when it is `durable`."""
+        """Write an object atomically, replacing any existing one; synced when it is `durable`."""
         with self._written(key, data, synced=durable and self._durable) as (temporary, target):
             os.replace(temporary, target)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object whole unless there is one."""
+        """Write an object atomically unless the name exists; return whether it was written."""
         try:
             with self._written(key, data, synced=self._durable) as (temporary, target):
                 os.link(temporary, target)
@@ -71,8 +76,10 @@ class LocalStore:
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
         """Replace an object unless it changed since `tag` was read. Safe between processes of one host."""
+        # A missing object fails without the lock, whose file would otherwise be created in a folder that may not exist.
         if self.get(key) is None:
             return False
+        # The read is repeated under the lock: between the two, another process may have swapped.
         with self._lock(key):
             found = self.get(key)
             if found is None or _tag(found) != tag:
@@ -92,7 +99,7 @@ class LocalStore:
         return names[:limit]
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
-        """Return the names of at most `limit` files in a folder, in no order; a long folder is not read to its end."""
+        """Return the names of at most `limit` files in a folder, unordered, without reading the rest of the folder."""
         try:
             with os.scandir(self._root / folder) as entries:
                 files = (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
@@ -120,7 +127,7 @@ class LocalStore:
             raise StoreError(f"cannot list {self._root / folder}: {error}") from error
 
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
-        """List every file below a folder; what is deleted meanwhile may be missing, links are not followed."""
+        """List every file below a folder. Files deleted meanwhile may be missing; symbolic links are not followed."""
         waiting = [folder]
         while waiting:
             below = waiting.pop()
@@ -145,7 +152,7 @@ class LocalStore:
                 yield ObjectInfo(key, status.st_size, status.st_mtime)
 
     def now(self) -> float:
-        """Return the time by the clock of the file system, which may be another host's."""
+        """Return the clock of the file system, which on a network mount is another host's."""
         path = self._root / f".tmp{uuid.uuid4().hex}"
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -155,10 +162,10 @@ class LocalStore:
             finally:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot ask {self._root} for its time: {error}") from error
+            raise StoreError(f"cannot read the clock of {self._root}: {error}") from error
 
     def download(self, key: str, path: Path) -> bool:
-        """Copy a file to another place; False when there is none."""
+        """Copy a file out of the store; return whether it exists."""
         try:
             shutil.copyfile(self._root / key, path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -168,13 +175,13 @@ class LocalStore:
         return True
 
     def upload(self, path: Path, key: str) -> None:
-        """Copy a file from another place, whatever is there."""
+        """Copy a file into the store, replacing any existing one."""
         self.delete(key)
         if not self.copy_from(str(path), key):
             raise StoreError(f"cannot copy {path} to {self._root / key}: it is missing")
 
     def copy_from(self, source_uri: str, key: str) -> bool:
-        """Copy a file, or a folder with everything in it, to `key`. An existing copy is left as it is."""
+        """Copy a file or a folder tree to `key`; an existing target is kept. Return whether the target exists."""
         source, target = Path(source_uri), self._root / key
         if target.exists() or not source.exists():
             return target.exists()
@@ -185,6 +192,7 @@ class LocalStore:
                 shutil.copytree(source, temporary)
             else:
                 shutil.copyfile(source, temporary)
+            # Everything is synced under the temporary name; the rename then publishes a complete copy.
             for path in (temporary, *temporary.rglob("*")) if self._durable else ():
                 sync_path(str(path))
             os.replace(temporary, target)
@@ -193,7 +201,7 @@ class LocalStore:
         return True
 
     def delete(self, key: str) -> None:
-        """Delete a file; nothing happens when there is none."""
+        """Delete a file; succeed when it does not exist."""
         try:
             (self._root / key).unlink(missing_ok=True)
         except OSError as error:
@@ -210,11 +218,11 @@ class LocalStore:
             try:
                 Path(path).rmdir()
             except OSError:
-                # Something is in there, or another process was faster.
+                # The folder is not empty, or another process removed it first.
                 continue
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder and everything below it, and the folders above it that are left empty."""
+        """Delete a folder tree, and parent folders that become empty."""
         target = self._root / folder
         try:
             _remove(target)
@@ -226,18 +234,21 @@ class LocalStore:
             try:
                 parent.rmdir()
             except OSError:
-                # Something else is in there, or another process was faster.
+                # The folder is not empty, or another process removed it first; its parents are then not empty either.
                 return
 
     def sync_folder(self, folder: str) -> None:
-        """Make the names in a folder survive a power cut."""
+        """Make the directory entries of a folder survive a power cut."""
         if self._durable and (self._root / folder).is_dir():
             sync_path(str(self._root / folder))
 
     @contextmanager
     def _written(self, key: str, data: bytes, *, synced: bool) -> Iterator[tuple[str, str]]:
-        """Give a temporary file beside the target, and after the caller named it, sync the folder."""
-        # Text in place of path objects: making these takes longer than the writing of a small file.
+        """Yield a synced temporary file and its target; after the caller linked or renamed it, sync the folder.
+
+        The temporary file is in the folder of the target, because `link` and `rename` work within one file system.
+        """
+        # Strings in place of path objects: constructing these takes longer than writing a small file.
         target = f"{self._root}/{key}"
         folder = target.rpartition("/")[0]
         temporary = f"{folder}/.tmp{uuid.uuid4().hex}"
@@ -269,7 +280,8 @@ class LocalStore:
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        # The kernel drops the lock with the process, so a killed writer leaves nothing behind that blocks others.
+        # The kernel releases the lock when the process ends, so a killed writer cannot block others. The lock file is
+        # never deleted: a lock on an unlinked file would not exclude a process that creates a new one.
         path = (self._root / key).parent.parent / ".lock"
         try:
             with path.open("ab") as file:
@@ -280,7 +292,7 @@ class LocalStore:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder, together with other processes that may be doing the same."""
+    """Delete a folder tree, while other processes may be deleting the same one."""
     while folder.exists():
         try:
             shutil.rmtree(folder)
@@ -289,11 +301,11 @@ def _remove(folder: Path) -> None:
 
 
 def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> None:
-    """Sync a local file, or the names in a local folder, to disk. A remote URI is durable already.
+    """Sync a local file, or the directory entries of a local folder, to disk. A remote URI needs no sync.
 
     Args:
         path: A local path or a URI.
-        storage_options: Of the table it belongs to: with the durability "process", nothing is done.
+        storage_options: The options of the table; with the durability "process", nothing is synced.
     """
     if "://" in path or not is_durable(storage_options or {}):
         return

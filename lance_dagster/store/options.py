@@ -1,7 +1,10 @@
-"""One spelling for URIs, one vocabulary for credentials.
+"""Canonical URIs, and translation of storage options.
 
-A table has one canonical URI: absolute, without a trailing slash, `s3://` for S3. Lance compares base paths as
-strings, so another spelling of the same place would make its clean-up believe that files are unused.
+A table has one canonical URI: absolute, without a trailing slash, `s3://` for S3. pylance compares base paths as
+strings, so with another spelling of the same location its cleanup would consider files unused and delete them.
+
+Storage options use pylance's names. Unknown options are refused: pylance ignores a misspelt option, which then
+surfaces as a time-out.
 """
 
 import os
@@ -14,7 +17,7 @@ from lance_dagster.errors import InvalidInputError
 
 _S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
 _CLIENT, _TOP = "client_kwargs", ""
-# pylance's option, without its optional "aws_" prefix -> where s3fs wants it.
+# pylance's option, without its optional "aws_" prefix -> the argument of s3fs.
 _S3_OPTIONS: dict[str, tuple[str, str]] = {
     "access_key_id": (_TOP, "key"),
     "secret_access_key": (_TOP, "secret"),
@@ -40,7 +43,7 @@ def scheme_of(uri: str) -> str:
 
 
 def canonical_uri(uri: str | os.PathLike[str]) -> str:
-    """Return the one spelling of a table's URI that this package stores and passes on.
+    """Return the canonical spelling of a table's URI, the only one this package stores and passes on.
 
     Raises:
         InvalidInputError: The URI is empty, or carries a query or fragment.
@@ -63,15 +66,15 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a table itself, without those of its base paths, which are called `base_<id>.<option>`."""
+    """Return the options of the table itself, without those of base paths (`base_<id>.<option>`)."""
     return {key: value for key, value in storage_options.items() if not _OF_A_BASE.fullmatch(key)}
 
 
 def is_durable(storage_options: Mapping[str, str]) -> bool:
-    """Return whether local files are synced: "power" is the default of the option `durability`, "process" says no.
+    """Return whether local files are synced: the option `durability` is "power" (the default) or "process".
 
     Raises:
-        InvalidInputError: The option is something else.
+        InvalidInputError: The option has another value.
     """
     given = storage_options.get(_DURABILITY, "power")
     if given not in _DURABLE:
@@ -83,17 +86,17 @@ def is_durable(storage_options: Mapping[str, str]) -> bool:
 
 
 def access_options(storage_options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that say how a storage is reached: all but `durability`, which only local disk has."""
+    """Return the options for access to the storage: all except `durability`, which applies to local disk only."""
     return {key: value for key, value in storage_options.items() if key != _DURABILITY}
 
 
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
-    """Return the options for a base path: the table's, and those given for the base in their place, as pylance does.
+    """Return the options for a base path: the table's, overridden by those given for the base, as in pylance.
 
     Args:
         storage_options: The options a table was opened with.
         base_id: The id of the base path.
-        uri: Where it is; a local folder takes only `durability`.
+        uri: Its location; a local folder takes only `durability`.
     """
     found = table_options(storage_options)
     for key, value in storage_options.items():
@@ -106,11 +109,10 @@ def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> 
 
 
 def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
-    """Translate pylance's storage options to s3fs arguments.
+    """Translate pylance's storage options to arguments of s3fs.
 
     Raises:
-        InvalidInputError: An option is unknown (pylance ignores it, and a misspelt key then surfaces as a time-out),
-            is not a string, or a plain-HTTP endpoint is given without `allow_http`.
+        InvalidInputError: An option is unknown or not a string, or the endpoint is plain HTTP without `allow_http`.
     """
     top: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -135,6 +137,6 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
         "anon": flags.get("skip_signature", False),
         "client_kwargs": client,
         "config_kwargs": {"s3": {"addressing_style": style}},
-        # A cached listing would answer questions about objects that other writers made since.
+        # With a cache, s3fs would answer from a listing that other writers have outdated since.
         "use_listings_cache": False,
     }

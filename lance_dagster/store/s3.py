@@ -1,8 +1,8 @@
-"""Tables on S3 and on servers that speak it.
+"""Tables on S3 and S3-compatible servers.
 
-Conditional writes are `If-None-Match: *` and `If-Match`. Requests go through `call_s3`, where one verb is one
-request. A client below us may send a PUT again after a lost answer and then see its own object, so "exists" is never
-taken for "lost": whoever cares reads the object back.
+Conditional writes use `If-None-Match: *` and `If-Match`. Calls go through `call_s3`, where one operation is exactly one
+request. botocore may repeat a PUT after a lost response and then find its own object, so "already exists" is never
+taken as "another writer won": the caller reads the object back and compares.
 """
 
 import os
@@ -31,7 +31,7 @@ class S3Store:
     ordered_listing = True
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
-        """Take a canonical `s3://` URI; nothing is contacted yet."""
+        """Take a canonical `s3://` URI; the server is not contacted."""
         self._uri = uri
         self._bucket, _, self._prefix = uri.removeprefix("s3://").partition("/")
         self._options = s3fs_options(storage_options)
@@ -49,20 +49,21 @@ class S3Store:
         return self._options
 
     def get(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None when there is none."""
+        """Return the bytes of an object, or None when it does not exist."""
         with _translated(f"read {self._uri}/{key}"):
             try:
-                # One request; without the limit there would be a second one for the size.
+                # Without this limit s3fs sends a second request for the size.
                 data: bytes = self._fs.cat_file(f"{self._bucket}/{self._key(key)}", max_concurrency=1)
             except FileNotFoundError:
                 return None
         return data
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
-        """Return an object's bytes and its ETag, or None when there is none."""
+        """Return the bytes of an object and its ETag, or None when it does not exist."""
         with _translated(f"read {self._uri}/{key}"):
             try:
-                # The tag first: should the object change in between, the tag is the older one and a swap fails.
+                # The ETag is read first: when the object changes in between, the ETag is outdated and a swap fails. In
+                # the other order a swap could succeed over content the caller has not seen.
                 tag = str(self._call("head_object", Key=self._key(key))["ETag"])
             except FileNotFoundError:
                 return None
@@ -70,12 +71,12 @@ class S3Store:
         return None if data is None else (data, tag)
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002  # everything lasts here
-        """Write an object, whatever is there."""
+        """Write an object, replacing any existing one."""
         with _translated(f"write {self._uri}/{key}"):
             self._call("put_object", Key=self._key(key), Body=data)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object whole unless there is one."""
+        """Write an object unless the key exists; return whether it was written."""
         if not self._probed:
             self._probe()
         return self._conditional_put(key, data, {"IfNoneMatch": "*"})
@@ -84,7 +85,7 @@ class S3Store:
         """Replace an object unless its ETag changed."""
         if not self._probed:
             self._probe()
-        # Some servers do not match a quoted tag, all match a bare one.
+        # Some servers do not match a quoted ETag; all match an unquoted one.
         return self._conditional_put(key, data, {"IfMatch": tag.strip('"')})
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
@@ -112,9 +113,9 @@ class S3Store:
             yield ObjectInfo(f"{folder}/{entry.key}" if folder else entry.key, entry.size, entry.modified)
 
     def now(self) -> float:
-        """Return the time the server puts on an object that is written at this moment."""
+        """Return the modification time that the server assigns to an object written at this moment."""
         key = f"_refs/.probe-{uuid.uuid4().hex}"
-        with _translated(f"ask {self._uri} for its time"):
+        with _translated(f"read the clock of {self._uri}"):
             self._call("put_object", Key=self._key(key), Body=b"")
             try:
                 return float(self._call("head_object", Key=self._key(key))["LastModified"].timestamp())
@@ -136,7 +137,7 @@ class S3Store:
             self._fs.put_file(str(path), f"{self._bucket}/{self._key(key)}")
 
     def copy_from(self, source_uri: str, key: str) -> bool:
-        """Copy an object, or everything below a prefix, on the server's side; False when there is nothing."""
+        """Copy an object, or all objects below a prefix, on the server; return whether there are any."""
         source = source_uri.removeprefix("s3://")
         target = f"{self._bucket}/{self._key(key)}"
         with _translated(f"copy {source_uri} to {self._uri}/{key}"):
@@ -146,7 +147,7 @@ class S3Store:
         return bool(names)
 
     def delete(self, key: str) -> None:
-        """Delete an object; nothing happens when there is none."""
+        """Delete an object; succeed when it does not exist."""
         with _translated(f"delete {self._uri}/{key}"):
             self._call("delete_object", Key=self._key(key))
 
@@ -156,14 +157,14 @@ class S3Store:
             some = [{"Key": self._key(key)} for key in keys[start : start + _MOST_AT_ONCE]]
             with _translated(f"delete {len(some)} objects below {self._uri}"):
                 answer = self._call("delete_objects", Delete={"Objects": some, "Quiet": True})
-            # The request as a whole succeeds whatever became of each object.
+            # The response is 200 even when single objects could not be deleted; those are listed in it.
             failed = [f"{error.get('Key')} ({error.get('Code')})" for error in answer.get("Errors", ())]
             if failed:
                 shown = ", ".join(failed[:_SHOWN]) + (", ..." if len(failed) > _SHOWN else "")
                 raise StoreError(f"cannot delete {len(failed)} objects of s3://{self._bucket}: {shown}")
 
     def prune(self, folder: str) -> None:
-        """Do nothing: there are no folders."""
+        """Do nothing: S3 has no folders."""
 
     def delete_folder(self, folder: str) -> None:
         """Delete everything below a prefix."""
@@ -178,7 +179,7 @@ class S3Store:
 
     @property
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
-        # A client is not usable in a forked child, so each process makes its own.
+        # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
             try:
                 self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
@@ -187,7 +188,7 @@ class S3Store:
         return self._filesystem[1]
 
     def _listed(self, folder: str, delimiter: str, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """List what is directly in a folder, or, without a delimiter, below it; keys are below the folder."""
+        """List the objects directly in a folder, or all below it without a delimiter; keys are relative to it."""
         prefix = self._key(f"{folder}/" if folder else "")
         extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
         if delimiter:
@@ -221,20 +222,20 @@ class S3Store:
                 self._call("put_object", Key=self._key(key), Body=data, **condition)
             except FileNotFoundError:
                 if "IfMatch" in condition:
-                    # The object is gone.
+                    # The object was deleted since the ETag was read: the condition does not hold.
                     return False
                 raise
             return True
 
         for _ in range(_CONFLICT_RETRIES):
             answer = _answer(send, f"write {self._uri}/{key}")
-            # 409 says that another conditional request is under way: nothing landed, the same request may follow.
+            # 409 means that another conditional request is in progress: nothing was written, and a retry is safe.
             if answer != _CONFLICT:
                 return answer is True
         raise StoreError(f"cannot write {self._uri}/{key}: the server kept answering 409 to conditional writes")
 
     def _probe(self) -> None:
-        """Refuse a server that accepts conditions and ignores them: commits would overwrite each other."""
+        """Refuse a server that accepts conditional headers and ignores them: commits would overwrite each other."""
         key = f"_refs/.probe-{uuid.uuid4().hex}"
         first = self._conditional_put(key, b"1", {"IfNoneMatch": "*"})
         try:
@@ -249,7 +250,7 @@ class S3Store:
 
 
 def _answer(send: Callable[[], bool], what: str) -> bool | int:
-    """Return True when the write was made, False when its condition failed, 409 when it may be sent again."""
+    """Return True when the object was written, False when the condition failed, 409 when a retry is allowed."""
     try:
         return send()
     except FileExistsError:
@@ -268,9 +269,9 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """Return what a failed request raises: below s3fs, only errors that the server answered with become `OSError`."""
+    """Return the exceptions of failed requests: s3fs converts only error responses of the server to `OSError`."""
     try:
-        # Optional like s3fs itself, and loaded by it.
+        # An optional dependency, like s3fs: local tables work without it.
         from botocore.exceptions import BotoCoreError
     except ImportError:
         # Without it there is no s3fs either, which `_fs` reports.

@@ -1,8 +1,12 @@
 """Apply one transaction to a manifest.
 
-What a commit may not get wrong is decided here, and only here: fragment ids are never used twice, not even after an
-overwrite or a restore; row ids of a table with stable row ids are handed out once; indices speak only for fragments
-whose values they hold; feature flags say what the manifest really contains.
+A commit must preserve these invariants, and this module is the only place that enforces them:
+- Fragment ids are never reused, not even after an overwrite or a restore. Deletion files and indices are keyed by
+  fragment id, so a reused id would give rows the deletions or index entries of other rows.
+- On a table with stable row ids, a row id is assigned once. Row ids are not part of the transaction of an append: they
+  are assigned here, again on every retry, because another commit may have taken them meanwhile.
+- An index covers only fragments whose values it contains.
+- Feature flags state what the manifest really contains. A reader that does not know a flag has to refuse the table.
 """
 
 import re
@@ -40,7 +44,7 @@ _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.N
 
 
 def empty_manifest(fields: Sequence[Field], file_version: str) -> Manifest:
-    """Return what a table with stable row ids is before its first version: no rows."""
+    """Return the state of a table with stable row ids before its first version: no rows."""
     flags = int(Flag.STABLE_ROW_IDS)
     return Manifest(version=0, fields=tuple(fields), file_version=file_version, reader_flags=flags, writer_flags=flags)
 
@@ -60,11 +64,12 @@ def apply(
         transaction: The change. Its new fragments are numbered and given row ids here.
         timestamp: Nanoseconds since 1970 UTC.
         writer: Who writes the manifest.
-        restored: The manifest a `Restore` goes back to.
+        restored: The manifest that a `Restore` returns to.
 
     Raises:
-        InvalidInputError: The operation cannot be committed by this package, or names what is not there.
-        UnsupportedFeatureError: Very old programs left something out that only pylance finds out.
+        InvalidInputError: This package cannot commit the operation, or the operation references a fragment, field or
+            index that does not exist.
+        UnsupportedFeatureError: The manifest lacks counts that only pylance can recompute.
     """
     operation = transaction.operation
     if isinstance(operation, ops.Restore):
@@ -80,16 +85,17 @@ def apply(
 def next_version(
     head: Manifest, changed: Manifest, transaction: Transaction, *, timestamp: int, writer: WriterVersion
 ) -> Manifest:
-    """Return a changed state as the version that follows `head`, made by a transaction.
+    """Return a changed state as the version after `head`, made by `transaction`.
 
     Raises:
-        UnsupportedFeatureError: Very old programs left something out that only pylance finds out.
+        UnsupportedFeatureError: The manifest lacks counts that only pylance can recompute.
     """
     _refuse_unknown_numbers(changed)
     return with_feature_flags(
         replace(
             changed,
             version=head.version + 1,
+            # Never before the parent: clock skew between writers must not reorder a log or a time travel by date.
             timestamp=max(timestamp, head.timestamp),
             transaction_file=transaction.file_name,
             writer=writer,
@@ -100,13 +106,15 @@ def next_version(
 
 
 def _refuse_unknown_numbers(changed: Manifest) -> None:
-    """Refuse what pylance would look at data files for before it commits, knowing which of its releases were wrong.
+    """Refuse a manifest of an old pylance release that pylance itself would repair before a commit.
 
-    The next commit by pylance would not look any more, seeing who wrote this one.
+    pylance decides by the writer version whether to recompute counts and index bitmaps. With our name as the writer it
+    would never repair them, so the first commit has to be pylance's.
 
     Raises:
-        UnsupportedFeatureError: Fragments do not say how many rows they have, or indices may be wrong about fragments.
+        UnsupportedFeatureError: Fragments lack row counts, or the coverage of indices may be wrong.
     """
+    # Raises when a fragment lacks its row count.
     _ = changed.rows
     if changed.index_section is not None and _before_bitmaps_were_right(changed.writer):
         coding = changed.fragments.decoder
@@ -125,7 +133,7 @@ def _before_bitmaps_were_right(writer: WriterVersion | None) -> bool:
 
 
 def with_feature_flags(manifest: Manifest) -> Manifest:
-    """Recompute the feature flags that follow from what a manifest contains; keep the others."""
+    """Recompute the feature flags that depend on the content of a manifest; keep the others."""
     shared = Flag(0)
     if manifest.fragments.deletions:
         shared |= Flag.DELETION_FILES
@@ -142,7 +150,7 @@ def with_feature_flags(manifest: Manifest) -> Manifest:
 
 
 def _append(head: Manifest, operation: ops.Append) -> Manifest:
-    return _with_added(head, head.fragments, [_without_rows_ids(fragment) for fragment in operation.fragments])
+    return _with_added(head, head.fragments, [_without_row_ids(fragment) for fragment in operation.fragments])
 
 
 def _delete(head: Manifest, operation: ops.Delete) -> Manifest:
@@ -151,9 +159,10 @@ def _delete(head: Manifest, operation: ops.Delete) -> Manifest:
 
 
 def _with_vectors(head: Manifest, updated: Sequence[Fragment]) -> list[Fragment]:
-    """Return fragments as they are, with the deletion vectors they are to have.
+    """Return the fragments of head with the deletion files of the updated ones.
 
-    The change may have been made from an older version, which named files that are gone from the schema by now.
+    Only the deletion file is taken over: the change may have been prepared on an older version, and its data files may
+    since have been replaced by a column change.
     """
     found = []
     for fragment in updated:
@@ -181,9 +190,9 @@ def _update(head: Manifest, operation: ops.Update) -> Manifest:
 
 
 def _with_creation(head: Manifest, operation: ops.Update) -> list[Fragment]:
-    """Return the new fragments of an update, each with the versions its moved rows were created at.
+    """Return the new fragments of an update with the creation versions of moved rows.
 
-    pylance leaves them out of the transaction; they are those the rows had where they were.
+    pylance omits them from the transaction. They are looked up in the fragments the rows came from.
     """
     ids = [*operation.removed_fragment_ids, *(fragment.id for fragment in operation.updated_fragments)]
     missing = [fragment.row_ids is not None and fragment.created_at is None for fragment in operation.new_fragments]
@@ -203,10 +212,10 @@ def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
         schema_metadata=operation.schema_metadata,
         config={**head.config, **operation.config_upserts},
         base_paths=add_base_paths(head.base_paths, operation.initial_bases),
-        # The indexed rows are gone, and with them what the indices know.
+        # All indexed rows are gone.
         index_section=None,
     )
-    return _with_added(emptied, Fragments(), [_without_rows_ids(fragment) for fragment in operation.fragments])
+    return _with_added(emptied, Fragments(), [_without_row_ids(fragment) for fragment in operation.fragments])
 
 
 def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifest:
@@ -216,8 +225,9 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
     return replace(
         restored,
         branch=head.branch,
-        # Rows go back to what they were, not to where files were before the table was moved.
+        # A restore returns to old rows, not to old locations: files may have been relocated since.
         base_paths=restored_base_paths(restored.base_paths, head.base_paths),
+        # The counters keep the maximum of both: ids of the abandoned versions must not be assigned again.
         max_fragment_id=max(ids, default=None),
         next_row_id=max(head.next_row_id, restored.next_row_id),
         max_allocated_field_id=max(
@@ -239,7 +249,7 @@ def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
 
 
 def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]) -> Fragments:
-    """Put fragments in the place of others, all in the order of their ids, which is what pylance calls valid."""
+    """Replace fragments by others, ordered by id: `validate` of pylance requires that order."""
     kept = fragments.changed(old, {})
     taken = set(kept.ids).intersection(fragment.id for fragment in new)
     if taken:
@@ -256,6 +266,7 @@ def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
         raise InvalidInputError(f"version {head.version} has no fragment {unknown[0]}")
     if lost:
         raise InvalidInputError(f"a merge without fragment {lost[0]} of version {head.version} would lose its rows")
+    # Encoded items are compared first: only fragments that differ are decoded.
     before = dict(zip(head.fragments.ids, head.fragments.items, strict=True))
     changed: dict[int, Fragment] = {}
     for number, item in zip(given.ids, given.items, strict=True):
@@ -277,14 +288,14 @@ def _project(head: Manifest, operation: ops.Project) -> Manifest:
 
 
 def drop_unused_files(manifest: Manifest, before: Sequence[Field]) -> Manifest:
-    """Leave out the data files that a schema with fewer fields than before has no use for."""
+    """Drop data files that contain only fields missing from the schema, when the schema lost fields."""
     live = {field.id for field in manifest.fields}
     gone = not live.issuperset(field.id for field in before)
     return _without_dead_files(manifest, manifest.fragments.ids) if gone else manifest
 
 
 def _without_dead_files(manifest: Manifest, fragments: Iterable[int]) -> Manifest:
-    """Leave out data files, of some fragments, that hold nothing but fields the schema does not have."""
+    """Drop the data files of some fragments that contain only fields missing from the schema."""
     live = {field.id for field in manifest.fields}
     changed: dict[int, Fragment] = {}
     for number in fragments:
@@ -354,7 +365,7 @@ def _update_bases(head: Manifest, operation: ops.UpdateBases) -> Manifest:
     return replace(head, base_paths=add_base_paths(head.base_paths, operation.new_bases))
 
 
-def _without_rows_ids(fragment: Fragment) -> Fragment:
+def _without_row_ids(fragment: Fragment) -> Fragment:
     return replace(fragment, row_ids=None, created_at=None, updated_at=None)
 
 
@@ -366,8 +377,8 @@ def _without(head: Manifest, removed: Sequence[int], updated: Sequence[Fragment]
 
 
 def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> Manifest:
-    """Give the added fragments numbers and, on a table with stable row ids, their rows ids."""
-    # What the manifest says, or what it has where that is more: an id given twice would cost rows.
+    """Add fragments: assign fragment ids and, with stable row ids, row ids and row versions."""
+    # Other writers may have recorded a maximum that is too low; an id assigned twice would lose rows.
     last = -1 if head.max_fragment_id is None else head.max_fragment_id
     fragment_id = max(last, max(head.fragments.ids, default=-1))
     if fragment_id + len(added) > MAX_FRAGMENT_ID:

@@ -1,10 +1,11 @@
-"""Where the files of a manifest lie, and how that changes when a branch is forked or merged.
+"""Base paths: the locations of the files of a manifest, and how they change with fork, clone, merge and relocation.
 
-A branch is a shallow clone in a folder of its own (branch and tag specification): what it inherits it names through a
-base path. Data files that this package writes for a branch lie under the table's root from the start, named through
-the base path "root", so that `main` can take them over by dropping the base id.
+A branch is a shallow clone in a folder of its own (branch and tag specification) and references inherited files through
+a base path. Data files that this package writes for a branch are stored under the root of the table from the start, and
+are referenced through the base path "root". A merge into `main` therefore only drops the base id.
 
-Base ids start at 1: pylance takes 0 for "not given" when it writes to a named base.
+Base ids start at 1: when pylance writes to a named base path, it treats the id 0 as "not set" and omits it, which makes
+the branch unreadable.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +22,13 @@ ROOT_BASE = "root"
 
 
 def fork(parent: Manifest, branch: str, *, root_uri: str, parent_uri: str) -> Manifest:
-    """Return the first manifest of a branch: the parent's state, with every inherited file named through a base.
+    """Return the first manifest of a branch: the state of the parent, with a base path for every inherited file.
 
     Args:
         parent: The version forked from.
         branch: The new branch's name.
         root_uri: The table's canonical URI.
-        parent_uri: The URI of the folder the parent's own files lie in; the same as `root_uri` for `main`.
+        parent_uri: The URI of the folder of the parent branch; equal to `root_uri` for `main`.
     """
     bases = list(parent.base_paths)
     root = _base_for(bases, root_uri, ROOT_BASE)
@@ -36,14 +37,14 @@ def fork(parent: Manifest, branch: str, *, root_uri: str, parent_uri: str) -> Ma
 
 
 def shallow_clone(source: Manifest, *, source_uri: str, name: str) -> Manifest:
-    """Return the first manifest of a table of its own that names the files of another one through a base.
+    """Return the first manifest of a new table that references the files of another table through a base path.
 
     Args:
-        source: The version that is cloned.
-        source_uri: The URI of the folder the version's own files lie in.
-        name: What the new base path is called, unless it is taken.
+        source: The version to clone.
+        source_uri: The URI of the folder of its branch.
+        name: The name of the new base path; a number is appended when it is taken.
     """
-    # The root of another table is not this one's.
+    # The base path "root" of the source is the root of another table.
     bases = [replace(base, name=f"{name}-root") if base.name == ROOT_BASE else base for base in source.base_paths]
     taken = {base.name for base in bases}
     names = (name if count == 1 else f"{name}-{count}" for count in range(1, len(bases) + 2))
@@ -52,7 +53,7 @@ def shallow_clone(source: Manifest, *, source_uri: str, name: str) -> Manifest:
 
 
 def deep_clone(source: Manifest) -> Manifest:
-    """Return the first manifest of a table of its own that has all its files in its own folder."""
+    """Return the first manifest of a new table that has all files in its own folder."""
     indices = [replace(index, base_id=None) for index in indices_of(source)]
     return replace(
         _as_new_table(source),
@@ -63,12 +64,12 @@ def deep_clone(source: Manifest) -> Manifest:
 
 
 def _as_new_table(source: Manifest) -> Manifest:
-    # What was merged into the source says nothing about the branches of another table, main included.
+    # Merge records refer to branches of the source table; the new table has none of them.
     return replace(source, branch=None, table_metadata=without_merge_records(source.table_metadata))
 
 
 def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:
-    """Name every file that has no base through one."""
+    """Set a base id on every file without one."""
     section = manifest.index_section
     if section is not None:
         section = rebase_index_section(section, base_id, f"version {manifest.version} of {uri}")
@@ -80,10 +81,10 @@ def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:
 
 
 def add_base_paths(known: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[BasePath, ...]:
-    """Return base paths and more of them; those with the id 0 get the next one.
+    """Return base paths followed by new ones; a new one with the id 0 gets the next free id.
 
     Raises:
-        InvalidInputError: An id, a name or a path is there already.
+        InvalidInputError: An id, a name or a path is taken.
     """
     bases = list(known)
     for base in new:
@@ -121,10 +122,10 @@ def _in_own_folder(fragment: Fragment) -> Fragment:
 
 
 def find_base_path(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
-    """Return the base path of a name.
+    """Return the base path with a name.
 
     Raises:
-        InvalidInputError: There is none; says which there are.
+        InvalidInputError: It does not exist; the message lists the existing names.
     """
     for base in manifest.base_paths:
         if base.name == name:
@@ -134,7 +135,7 @@ def find_base_path(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
 
 
 def with_base(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, ...]:
-    """Return fragments whose data files lie under a base path, named through it."""
+    """Return fragments with the id of a base path set on their data files."""
     return tuple(
         replace(fragment, files=tuple(replace(file, base_id=base.id) for file in fragment.files))
         for fragment in fragments
@@ -142,9 +143,9 @@ def with_base(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, 
 
 
 def shared_base_ids(source: Manifest, dest: Manifest, root_uri: str) -> dict[int | None, int]:
-    """Return which base ids of a version mean a place outside of the table that another version names as well.
+    """Map base ids of `source` to those of `dest` for locations outside of the table that both reference.
 
-    Files there can be taken over as they are; the other version knows the place under the id given here.
+    A merge can keep files in such a location as they are, under the base id of `dest`.
     """
     known = {(base.path, base.is_dataset_root): base.id for base in dest.base_paths}
     outside = (base for base in source.base_paths if not _is_at(base.path, root_uri))
@@ -158,16 +159,16 @@ def shared_base_ids(source: Manifest, dest: Manifest, root_uri: str) -> dict[int
 def with_root_base(
     fragments: Sequence[Fragment], manifest: Manifest, root_uri: str, kept: Mapping[int | None, int] | None = None
 ) -> tuple[Fragment, ...]:
-    """Return fragments whose data files lie in the root's `data/`, named as `manifest` has to name them.
+    """Return fragments in the root's `data/` with the base id under which `manifest` references the root.
 
     Args:
-        fragments: What is to be named.
-        manifest: Of the branch that shall name it.
-        root_uri: The table's canonical URI.
-        kept: Base ids of files that lie elsewhere, and the ids `manifest` has for the same places.
+        fragments: The fragments.
+        manifest: A manifest of the branch that will reference them.
+        root_uri: The canonical URI of the table.
+        kept: For files stored elsewhere: their base id, and the base id of the same location in `manifest`.
 
     Raises:
-        InvalidInputError: The manifest is of a branch that knows the root under another spelling.
+        InvalidInputError: The branch references the root under another URI.
     """
     base_id = None
     if manifest.branch is not None:
@@ -175,7 +176,7 @@ def with_root_base(
             (base.id for base in manifest.base_paths if base.path == root_uri and base.is_dataset_root), None
         )
         if base_id is None:
-            # The same place in other words would do for readers, but not for pylance's clean-up.
+            # Readers would accept another spelling of the same location, but the cleanup of pylance compares strings.
             raise InvalidInputError(
                 f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
                 "moved, or the branch was forked under another spelling of that",
@@ -192,10 +193,10 @@ def with_root_base(
 
 
 def base_path_of(manifest: Manifest, base_id: int | None, branch_uri: str) -> BasePath:
-    """Return the base a file lies under; a file without base id lies under the branch's own folder.
+    """Return the base path of a base id; None is the folder of the branch itself.
 
     Raises:
-        CorruptFileError: The base id is not in the manifest.
+        CorruptFileError: The manifest does not define the base id.
     """
     if base_id is None:
         return BasePath(id=0, path=branch_uri, is_dataset_root=True)
@@ -207,15 +208,16 @@ def base_path_of(manifest: Manifest, base_id: int | None, branch_uri: str) -> Ba
 
 
 def data_folder(base: BasePath) -> str:
-    """Return where data files of a base path lie (storage layout specification, two-step path resolution)."""
+    """Return the folder of the data files of a base path (storage layout specification, "path resolution")."""
     return join(base.path, DATA) if base.is_dataset_root else base.path
 
 
 @dataclass(slots=True)
 class FileReferences:
-    """The files a version names in one place: data files with their sizes, 0 where unknown; the rest by name.
+    """The files that a version references under one base path.
 
-    Indices are given by uuid, each with the paths of its files below its folder, where they are recorded.
+    `data` maps data files to sizes in bytes (0 where unknown), `deletions` are file names, and `indices` maps index
+    uuids to the recorded file paths, relative to the folder of the index.
     """
 
     base: BasePath
@@ -225,38 +227,38 @@ class FileReferences:
 
 
 def file_references(manifest: Manifest, branch_uri: str) -> list[FileReferences]:
-    """Return every file a version names, by place.
+    """Return every file that a version references, grouped by base path.
 
     Raises:
-        CorruptFileError: A base id is not in the manifest.
+        CorruptFileError: The manifest does not define a base id.
     """
-    places: dict[int | None, FileReferences] = {}
+    by_base: dict[int | None, FileReferences] = {}
 
-    def place(base_id: int | None) -> FileReferences:
-        if base_id not in places:
-            places[base_id] = FileReferences(base_path_of(manifest, base_id, branch_uri))
-        return places[base_id]
+    def under(base_id: int | None) -> FileReferences:
+        if base_id not in by_base:
+            by_base[base_id] = FileReferences(base_path_of(manifest, base_id, branch_uri))
+        return by_base[base_id]
 
     for fragment in manifest.fragments:
         for file in fragment.files:
-            place(file.base_id).data[file.path] = file.size
+            under(file.base_id).data[file.path] = file.size
         if fragment.deletion is not None:
             path = deletion_path(fragment.id, fragment.deletion)
-            place(fragment.deletion.base_id).deletions.add(path.removeprefix(f"{DELETIONS}/"))
+            under(fragment.deletion.base_id).deletions.add(path.removeprefix(f"{DELETIONS}/"))
     for index in indices_of(manifest):
-        place(index.base_id).indices[index.uuid] = tuple(file.path for file in index.files)
-    return list(places.values())
+        under(index.base_id).indices[index.uuid] = tuple(file.path for file in index.files)
+    return list(by_base.values())
 
 
 def moved_base_paths(
     bases: Iterable[BasePath], moves: Mapping[str, str], paths: Mapping[str, str]
 ) -> tuple[BasePath, ...]:
-    """Return the base paths that have to be written differently, as they have to be.
+    """Return the base paths whose location changes, with their new paths.
 
     Args:
         bases: The base paths of a version.
-        moves: Folders that are elsewhere by now, and where; a folder mapped to itself is where it was. A base path
-            follows the innermost of them it lies in.
+        moves: Old and new locations of folders; a folder mapped to itself did not move. A base path follows the
+            innermost folder that contains it.
         paths: The canonical spelling of each base path.
     """
     changed: list[BasePath] = []
@@ -272,13 +274,13 @@ def moved_base_paths(
 
 
 def replace_base_paths(manifest: Manifest, changed: Iterable[BasePath]) -> Manifest:
-    """Return a manifest with base paths in the place of those with the same ids."""
+    """Return a manifest with base paths replaced by those with the same ids."""
     new = {base.id: base for base in changed}
     return replace(manifest, base_paths=tuple(new.get(base.id, base) for base in manifest.base_paths))
 
 
 def restored_base_paths(bases: Iterable[BasePath], newer: Iterable[BasePath]) -> tuple[BasePath, ...]:
-    """Return the base paths of an older version, those that a newer one still has at the places it knows."""
+    """Return the base paths of an older version, at their newer locations where a newer version defines them."""
     known = {(base.id, base.name, base.is_dataset_root): base for base in newer}
     return tuple(known.get((base.id, base.name, base.is_dataset_root), base) for base in bases)
 

@@ -1,11 +1,9 @@
-"""Claims: what a commit says about the rows it is responsible for.
+"""Claims: the scope of rows that a commit declares itself responsible for; and changes, the versions of a merge side.
 
-Rows alone cannot tell that two writers both meant to provide *the* rows of January: both removed nothing and both
-added some. So a commit that replaces rows records the predicate it replaced by and the partitions it stands for, an
-append may record its partitions, and an overwrite claims everything. A merge compares the claims of both sides.
-Claims travel in the transaction's properties as JSON.
-
-One version that a side of a merge made since the merge base, and what it claims.
+From rows alone, a merge cannot tell that two writers both provided the complete rows of January: each removed nothing
+and added some. So a commit that replaces rows records its predicate and partitions, an append may record its
+partitions, and an overwrite claims everything. A merge compares the claims of both sides. Claims are stored as JSON in
+the transaction properties.
 """
 
 import json
@@ -31,7 +29,7 @@ APPEND, REPLACE, OVERWRITE, UPSERT = "append", "replace", "overwrite", "upsert"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What one commit did to which rows. `partitions` are Dagster partition keys; none means they are not known."""
+    """The scope of one commit. `partitions` are Dagster partition keys; empty when they are unknown."""
 
     mode: str
     predicate: str | None = None
@@ -39,25 +37,26 @@ class Claim:
 
     @property
     def exclusive(self) -> bool:
-        """Whether the commit claims that no other rows of its scope exist."""
+        """Whether the commit claims to provide all rows of its scope."""
         return self.mode != APPEND
 
     def shared_partitions(self, other: "Claim") -> tuple[str, ...] | None:
-        """Return the partitions both name; None when that cannot be told from the names."""
+        """Return the partitions that both claim; None when either does not name its partitions."""
         if not self.partitions or not other.partitions:
             return None
         return tuple(key for key in self.partitions if key in other.partitions)
 
 
 def encode_claims(claims: Iterable[Claim]) -> str:
-    """Write claims as they stand in transaction properties."""
+    """Encode claims for the transaction properties."""
     return json.dumps(
         [{"mode": claim.mode, "predicate": claim.predicate, "partitions": list(claim.partitions)} for claim in claims]
     )
 
 
 def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
-    """Read the claims of a commit; none when it carries none, or carries something else under their name."""
+    """Decode the claims of a commit; empty when it has none, or the property has another format."""
+    # Any program can set the property, so an invalid value must not make a table unmergeable.
     try:
         found = json.loads(properties.get(CLAIMS, "[]"))
         return tuple(
@@ -78,10 +77,11 @@ _MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One version a side made since the merge base. `transaction` is None when its file is gone.
+    """A version that one side of a merge made since the merge base.
 
-    `before` and `after` are the states around it; None when it was cleaned up. When it is `undone`, the side goes back
-    from the second to the first, and claims nothing. Nor does it when it is `in_both`: the other side did the same.
+    `transaction` is None when its file was removed, `before` and `after` (the manifests around it) when they were
+    cleaned up. `undone` means that the merge input applies the reverse change, from `after` to `before`; `in_both` that
+    the other side contains the same change. Neither claims anything.
     """
 
     version: str
@@ -94,7 +94,7 @@ class Change:
 
     @property
     def author(self) -> str:
-        """The Dagster run that made the version, else what was merged, else who committed it, or with which program."""
+        """The author for messages: the Dagster run, else the merged version, else the committer, else the program."""
         properties = self.transaction.properties if self.transaction else {}
         if run := properties.get(RUN_ID):
             return f"run {run}"
@@ -104,22 +104,22 @@ class Change:
 
     @property
     def operation(self) -> Operation | None:
-        """The operation of its transaction."""
+        """The operation of the transaction, or None when the transaction is unknown."""
         return self.transaction.operation if self.transaction else None
 
     @property
     def is_merge(self) -> bool:
-        """Whether it brought in another version."""
+        """Whether the version is a merge."""
         return self.transaction is not None and MERGE in self.transaction.properties
 
     @property
     def moves_no_row(self) -> bool:
-        """Whether its operation is one that leaves rows, columns and fragments as they are."""
+        """Whether the operation leaves rows, columns and fragments unchanged."""
         return isinstance(self.operation, _MOVES_NO_ROW)
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """What the version claims. A replaced table claims everything, whoever wrote it."""
+        """The claims of the version. An overwrite claims everything, even without recorded claims."""
         if self.transaction is None or self.undone or self.in_both:
             return ()
         claims = decode_claims(self.transaction.properties)

@@ -1,15 +1,15 @@
-"""Whether a change still means what it meant when another one was committed first.
+"""Decide whether a pending transaction can be committed after a concurrent one.
 
-A writer reads a version, prepares its change, and finds that others committed meanwhile. For each of them one answer
-is needed: compatible, so the change is applied on top; compatible once both deletion vectors are joined; retryable,
-so the writer must read again and redo its work; or incompatible, so a person has to look. The rules are those
-pylance 14 applies to its own commits, checked pair by pair, because writers of both kinds share a table. There are a
-few pairs where this package is stricter, each with its reason where it is decided. In two it is more lenient:
+A writer reads a version, prepares its transaction, and finds that committed transactions were committed meanwhile. Each
+of them is classified against the pending transaction:
+- compatible: the pending transaction is applied on top unchanged;
+- rebase: both deleted rows of the same fragment, and the deletion vectors have to be combined first;
+- retryable: the writer has to read again and redo its work;
+- incompatible: a retry would overwrite the intention of the committed writer, so a person has to decide.
 
-- Two updates of metadata of the table, the schema or one field pass where they set different keys: each is applied to
-  what the other one left, so the order does not matter. pylance refuses any two.
-- A reservation of fragment ids passes after an overwrite or a restore: ids are never given twice, so that the reserved
-  ones are free in any later version.
+The rules are those that pylance 14 applies to its own commits, checked pair by pair against it, because pylance and
+this package write the same tables: a pair that only one of them refuses gives no protection. Where this package is
+stricter, a comment gives the reason.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,10 +24,10 @@ from lance_dagster.transactions.index_updates import covered_fragments
 
 
 class Compatibility(Enum):
-    """What a committed transaction means for one that is about to be."""
+    """The effect of a committed transaction on a pending one."""
 
     COMPATIBLE = "compatible"
-    REBASE = "compatible once the deletion vectors are joined"
+    REBASE = "compatible once the deletion vectors are combined"
     RETRYABLE = "retryable"
     INCOMPATIBLE = "incompatible"
 
@@ -39,190 +39,200 @@ _REPLACES_TABLE = (ops.Overwrite, ops.Restore)
 _HAS_NO_ROWS = (ops.ReserveFragments, ops.Clone, ops.UpdateBases)
 
 
-def classify(mine: Transaction, theirs: Transaction) -> Compatibility:
-    """Say what `theirs`, committed after `mine` read the table, means for `mine`."""
-    one, other = mine.operation, theirs.operation
-    if isinstance(one, ops.UpdateBases):
-        return _judge_bases(one, other)
+def classify(pending: Transaction, committed: Transaction) -> Compatibility:
+    """Classify `committed`, a transaction committed after `pending` read the table.
+
+    Args:
+        pending: The transaction that is to be committed.
+        committed: The transaction that was committed first.
+    """
+    operation, other = pending.operation, committed.operation
+    if isinstance(operation, ops.UpdateBases):
+        return _classify_bases(operation, other)
     if isinstance(other, _HAS_NO_ROWS):
         return COMPATIBLE
     if isinstance(other, ops.UpdateMemWalState):
-        unaffected = isinstance(one, ops.Update | ops.Project | ops.Rewrite | ops.UpdateConfig)
+        unaffected = isinstance(operation, ops.Update | ops.Project | ops.Rewrite | ops.UpdateConfig)
         return COMPATIBLE if unaffected else INCOMPATIBLE
     if isinstance(other, ops.DataOverlay):
         return RETRYABLE
-    if _adds_keys(mine) and isinstance(other, ops.Append | ops.Update):
-        # What this one found missing may have come with the other's rows.
+    if _adds_keys(pending) and isinstance(other, ops.Append | ops.Update):
+        # An upsert inserts the keys it did not find; the other rows may contain those keys by now.
         return RETRYABLE
-    rule = _RULES.get(type(one))
-    return RETRYABLE if rule is None else rule(one, other)
+    rule = _RULES.get(type(operation))
+    return RETRYABLE if rule is None else rule(operation, other)
 
 
-def _adds_keys(mine: Transaction) -> bool:
-    """Tell whether a change added rows because no row had their keys."""
-    operation = mine.operation
+def _adds_keys(pending: Transaction) -> bool:
+    """Return whether a change inserted rows because their keys were missing: an upsert."""
+    operation = pending.operation
     inserts = isinstance(operation, ops.Update) and operation.inserted_rows is not None
-    return inserts or any(claim.mode == UPSERT for claim in decode_claims(mine.properties))
+    return inserts or any(claim.mode == UPSERT for claim in decode_claims(pending.properties))
 
 
 def touched_fragments(operation: RowChange) -> frozenset[int]:
-    """Return the ids of the fragments an operation removes or changes."""
+    """Return the ids of the fragments that an operation removes or updates."""
     return removed_fragments(operation).union(fragment.id for fragment in operation.updated_fragments)
 
 
 def removed_fragments(operation: RowChange) -> frozenset[int]:
-    """Return the ids of the fragments an operation removes whole."""
+    """Return the ids of the fragments that an operation removes."""
     if isinstance(operation, ops.Update):
         return frozenset(operation.removed_fragment_ids)
     return frozenset(operation.deleted_fragment_ids)
 
 
-def _judge_append(mine: ops.Append, other: Operation) -> Compatibility:
-    if isinstance(other, _REPLACES_TABLE):
+def _classify_append(pending: ops.Append, committed: Operation) -> Compatibility:
+    if isinstance(committed, _REPLACES_TABLE):
         return INCOMPATIBLE
-    if isinstance(other, ops.Merge | ops.Project):
-        # A column that may not be null came into being, and the appended rows have no value for it.
-        return COMPATIBLE if other.preserves_nullability and _still_read(mine.fragments, other) else RETRYABLE
+    if isinstance(committed, ops.Merge | ops.Project):
+        # A schema change without `preserves_nullability` may add a non-nullable column, for which the appended rows
+        # have no value.
+        return (
+            COMPATIBLE if committed.preserves_nullability and _still_read(pending.fragments, committed) else RETRYABLE
+        )
     return COMPATIBLE
 
 
-def _still_read(added: Iterable[Fragment], other: ops.Merge | ops.Project) -> bool:
-    """Tell whether every value in new files belongs to a column that there still is.
+def _still_read(added: Iterable[Fragment], committed: ops.Merge | ops.Project) -> bool:
+    """Return whether all fields of the added data files still exist after a schema change.
 
-    Stricter than pylance: a cast gives a column another id, so values written before it would be read as nulls, and
-    the id of a column that was dropped may be given to another one.
+    Stricter than pylance: a cast changes the field id of a column, so values written under the old id would be read as
+    nulls; and the id of a dropped column may be assigned to a new column, which would show the old values.
     """
-    known = {TOMBSTONE_FIELD, *(field.id for field in other.fields)}
+    known = {TOMBSTONE_FIELD, *(field.id for field in committed.fields)}
     return all(known.issuperset(file.fields) for fragment in added for file in fragment.files)
 
 
-def _judge_row_change(mine: RowChange, other: Operation) -> Compatibility:
-    match other:
+def _classify_row_change(pending: RowChange, committed: Operation) -> Compatibility:
+    match committed:
         case ops.Append():
             return COMPATIBLE
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
         case ops.Update() | ops.Delete():
-            return _judge_two_row_changes(mine, other)
+            return _classify_two_row_changes(pending, committed)
         case ops.Rewrite() | ops.DataReplacement():
-            return RETRYABLE if touched_fragments(mine) & _fragments_of(other) else COMPATIBLE
+            return RETRYABLE if touched_fragments(pending) & _fragments_of(committed) else COMPATIBLE
         case ops.Merge():
             return RETRYABLE
-        case ops.Project() if isinstance(mine, ops.Update):
-            fits = other.preserves_nullability and _still_read(mine.new_fragments, other)
+        case ops.Project() if isinstance(pending, ops.Update):
+            fits = committed.preserves_nullability and _still_read(pending.new_fragments, committed)
             return COMPATIBLE if fits else RETRYABLE
         case _:
             return COMPATIBLE
 
 
-def _judge_two_row_changes(mine: RowChange, other: RowChange) -> Compatibility:
-    if not touched_fragments(mine) & touched_fragments(other):
+def _classify_two_row_changes(pending: RowChange, committed: RowChange) -> Compatibility:
+    if not touched_fragments(pending) & touched_fragments(committed):
         return COMPATIBLE
-    columns = any(isinstance(side, ops.Update) and side.writes_columns for side in (mine, other))
+    columns = any(isinstance(side, ops.Update) and side.writes_columns for side in (pending, committed))
     return RETRYABLE if columns else REBASE
 
 
-def _judge_overwrite(_: ops.Overwrite, other: Operation) -> Compatibility:
-    return RETRYABLE if isinstance(other, ops.Overwrite) else COMPATIBLE
+def _classify_overwrite(_: ops.Overwrite, committed: Operation) -> Compatibility:
+    return RETRYABLE if isinstance(committed, ops.Overwrite) else COMPATIBLE
 
 
-def _judge_restore(_: ops.Restore, other: Operation) -> Compatibility:
-    own = isinstance(other, ops.UpdateConfig) and (other.schema_metadata is not None or other.field_metadata)
+def _classify_restore(_: ops.Restore, committed: Operation) -> Compatibility:
+    own = isinstance(committed, ops.UpdateConfig) and (
+        committed.schema_metadata is not None or committed.field_metadata
+    )
     return INCOMPATIBLE if own else COMPATIBLE
 
 
-def _judge_create_index(mine: ops.CreateIndex, other: Operation) -> Compatibility:
-    if isinstance(other, _REPLACES_TABLE):
+def _classify_create_index(pending: ops.CreateIndex, committed: Operation) -> Compatibility:
+    if isinstance(committed, _REPLACES_TABLE):
         return INCOMPATIBLE
-    fields = {number for index in mine.new_indices for number in (*index.fields, *index.covering_fields)}
-    match other:
+    fields = {number for index in pending.new_indices for number in (*index.fields, *index.covering_fields)}
+    match committed:
         case ops.CreateIndex():
-            names = {index.name for index in (*mine.new_indices, *mine.removed_indices)}
-            taken = names.intersection(index.name for index in (*other.new_indices, *other.removed_indices))
+            names = {index.name for index in (*pending.new_indices, *pending.removed_indices)}
+            taken = names.intersection(index.name for index in (*committed.new_indices, *committed.removed_indices))
             return RETRYABLE if taken else COMPATIBLE
         case ops.Rewrite():
-            return RETRYABLE if _speak_for(mine.new_indices, _fragments_of(other)) else COMPATIBLE
+            return RETRYABLE if _covers(pending.new_indices, _fragments_of(committed)) else COMPATIBLE
         case ops.DataReplacement():
-            replaced = {number for _, file in other.replacements for number in file.fields}
+            replaced = {number for _, file in committed.replacements for number in file.fields}
             return RETRYABLE if fields & replaced else COMPATIBLE
-        case ops.Update() if fields.intersection(other.fields_modified):
-            # Stricter than pylance: the new index holds the old values and would claim to speak for the new ones.
+        case ops.Update() if fields.intersection(committed.fields_modified):
+            # Stricter than pylance: the new index contains the old values, and would claim to cover the updated rows.
             return RETRYABLE
         case ops.Merge() | ops.Project():
-            gone = fields.difference(field.id for field in other.fields)
+            gone = fields.difference(field.id for field in committed.fields)
             return RETRYABLE if gone else COMPATIBLE
         case _:
             return COMPATIBLE
 
 
-def _judge_rewrite(mine: ops.Rewrite, other: Operation) -> Compatibility:
-    match other:
+def _classify_rewrite(pending: ops.Rewrite, committed: Operation) -> Compatibility:
+    match committed:
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
         case ops.Update() | ops.Delete():
-            return RETRYABLE if touched_fragments(other) & _fragments_of(mine) else COMPATIBLE
+            return RETRYABLE if touched_fragments(committed) & _fragments_of(pending) else COMPATIBLE
         case ops.Rewrite() | ops.DataReplacement():
-            return RETRYABLE if _fragments_of(other) & _fragments_of(mine) else COMPATIBLE
+            return RETRYABLE if _fragments_of(committed) & _fragments_of(pending) else COMPATIBLE
         case ops.Merge():
             return RETRYABLE
         case ops.CreateIndex():
-            return RETRYABLE if _speak_for(other.new_indices, _fragments_of(mine)) else COMPATIBLE
+            return RETRYABLE if _covers(committed.new_indices, _fragments_of(pending)) else COMPATIBLE
         case _:
             return COMPATIBLE
 
 
-def _judge_merge(_: ops.Merge, other: Operation) -> Compatibility:
-    match other:
+def _classify_merge(_: ops.Merge, committed: Operation) -> Compatibility:
+    match committed:
         case ops.Overwrite() | ops.Restore() | ops.Project():
             return INCOMPATIBLE
         case ops.CreateIndex():
             return COMPATIBLE
         case ops.UpdateConfig():
-            own = other.schema_metadata is not None or other.field_metadata
+            own = committed.schema_metadata is not None or committed.field_metadata
             return RETRYABLE if own else COMPATIBLE
         case _:
             return RETRYABLE
 
 
-def _judge_project(mine: ops.Project, other: Operation) -> Compatibility:
-    match other:
+def _classify_project(pending: ops.Project, committed: Operation) -> Compatibility:
+    match committed:
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
         case ops.Merge() | ops.Project():
             return RETRYABLE
         case ops.UpdateConfig(field_metadata=changed) if changed:
-            # Stricter than pylance, whose projection brings back the metadata it read.
+            # Stricter than pylance: its projection writes back the field metadata it read, and loses the change.
             return RETRYABLE
         case ops.Append() | ops.Update() | ops.DataReplacement():
-            # Somebody wrote values, and what this projection found out about nulls may be true no longer.
-            return COMPATIBLE if mine.preserves_nullability else RETRYABLE
+            # The projection verified that a column has no nulls; the committed values may contain some.
+            return COMPATIBLE if pending.preserves_nullability else RETRYABLE
         case _:
             return COMPATIBLE
 
 
-def _judge_config(mine: ops.UpdateConfig, other: Operation) -> Compatibility:
-    about_schema = mine.schema_metadata is not None or mine.field_metadata
-    match other:
+def _classify_config(pending: ops.UpdateConfig, committed: Operation) -> Compatibility:
+    about_schema = pending.schema_metadata is not None or pending.field_metadata
+    match committed:
         case ops.UpdateConfig():
-            return INCOMPATIBLE if _same_keys(mine, other) else COMPATIBLE
+            return INCOMPATIBLE if _same_keys(pending, committed) else COMPATIBLE
         case ops.Overwrite() | ops.Restore() if about_schema:
             return INCOMPATIBLE
         case ops.Merge() if about_schema:
             return RETRYABLE
-        case ops.Project() if mine.field_metadata:
-            # Stricter than pylance: the field may be gone.
-            known = {field.id for field in other.fields}
-            return COMPATIBLE if known.issuperset(mine.field_metadata) else RETRYABLE
+        case ops.Project() if pending.field_metadata:
+            # Stricter than pylance: the projection may have dropped the field.
+            known = {field.id for field in committed.fields}
+            return COMPATIBLE if known.issuperset(pending.field_metadata) else RETRYABLE
         case _:
             return COMPATIBLE
 
 
-def _same_keys(mine: ops.UpdateConfig, other: ops.UpdateConfig) -> bool:
+def _same_keys(pending: ops.UpdateConfig, committed: ops.UpdateConfig) -> bool:
     pairs = [
-        (mine.config, other.config),
-        (mine.table_metadata, other.table_metadata),
-        (mine.schema_metadata, other.schema_metadata),
-        *((own, other.field_metadata.get(number)) for number, own in mine.field_metadata.items()),
+        (pending.config, committed.config),
+        (pending.table_metadata, committed.table_metadata),
+        (pending.schema_metadata, committed.schema_metadata),
+        *((own, committed.field_metadata.get(number)) for number, own in pending.field_metadata.items()),
     ]
     return any(one is not None and two is not None and _overlap(one, two) for one, two in pairs)
 
@@ -236,22 +246,22 @@ def _overlap(one: ops.MapUpdate, two: ops.MapUpdate) -> bool:
     )
 
 
-def _judge_replacement(mine: ops.DataReplacement, other: Operation) -> Compatibility:
-    own = _fragments_of(mine)
-    fields = {number for _, file in mine.replacements for number in file.fields}
-    match other:
+def _classify_replacement(pending: ops.DataReplacement, committed: Operation) -> Compatibility:
+    own = _fragments_of(pending)
+    fields = {number for _, file in pending.replacements for number in file.fields}
+    match committed:
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
         case ops.Delete():
-            return INCOMPATIBLE if own & removed_fragments(other) else COMPATIBLE
+            return INCOMPATIBLE if own & removed_fragments(committed) else COMPATIBLE
         case ops.Update() | ops.Rewrite() | ops.DataReplacement():
-            return RETRYABLE if _rewrites(other, own, fields) else COMPATIBLE
+            return RETRYABLE if _rewrites(committed, own, fields) else COMPATIBLE
         case ops.CreateIndex():
-            indexed = {number for index in other.new_indices for number in (*index.fields, *index.covering_fields)}
+            indexed = {number for index in committed.new_indices for number in (*index.fields, *index.covering_fields)}
             return RETRYABLE if fields & indexed else COMPATIBLE
         case ops.Merge():
             return RETRYABLE
-        case ops.Project() if fields.difference(field.id for field in other.fields):
+        case ops.Project() if fields.difference(field.id for field in committed.fields):
             return INCOMPATIBLE
         case ops.Project(preserves_nullability=False):
             return RETRYABLE
@@ -260,27 +270,27 @@ def _judge_replacement(mine: ops.DataReplacement, other: Operation) -> Compatibi
 
 
 def _rewrites(
-    other: ops.Update | ops.Rewrite | ops.DataReplacement, fragments: frozenset[int], fields: set[int]
+    committed: ops.Update | ops.Rewrite | ops.DataReplacement, fragments: frozenset[int], fields: set[int]
 ) -> bool:
-    """Tell whether a change moved the rows of some fragments, or wrote values of some fields there."""
-    match other:
+    """Return whether a change moved rows of the fragments, or wrote values of the fields in them."""
+    match committed:
         case ops.Update(writes_columns=True):
-            written, touched = set(other.fields_modified), touched_fragments(other)
+            written, touched = set(committed.fields_modified), touched_fragments(committed)
         case ops.Update():
-            written, touched = fields, touched_fragments(other)
+            written, touched = fields, touched_fragments(committed)
         case ops.Rewrite():
-            written, touched = fields, _fragments_of(other)
+            written, touched = fields, _fragments_of(committed)
         case ops.DataReplacement():
-            written, touched = {n for _, file in other.replacements for n in file.fields}, _fragments_of(other)
+            written, touched = {n for _, file in committed.replacements for n in file.fields}, _fragments_of(committed)
     return bool(fragments & touched and fields & written)
 
 
-def _judge_bases(mine: ops.UpdateBases, other: Operation) -> Compatibility:
-    if not isinstance(other, ops.UpdateBases):
+def _classify_bases(pending: ops.UpdateBases, committed: Operation) -> Compatibility:
+    if not isinstance(committed, ops.UpdateBases):
         return COMPATIBLE
-    theirs = [part for base in other.new_bases for part in _identity(base.id, base.name, base.path)]
-    ours = [part for base in mine.new_bases for part in _identity(base.id, base.name, base.path)]
-    return INCOMPATIBLE if set(theirs) & set(ours) else COMPATIBLE
+    committed_parts = [part for base in committed.new_bases for part in _identity(base.id, base.name, base.path)]
+    pending_parts = [part for base in pending.new_bases for part in _identity(base.id, base.name, base.path)]
+    return INCOMPATIBLE if set(committed_parts) & set(pending_parts) else COMPATIBLE
 
 
 def _identity(number: int, name: str | None, path: str) -> Collection[tuple[str, str]]:
@@ -288,7 +298,7 @@ def _identity(number: int, name: str | None, path: str) -> Collection[tuple[str,
     return frozenset(parts)
 
 
-def _speak_for(indices: Iterable[IndexMetadata], fragments: frozenset[int]) -> bool:
+def _covers(indices: Iterable[IndexMetadata], fragments: frozenset[int]) -> bool:
     bitmaps = map(covered_fragments, indices)
     return any(bitmap is None or not fragments.isdisjoint(bitmap) for bitmap in bitmaps)
 
@@ -300,16 +310,16 @@ def _fragments_of(operation: ops.Rewrite | ops.DataReplacement) -> frozenset[int
 
 
 _RULES: Mapping[type[Operation], Callable[[Any, Operation], Compatibility]] = {
-    ops.Append: _judge_append,
-    ops.Delete: _judge_row_change,
-    ops.Update: _judge_row_change,
-    ops.Overwrite: _judge_overwrite,
-    ops.Restore: _judge_restore,
-    ops.CreateIndex: _judge_create_index,
-    ops.Rewrite: _judge_rewrite,
-    ops.Merge: _judge_merge,
-    ops.Project: _judge_project,
-    ops.UpdateConfig: _judge_config,
-    ops.DataReplacement: _judge_replacement,
+    ops.Append: _classify_append,
+    ops.Delete: _classify_row_change,
+    ops.Update: _classify_row_change,
+    ops.Overwrite: _classify_overwrite,
+    ops.Restore: _classify_restore,
+    ops.CreateIndex: _classify_create_index,
+    ops.Rewrite: _classify_rewrite,
+    ops.Merge: _classify_merge,
+    ops.Project: _classify_project,
+    ops.UpdateConfig: _classify_config,
+    ops.DataReplacement: _classify_replacement,
     ops.ReserveFragments: lambda *_: COMPATIBLE,
 }

@@ -1,6 +1,6 @@
-"""What a version holds, as one digest, whatever number, time or branch it has.
+"""Digests of versions: the content id, equal for equal content, and the commit id, unique per version.
 
-Digests that name a version: fixed for all time, so a test pins each.
+Commit ids are recorded by users and tools, so both definitions are fixed for all time; a test pins an example of each.
 """
 
 import hashlib
@@ -18,25 +18,24 @@ from lance_dagster.transactions.index_updates import indices_of
 
 _LABEL = b"lance_dagster content 1\n"
 DeletedOffsets = Callable[[Sequence[Fragment]], Iterable[BitMap]]
-"""Looks up the deleted offsets of fragments that have a deletion file, in their order."""
+"""Reads the deleted offsets of fragments that have a deletion file, in their order."""
 
 
 def content_id(manifest: Manifest, deleted: DeletedOffsets, path: str) -> str:
-    """Return a digest of fields, rows, settings and indices, as 64 hex digits.
+    """Return a digest of schema, rows, configuration and indices, as 64 hexadecimal digits.
 
-    Equal digests mean the same rows under the same ids in the same order. Different ones may still mean the same
-    rows: files written twice are different files.
+    Equal digests imply the same rows under the same row ids in the same order. The converse does not hold: rows that
+    were written twice are in different data files.
 
-    Fragments count by their data files, whose names are random, and not by their ids, which each branch gives on its
-    own. Deletion vectors count by the offsets in them: the ids in the names of deletion files would tell apart two
-    sides that deleted the same rows, and a deletion taken back and made again. Row ids count as the numbers they are,
-    since the same ones can be encoded in several ways. Row versions do not count, nor do records of merges: they say
-    when, not what.
+    Fragments enter with their data files, whose names are random, and not with their ids, which each branch assigns on
+    its own. Deletion vectors enter with their offsets: ids of deletion files would distinguish branches that deleted
+    the same rows. Row ids enter decoded, because one sequence has several encodings. Row versions and merge records are
+    left out: they say when content was made, not what it is.
 
     Args:
         manifest: The version.
-        deleted: Looks up which rows are deleted.
-        path: Where the manifest lies, for messages.
+        deleted: Reads deletion vectors.
+        path: The path of the manifest, for messages.
     """
     digest = hashlib.sha256(_LABEL)
     for section in _sections(manifest):
@@ -54,7 +53,7 @@ def _sections(manifest: Manifest) -> Iterator[object]:
     yield {key: value.hex() for key, value in manifest.schema_metadata.items()}
     yield dict(manifest.config)
     yield without_merge_records(manifest.table_metadata)
-    # Those that Lance keeps for itself are on no field.
+    # System indices of Lance have no fields, and are not content.
     yield sorted([index.name, index.uuid, list(index.fields)] for index in indices_of(manifest) if index.fields)
 
 
@@ -94,18 +93,18 @@ def _line(value: object) -> bytes:
 _COMMIT = b"lance_dagster commit 1\n"
 COMMIT_ID = re.compile(r"[0-9a-f]{64}")
 COMMIT_PREFIX = re.compile(r"[0-9a-fA-F]{8,64}")
-"""What may be the beginning of a commit id. Shorter ones would soon be ambiguous, and are words too often."""
+"""An abbreviated commit id. Fewer than 8 digits would soon be ambiguous, and may be a word such as 'facade'."""
 
 
 def commit_id(manifest_file: bytes) -> str:
-    """Return the id of the version that the bytes of a manifest file describe.
+    """Return the commit id of the version in a manifest file, as 64 hexadecimal digits.
 
-    It is a SHA-256 over a label and the SHA-256 of the file, as 64 hex digits. A manifest file never changes, so the
-    id never does. It holds the branch's name, the version's number, the time to the nanosecond and the uuid of its
-    transaction, so no two versions share an id, not even those of a branch that was deleted and made again. The ids
-    of the parents are left out: they would bind nothing more, since the file says what it was made from, and would
-    cost reading the whole history, parts of which are cleaned up. What git's ids give beyond this, that one id vouches
-    for everything before it, this one does not give. Renaming a branch gives its versions other ids: their files are
-    written anew, with the new name.
+    It is the SHA-256 of a label and the SHA-256 of the file. A manifest file never changes, so neither does the id. The
+    file contains the name of the branch, the version, the time in nanoseconds and the uuid of the transaction, so no
+    two versions share an id, not even when a branch is deleted and created again.
+
+    Unlike a git commit id, it does not cover the ids of its parents, and so does not authenticate the history: that
+    would require reading all previous versions, some of which may have been cleaned up. Renaming a branch changes the
+    ids of its versions, because their manifest files are rewritten with the new name.
     """
     return hashlib.sha256(_COMMIT + hashlib.sha256(manifest_file).digest()).hexdigest()

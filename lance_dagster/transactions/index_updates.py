@@ -1,10 +1,11 @@
-"""What a change leaves true of the indices: which still apply, and which fragments each covers.
+"""Update the indices of a manifest for a change: which indices remain valid, and which fragments each covers.
 
-An index knows rows by address, or by id on a table with stable row ids, and says in a bitmap for which fragments it
-speaks. A query answers from the index for those and reads the others, so taking a fragment out of a bitmap is always
-right, and leaving one in is right only while the index's values are those of the fragment.
+An index maps values to row addresses, or to row ids on a table with stable row ids, and records the covered fragments
+in a bitmap. A query uses the index for covered fragments and scans the others. Removing a fragment from a bitmap is
+therefore always safe; keeping it is safe only while the index contains the values of that fragment.
 
-Removed fragments stay in a bitmap: they are of no effect, and tell that the index was built on rows that are gone.
+Removed fragments stay in the bitmap: they have no effect on queries, and show that the index was built on rows which
+no longer exist.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -21,21 +22,21 @@ _SYSTEM_INDICES = frozenset({"__lance_frag_reuse", "__lance_mem_wal"})
 
 
 def indices_of(manifest: Manifest) -> tuple[IndexMetadata, ...]:
-    """Return the indices of a version, segments one by one."""
-    return decode_indices(manifest.index_section, _place(manifest))
+    """Return the indices of a version, with each segment as an entry of its own."""
+    return decode_indices(manifest.index_section, _section_name(manifest))
 
 
 def index_type(segments: Iterable[IndexMetadata]) -> str:
-    """Return what kind of index it is, as the format names it, such as "BTree"; "unknown" where no segment says so."""
+    """Return the type of an index as the format names it, such as "BTree"; "unknown" when no segment records it."""
     types = (index.details[0] for index in segments if index.details is not None)
     return next(types, "unknown").rpartition(".")[2].removesuffix("IndexDetails").removesuffix("Details")
 
 
 def covered_fragments(index: IndexMetadata) -> BitMap | None:
-    """Return the ids of the fragments an index speaks for; None when that is not recorded.
+    """Return the ids of the fragments that an index covers; None when they are not recorded.
 
     Raises:
-        CorruptFileError: The bitmap cannot be read.
+        CorruptFileError: The bitmap cannot be decoded.
     """
     if index.bitmap is None:
         return None
@@ -46,7 +47,7 @@ def covered_fragments(index: IndexMetadata) -> BitMap | None:
 
 
 def drop_indices_without_fields(manifest: Manifest) -> Manifest:
-    """Drop the indices on fields that the schema does not have."""
+    """Drop the indices on fields that are missing from the schema."""
     known = {field.id for field in manifest.fields}
     return _changed(
         manifest,
@@ -55,7 +56,7 @@ def drop_indices_without_fields(manifest: Manifest) -> Manifest:
 
 
 def uncover_fields(manifest: Manifest, fields: Collection[int], fragments: Collection[int]) -> Manifest:
-    """Take fragments whose values of some fields changed out of the indices on those fields."""
+    """Remove fragments from the coverage of the indices on fields whose values changed there."""
     changed = frozenset(fields)
     if not fragments or not changed:
         return manifest
@@ -69,7 +70,7 @@ def uncover_fields(manifest: Manifest, fields: Collection[int], fragments: Colle
 
 
 def uncover_fragments(manifest: Manifest, fragments: Collection[int]) -> Manifest:
-    """Take fragments out of all indices: rows came to life there that an index may not know."""
+    """Remove fragments from the coverage of all indices, because rows were undeleted that an index may not contain."""
     if not fragments:
         return manifest
     return _changed(manifest, [uncover(index, fragments) for index in indices_of(manifest)])
@@ -83,7 +84,7 @@ def drop_indices(manifest: Manifest, names: Collection[str]) -> Manifest:
 
 
 def incomplete_indices(manifest: Manifest) -> list[str]:
-    """Return the names of the indices that do not speak for every fragment of a version."""
+    """Return the names of the indices that do not cover every fragment of a version."""
     coverage: dict[str, BitMap] = {}
     for index in indices_of(manifest):
         if index.name not in _SYSTEM_INDICES:
@@ -93,16 +94,16 @@ def incomplete_indices(manifest: Manifest) -> list[str]:
 
 
 def uncover(index: IndexMetadata, fragments: Iterable[int]) -> IndexMetadata:
-    """Take fragments out of what an index speaks for."""
+    """Remove fragments from the coverage of an index."""
     bitmap = covered_fragments(index)
     return index if bitmap is None else replace(index, bitmap=(bitmap - BitMap(fragments)).serialize())
 
 
 def apply_create_index(manifest: Manifest, operation: CreateIndex) -> Manifest:
-    """Add indices and take indices out.
+    """Add and remove indices.
 
     Raises:
-        InvalidInputError: A new index is on a field that is not there.
+        InvalidInputError: A new index is on a field that does not exist.
     """
     known = {field.id for field in manifest.fields}
     for index in operation.new_indices:
@@ -115,30 +116,30 @@ def apply_create_index(manifest: Manifest, operation: CreateIndex) -> Manifest:
 
 
 def apply_rewrite(manifest: Manifest, operation: Rewrite) -> Manifest:
-    """Let the indices follow rows that were moved to other fragments.
+    """Update the coverage of indices after rows were moved to other fragments.
 
-    An index that was stored anew with the new addresses speaks for the new fragments. Any other does not: pylance's
-    indices hold row addresses even where row ids are stable.
+    Only an index that was rewritten with the new addresses covers the new fragments: the indices of pylance contain row
+    addresses even on tables with stable row ids.
     """
-    followers = {index.old: index for index in operation.rewritten_indices}
+    replacements = {index.old: index for index in operation.rewritten_indices}
     found = []
     for index in indices_of(manifest):
-        follower = followers.get(index.uuid)
+        replacement = replacements.get(index.uuid)
         index = replace(  # noqa: PLW2901
-            index, bitmap=_moved(index, operation.groups, follow=follower is not None)
+            index, bitmap=_moved(index, operation.groups, follow=replacement is not None)
         )
-        found.append(index if follower is None else _stored_anew(index, follower))
+        found.append(index if replacement is None else _with_replacement(index, replacement))
     return _changed(manifest, found)
 
 
-def _stored_anew(index: IndexMetadata, follower: RewrittenIndex) -> IndexMetadata:
+def _with_replacement(index: IndexMetadata, replacement: RewrittenIndex) -> IndexMetadata:
     return replace(
         index,
-        uuid=follower.new,
-        details=follower.details or index.details,
-        index_version=follower.index_version if follower.details else index.index_version,
-        files=follower.files,
-        # Stored anew means stored here, whichever base the old one lay under.
+        uuid=replacement.new,
+        details=replacement.details or index.details,
+        index_version=replacement.index_version if replacement.details else index.index_version,
+        files=replacement.files,
+        # The rewritten index is stored in this branch, even when the old one was inherited through a base path.
         base_id=None,
     )
 
@@ -151,7 +152,7 @@ def _moved(index: IndexMetadata, groups: Sequence[RewriteGroup], *, follow: bool
         old = BitMap(fragment.id for fragment in group.old)
         shared = bitmap & old
         bitmap -= old
-        # Only a group that the index knew whole: it would not find the rows of the others.
+        # Only a group the index covered completely: it lacks the rows of uncovered old fragments, which moved along.
         if follow and shared == old:
             bitmap |= BitMap(fragment.id for fragment in group.new)
     return bitmap.serialize()
@@ -159,10 +160,10 @@ def _moved(index: IndexMetadata, groups: Sequence[RewriteGroup], *, follow: bool
 
 def _changed(manifest: Manifest, indices: Sequence[IndexMetadata]) -> Manifest:
     if list(indices) == list(indices_of(manifest)):
-        # The very bytes: what is unchanged is not written differently.
+        # Keep the original bytes: re-encoding could drop fields that this package does not know.
         return manifest
     return replace(manifest, index_section=encode_indices(indices))
 
 
-def _place(manifest: Manifest) -> str:
+def _section_name(manifest: Manifest) -> str:
     return f"the index section of version {manifest.version}"

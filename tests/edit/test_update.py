@@ -365,10 +365,12 @@ def test_a_text_without_quotes_is_told(tmp_path: Path) -> None:
     orders = pa.table({"id": [1], "status": ["new"]})
     table = LanceTable.create(tmp_path / "t", orders.schema)
     table.append(orders)
-    said = "No field named paid; a text is written 'paid', in quotes"
+    said = "No field named paid; a string is written 'paid', in quotes"
     with pytest.raises(InvalidInputError, match=f"cannot compute 'status' as 'paid': {said}"):
         table.update({"status": "paid"})
-    with pytest.raises(InvalidInputError, match=r"No field named paid; did you mean the column id\?; a text is"):
+    with pytest.raises(InvalidInputError, match=r"No field named paid; did you mean the column id\?; a string is"):
         table.delete("status = paid")
-    with pytest.raises(InvalidInputError, match="No field named cancelled; there are id, status; a text is written 'c"):
+    with pytest.raises(
+        InvalidInputError, match="No field named cancelled; there are id, status; a string is written 'c"
+    ):
         table.delete("status = cancelled")

@@ -135,7 +135,7 @@ def test_a_ref_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
 @pytest.mark.parametrize("method,wrong", pairs(MESSAGES, [5, b"why", HALF]))
 def test_a_message_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
     """All of it."""
-    refused(table, MESSAGES[method], wrong, "message.* (has to be a text, not|half of a character)")
+    refused(table, MESSAGES[method], wrong, "message.* (has to be a string, not|an unpaired surrogate)")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,9 @@ def test_properties_are_a_mapping_of_texts(table: LanceTable, method: str, wrong
 def test_a_list_of_texts_is_no_text(table: LanceTable, method: str, wrong: object) -> None:
     """Python would take it for a list of characters, and `main` for the patterns m, a, i and n."""
     kind = "(partitions|on|reads|patterns|columns|key)"
-    said = rf"^{kind}: a list such as \['.+'\] is wanted, not |what is in {kind} has (to be a text, not 5|'.ud800')"
+    said = (
+        rf"^{kind}: a list such as \['.+'\] is wanted, not |an element of {kind} has (to be a string, not 5|'.ud800')"
+    )
     refused(table, LISTS[method], wrong, said)
 
 

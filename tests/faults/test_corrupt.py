@@ -176,7 +176,7 @@ def test_a_manifest_cannot_name_a_transaction_elsewhere(tmp_path: Path, name: st
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
     (path,) = (Path(table.uri) / "_versions").glob("*.manifest")
     path.write_bytes(rewritten(path.read_bytes(), lambda message: setattr(message, "transaction_file", name)))
-    with pytest.raises(CorruptFileError, match="is no name of a transaction file"):
+    with pytest.raises(CorruptFileError, match="is not the name of a transaction file"):
         LanceTable.open(table.uri).at("main")
 
 
@@ -186,8 +186,8 @@ def test_a_manifest_cannot_name_a_transaction_elsewhere(tmp_path: Path, name: st
         ([(0, 0)], "nested in itself"),
         ([(0, 1), (1, 0)], "nested in itself"),
         ([(0, -1), (0, 0)], "0 is the id of two fields"),
-        ([(-1, -1)], "-1 is no id"),
-        ([(0, 7)], "is nowhere"),
+        ([(-1, -1)], "-1 is not a valid id"),
+        ([(0, 7)], "does not exist"),
         ([(number, number - 1) for number in range(2000)], "levels deep"),
         ([(number, number + 1) for number in range(2000)], "levels deep"),
     ],

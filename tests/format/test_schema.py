@@ -14,7 +14,7 @@ from lance.schema import LanceSchema
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fields import field_from_wire, field_to_wire
+from lance_dagster.format.codec.fields import fields_from_wire, fields_to_wire
 from lance_dagster.format.model import Field
 from lance_dagster.format.schema import (
     arrow_from_fields,
@@ -125,13 +125,13 @@ schemas = columns(types, 4).map(pa.schema)
 def of_pylance(schema: pa.Schema) -> tuple[Field, ...]:
     """The fields pylance makes of a schema."""
     protos: tuple[Any, ...] = LanceSchema.from_pyarrow(schema).__reduce__()[1]  # type: ignore[assignment]
-    return tuple(field_from_wire(wire.Field.FromString(proto)) for proto in protos[1:])
+    return fields_from_wire(wire.Field.FromString(proto) for proto in protos[1:])
 
 
 def read_by_pylance(fields: tuple[Field, ...], metadata: dict[str, bytes]) -> pa.Schema:
     """The schema pylance makes of fields."""
     described = json.dumps({key: list(value) for key, value in metadata.items()})
-    protos = (field_to_wire(field).SerializeToString() for field in fields)
+    protos = (message.SerializeToString() for message in fields_to_wire(fields))
     return LanceSchema._from_protos(described, *protos).to_pyarrow()  # noqa: SLF001 - the reverse of `__reduce__`
 
 
@@ -317,7 +317,7 @@ def test_a_name_lance_cannot_read_back_is_refused(name: str) -> None:
 
 def test_two_fields_of_one_name_are_refused() -> None:
     """Nested ones too."""
-    with pytest.raises(InvalidInputError, match="in column 'c', field names must be unique; 'x' stands twice"):
+    with pytest.raises(InvalidInputError, match="in column 'c', field names must be unique; 'x' is duplicated"):
         fields_from_arrow(column(pa.struct([("x", pa.int8()), ("x", pa.int8())])))
 
 
@@ -330,7 +330,7 @@ def test_a_logical_type_that_makes_no_sense_is_damage(logical_type: str) -> None
 
 def test_two_columns_of_one_name_are_refused() -> None:
     """A table cannot tell them apart."""
-    with pytest.raises(InvalidInputError, match="column names must be unique; 'c' stands twice"):
+    with pytest.raises(InvalidInputError, match="column names must be unique; 'c' is duplicated"):
         fields_from_arrow(pa.schema([("c", pa.int8()), ("d", pa.int8()), ("c", pa.int8())]))
 
 

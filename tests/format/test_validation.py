@@ -17,10 +17,10 @@ HALF = "a\ud800b"
 @pytest.mark.parametrize(
     "given,said",
     [
-        (5, "the name has to be a text, not 5"),
-        (None, "the name has to be a text, not None"),
-        (b"main", "the name has to be a text, not b'main'"),
-        (HALF, r"the name has '\ud800' at character 1, half of a character"),
+        (5, "the name has to be a string, not 5"),
+        (None, "the name has to be a string, not None"),
+        (b"main", "the name has to be a string, not b'main'"),
+        (HALF, r"the name has '\ud800' at character 1, an unpaired surrogate that UTF-8 cannot encode"),
     ],
 )
 def test_what_is_no_text_is_refused(given: object, said: str) -> None:
@@ -36,11 +36,17 @@ def test_what_is_no_text_is_refused(given: object, said: str) -> None:
     [
         (5, "properties have to be a mapping such as {'ticket': '77'}, not 5"),
         ([("a", "b")], "properties have to be a mapping such as {'ticket': '77'}, not [('a', 'b')]"),
-        ({1: "a"}, "a key of the properties has to be a text, not 1"),
-        ({"a": 1}, "'a' of the properties has to be a text, not 1"),
-        ({"a": None}, "'a' of the properties has to be a text, not None"),
-        ({"a": HALF}, r"'a' of the properties has '\ud800' at character 1, half of a character"),
-        ({HALF: "a"}, r"a key of the properties has '\ud800' at character 1, half of a character"),
+        ({1: "a"}, "a key of the properties has to be a string, not 1"),
+        ({"a": 1}, "'a' of the properties has to be a string, not 1"),
+        ({"a": None}, "'a' of the properties has to be a string, not None"),
+        (
+            {"a": HALF},
+            r"'a' of the properties has '\ud800' at character 1, an unpaired surrogate that UTF-8 cannot encode",
+        ),
+        (
+            {HALF: "a"},
+            r"a key of the properties has '\ud800' at character 1, an unpaired surrogate that UTF-8 cannot encode",
+        ),
     ],
 )
 def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> None:
@@ -60,8 +66,8 @@ def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> Non
         ("main", "tags: a list such as ['v*'] is wanted, not 'main'"),
         (b"main", "tags: a list such as ['v*'] is wanted, not b'main'"),
         (5, "tags: a list such as ['v*'] is wanted, not 5"),
-        (["a", 5], "what is in tags has to be a text, not 5"),
-        ([HALF], r"what is in tags has '\ud800' at character 1, half of a character"),
+        (["a", 5], "an element of tags has to be a string, not 5"),
+        ([HALF], r"an element of tags has '\ud800' at character 1, an unpaired surrogate that UTF-8 cannot encode"),
     ],
 )
 def test_one_text_is_no_list_of_texts(given: object, said: str) -> None:

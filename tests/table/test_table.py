@@ -43,7 +43,7 @@ def test_a_table_is_created_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "schema,said",
     [
-        (pa.schema([("a", pa.int8()), ("a", pa.int8())]), "column names must be unique; 'a' stands twice"),
+        (pa.schema([("a", pa.int8()), ("a", pa.int8())]), "column names must be unique; 'a' is duplicated"),
         (pa.schema([("a", pa.list_view(pa.int8()))]), "column 'a': Lance tables cannot hold"),
     ],
 )

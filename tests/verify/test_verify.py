@@ -358,8 +358,8 @@ DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
     ),
     "no rows": (in_fragment(lambda own: replace(own, physical_rows=0)), WARNING, "fragment 0", "has no rows"),
     "doubled field": (in_fields(doubled_field), ERROR, r"main@\d", "0 is the id of two fields"),
-    "doubled name": (with_field(name="key"), ERROR, r"main@\d", "a name stands twice"),
-    "field of nothing": (with_field(parent_id=44), ERROR, r"main@\d", "field 7 .* is nowhere"),
+    "doubled name": (with_field(name="key"), ERROR, r"main@\d", "two siblings share a name"),
+    "field of nothing": (with_field(parent_id=44), ERROR, r"main@\d", "field 7 .* does not exist"),
     "field in itself": (with_field(parent_id=7), ERROR, r"main@\d", "field 7 .* nested in itself"),
     "type of nothing": (with_field(logical_type="int65"), ERROR, r"main@\d", "int65"),
     "flag of readers alone": (

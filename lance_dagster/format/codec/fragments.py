@@ -1,4 +1,4 @@
-"""Fragments, data files and deletion files: wire messages to values and back."""
+"""Decode and encode fragments, data files and deletion files."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,38 +15,38 @@ from lance_dagster.format.layout import is_file_name
 from lance_dagster.format.model import DataFile, DeletionFile, Fragment, Fragments, FragmentsSummary
 
 _MOST_ROWS = 2**32
-"""Offsets of rows in a fragment are numbers of 32 bits."""
+"""Row offsets in a fragment have 32 bits."""
 _WITH_COLUMNS = 2
-"""The version of data files from which on columns are not numbered by the ids of their fields."""
+"""From this major version on, data files list a column index for each field."""
 
 _OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 
 
 class ProtobufFragmentDecoder:
-    """Reads the encoded fragments of one file; `path` is for messages."""
+    """Decodes the fragments of one file; `path` is used in messages."""
 
     __slots__ = ("path",)
 
     def __init__(self, path: str) -> None:
-        """Read fragments that came from a file."""
+        """Decode fragments that were read from the file at `path`."""
         self.path = path
 
     def decode(self, data: bytes) -> Fragment:
-        """Read one fragment.
+        """Decode one fragment.
 
         Raises:
             CorruptFileError: The bytes are not a fragment.
-            UnsupportedFeatureError: It uses something this package does not know.
+            UnsupportedFeatureError: It uses an unknown feature.
         """
         return _fragment_from_wire(validated_message(data, self.path))
 
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
-        """Read of each fragment its id, its rows and whether any are deleted.
+        """Summarize fragments: ids, rows, and whether any has deletions.
 
         Raises:
-            CorruptFileError: The bytes are not fragments, two have one id, or one has more rows deleted than it holds.
+            CorruptFileError: The bytes are not fragments, two share an id, or one has more deleted rows than rows.
         """
-        # One message for all, and none of its parts kept: thousands of small objects take many times as long.
+        # One message that declares only the fields needed: parsing each fragment by itself is many times slower.
         together = wire.Manifest(fragments=items).SerializeToString()
         try:
             found = wire.ManifestOutline.FromString(together).fragments
@@ -84,18 +84,18 @@ class ProtobufFragmentDecoder:
 
 
 def validated_message(item: Fragment | bytes, path: str) -> wire.DataFragment:
-    """Return a fragment as a message; `path` is for messages.
+    """Return a fragment as a validated message; `path` is used in messages.
 
     Raises:
-        CorruptFileError: The bytes are not a fragment, or one that cannot be.
-        UnsupportedFeatureError: It uses something this package does not know.
+        CorruptFileError: The bytes are not a fragment, or its content is inconsistent.
+        UnsupportedFeatureError: It uses an unknown feature.
     """
     if isinstance(item, Fragment):
         return _fragment_to_wire(item)
     message: Any = _parsed(item, path)  # no stub has `DiscardUnknownFields`
     found = _problems(message)
     message.DiscardUnknownFields()
-    # As long as before: there was nothing unknown. Only otherwise is it worth looking closer.
+    # An unchanged size proves that there is no unknown field; only otherwise is the search worth its cost.
     if message.ByteSize() != len(item):
         found += unknown_fields(_parsed(item, path))
     if found:
@@ -115,13 +115,13 @@ def _parsed(data: bytes, path: str) -> wire.DataFragment:
 
 
 def encode_fragments(fragments: Iterable[Fragment]) -> list[bytes]:
-    """Write fragments; those that are still encoded stay as they were read."""
+    """Encode fragments; items that are still encoded are returned unchanged, unknown content included."""
     items: Iterable[Fragment | bytes] = fragments.items if isinstance(fragments, Fragments) else fragments
     return [item if isinstance(item, bytes) else _fragment_to_wire(item).SerializeToString() for item in items]
 
 
 def file_from_wire(message: wire.DataFile) -> DataFile:
-    """Read one data file entry."""
+    """Decode one data file."""
     return DataFile(
         path=message.path,
         fields=tuple(message.fields),
@@ -134,7 +134,7 @@ def file_from_wire(message: wire.DataFile) -> DataFile:
 
 
 def file_to_wire(file: DataFile) -> wire.DataFile:
-    """Write one data file entry."""
+    """Encode one data file."""
     return wire.DataFile(
         path=file.path,
         fields=file.fields,
@@ -198,7 +198,7 @@ def _fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
 
 
 def _problems(message: wire.DataFragment) -> list[str]:
-    """Name what a fragment uses that is known and not supported."""
+    """Return the features of a fragment that are known and not supported."""
     found = []
     if message.overlays:
         found.append("data overlay files")
@@ -213,12 +213,12 @@ def _problems(message: wire.DataFragment) -> list[str]:
 
 
 def _contradiction(message: wire.DataFragment) -> str | None:
-    """Say what in a fragment cannot be, where that would lead astray."""
+    """Return what is inconsistent in a fragment, or None."""
     if message.physical_rows > _MOST_ROWS:
         return f"there are {message.physical_rows} rows"
     for file in message.files:
         if not is_file_name(file.path):
-            return f"{file.path[:100]!r} is no name of a data file"
+            return f"{file.path[:100]!r} is not the name of a data file"
         if file.file_major_version >= _WITH_COLUMNS and len(file.fields) != len(file.column_indices):
             return f"{file.path} has {len(file.fields)} fields in {len(file.column_indices)} columns"
     return None

@@ -1,4 +1,4 @@
-"""The index section: bytes to index metadata and back."""
+"""Decode and encode the index section of a manifest file."""
 
 from collections.abc import Iterable
 
@@ -14,11 +14,11 @@ _UUID_BYTES = 16
 
 
 def decode_indices(section: bytes | None, path: str) -> tuple[IndexMetadata, ...]:
-    """Read an index section, None being none; `path` is for messages.
+    """Decode an index section; None is a section without indices. `path` is used in messages.
 
     Raises:
         CorruptFileError: The bytes are not an index section.
-        UnsupportedFeatureError: An index has something this package does not know.
+        UnsupportedFeatureError: An index has an unknown field.
     """
     if section is None:
         return ()
@@ -29,17 +29,17 @@ def decode_indices(section: bytes | None, path: str) -> tuple[IndexMetadata, ...
     try:
         return tuple(index_from_wire(index) for index in message.indices)
     except ValueError as error:
-        raise CorruptFileError(path, f"its index section names an index that is none: {error}") from error
+        raise CorruptFileError(path, f"its index section contains an invalid index: {error}") from error
 
 
 def encode_indices(indices: Iterable[IndexMetadata]) -> bytes | None:
-    """Write an index section; None when there is no index, since other writers leave it out then."""
+    """Encode an index section; None when there is no index, because pylance omits the section then."""
     messages = [index_to_wire(index) for index in indices]
     return wire.IndexSection(indices=messages).SerializeToString(deterministic=True) if messages else None
 
 
 def rebase_index_section(section: bytes, base_id: int, path: str) -> bytes:
-    """Mark every index of a section that has no base as lying under `base_id`; `path` is for messages."""
+    """Set `base_id` on every index of a section that has no base path; `path` is used in messages."""
     message = _parsed(section, path)
     for index in message.indices:
         if not index.HasField("base_id"):
@@ -55,10 +55,10 @@ def _parsed(section: bytes, path: str) -> wire.IndexSection:
 
 
 def index_from_wire(message: wire.IndexMetadata) -> IndexMetadata:
-    """Read the metadata of one index.
+    """Decode the metadata of one index.
 
     Raises:
-        ValueError: Its uuid is not 16 bytes, or it names a file outside of its folder.
+        ValueError: Its uuid is not 16 bytes long, or a file path leaves the folder of the index.
     """
     details = message.index_details
     return IndexMetadata(
@@ -79,7 +79,7 @@ def index_from_wire(message: wire.IndexMetadata) -> IndexMetadata:
 
 
 def index_to_wire(index: IndexMetadata) -> wire.IndexMetadata:
-    """Write the metadata of one index."""
+    """Encode the metadata of one index."""
     message = wire.IndexMetadata(
         uuid=uuid_to_wire(index.uuid),
         fields=index.fields,
@@ -96,33 +96,34 @@ def index_to_wire(index: IndexMetadata) -> wire.IndexMetadata:
     )
     if index.details is not None:
         message.index_details.type_url, message.index_details.value = index.details
+        # Details with default values serialize to nothing, and their presence has to survive a round trip.
         message.index_details.SetInParent()
     return message
 
 
 def files_from_wire(messages: Iterable[wire.IndexFile]) -> tuple[IndexFile, ...]:
-    """Read the files of an index.
+    """Decode the files of an index.
 
     Raises:
-        ValueError: One is not in the folder of the index.
+        ValueError: A file path leaves the folder of the index.
     """
     found = tuple(IndexFile(message.path, message.size_bytes) for message in messages)
     outside = next((file.path for file in found if not is_path_inside(file.path)), None)
     if outside is not None:
-        raise ValueError(f"{outside[:100]!r} is no name of a file of an index")
+        raise ValueError(f"{outside[:100]!r} is not the path of a file of an index")
     return found
 
 
 def files_to_wire(files: Iterable[IndexFile]) -> list[wire.IndexFile]:
-    """Write the files of an index."""
+    """Encode the files of an index."""
     return [wire.IndexFile(path=file.path, size_bytes=file.size) for file in files]
 
 
 def uuid_from_wire(message: wire.UUID) -> str:
-    """Read a uuid, in its form with hyphens.
+    """Decode a uuid to its hyphenated form.
 
     Raises:
-        ValueError: It is not 16 bytes long.
+        ValueError: The uuid is not 16 bytes long.
     """
     if len(message.uuid) != _UUID_BYTES:
         raise ValueError(f"a uuid of {len(message.uuid)} bytes")
@@ -131,5 +132,5 @@ def uuid_from_wire(message: wire.UUID) -> str:
 
 
 def uuid_to_wire(text: str) -> wire.UUID:
-    """Write a uuid."""
+    """Encode a uuid."""
     return wire.UUID(uuid=bytes.fromhex(text.replace("-", "")))

@@ -1,19 +1,18 @@
-"""Look at every part of a manifest before another program reads it.
+"""Decode and encode manifest files: a `Manifest` and its inline `Transaction`.
 
-This package leaves encoded what it does not need. pylance decodes everything, and damage makes it crash, or count to
-2^64. So before it opens a version, everything in there is looked at here, once, and as messages: a version may have
-tens of thousands of fragments.
+Layout of a manifest file (table format specification, checked against what pylance 14 writes): an optional index
+section and an optional transaction section, each a little-endian u32 length followed by a message; then the manifest,
+framed the same way; then 16 bytes: u64 offset of the manifest's length, u16 major, u16 minor, "LANC". The offsets of
+the two sections are fields of the manifest. An offset of 0 is legal, so presence has to be tested with `HasField`.
 
-What a list of versions says about each, read without making values of everything a manifest holds.
+Section offsets are valid in one file only: pylance crashes on an offset copied from another file. So they never leave
+this module.
 
-Manifest files: bytes to a `Manifest` and its inline `Transaction`, and back.
+Decoding leaves fragments encoded (`Fragments`). pylance decodes everything, and crashes or allocates without bound on
+corrupt content. `check_readable` therefore validates a whole manifest before pylance opens that version. It does so on
+protobuf messages, without building values, because a version may have tens of thousands of fragments.
 
-Layout of a file (table format specification, checked against what pylance 14 writes): an optional index section and
-an optional transaction section, each a little-endian u32 length and a message; then the manifest, framed the same
-way; then 16 bytes: u64 offset of the manifest's length, u16 major, u16 minor, "LANC". Offsets of the two sections
-stand in the manifest itself; an offset of 0 is legal, so only presence tells.
-
-An offset copied from another file makes other readers crash, so offsets never leave this module.
+`summarize_manifest` reads only what a log shows of a version.
 """
 
 import re
@@ -26,10 +25,10 @@ from google.protobuf.message import DecodeError
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import (
-    base_from_wire,
-    base_to_wire,
-    field_from_wire,
-    field_to_wire,
+    base_paths_from_wire,
+    base_paths_to_wire,
+    fields_from_wire,
+    fields_to_wire,
     unknown_fields,
 )
 from lance_dagster.format.codec.fragments import ProtobufFragmentDecoder, encode_fragments, validated_message
@@ -45,11 +44,11 @@ _KEPT_COUNTS = 1000
 
 
 def check_readable(manifest: Manifest, path: str) -> None:
-    """Refuse a manifest that cannot be read whole; `path` is for messages.
+    """Refuse a manifest that pylance could not read safely; `path` is used in messages.
 
     Raises:
-        CorruptFileError: Something in it makes no sense.
-        UnsupportedFeatureError: It uses something this package does not know.
+        CorruptFileError: Its content is inconsistent.
+        UnsupportedFeatureError: It uses an unknown feature.
     """
     bases = {base.id for base in manifest.base_paths}
     versions = _Counts(path)
@@ -69,7 +68,7 @@ def check_readable(manifest: Manifest, path: str) -> None:
 
 
 class _Counts:
-    """How many rows sequences are for. Those of versions are the same for most fragments, so they are kept."""
+    """Lengths of row sequences. Fragments of one commit share their version sequences, so those lengths are cached."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -92,7 +91,7 @@ def _base_problem(message: wire.DataFragment, bases: set[int]) -> str | None:
     if message.deletion_file.HasField("base_id"):
         named.append(message.deletion_file.base_id)
     unknown = next((base for base in named if base not in bases), None)
-    return None if unknown is None else f"names a file under a base path {unknown} that there is not"
+    return None if unknown is None else f"names a file under a base path {unknown} that does not exist"
 
 
 def _lineage_problem(message: wire.DataFragment, counts: _Counts) -> str | None:
@@ -114,11 +113,11 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSummary:
-    """A version in short.
+    """What a log shows of a version.
 
-    `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `read_version` the version it was made from
-    knowing of, `forked_from` a branch (None for main) and a number. The last five are empty when the transaction is
-    not known.
+    `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `read_version` the version the change was
+    prepared on, `forked_from` a branch (None for main) and a version. The last five are empty when the transaction is
+    unknown.
     """
 
     number: int
@@ -133,7 +132,7 @@ class VersionSummary:
 
 
 def summarize_manifest(data: bytes, path: str) -> VersionSummary | None:
-    """Read a manifest file in short; None when it carries no transaction. `path` is for messages.
+    """Summarize a manifest file; None when it has no inline transaction. `path` is used in messages.
 
     Raises:
         CorruptFileError: The bytes are not a manifest file.
@@ -178,10 +177,10 @@ _LAST_SECOND = 253_402_300_799
 
 
 def check_writable(manifest: Manifest) -> None:
-    """Refuse a version whose manifest file holds what a manifest value does not.
+    """Refuse a version whose manifest file contains data that a `Manifest` does not represent.
 
     Raises:
-        UnsupportedFeatureError: A column of the first file format has its dictionary in there.
+        UnsupportedFeatureError: The dictionary of a legacy (0.1) column is stored in the manifest file.
     """
     for field in manifest.fields:
         if manifest.file_version.startswith("0.") and field.dictionary is not None:
@@ -190,10 +189,10 @@ def check_writable(manifest: Manifest) -> None:
 
 
 def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
-    """Lay out a manifest file that carries its transaction inline.
+    """Encode a manifest file with its transaction inline.
 
     Raises:
-        UnsupportedFeatureError: Something would be lost (`check_writable`).
+        UnsupportedFeatureError: Data of the previous manifest file would be lost (`check_writable`).
     """
     check_writable(manifest)
     message = _to_wire(manifest)
@@ -213,10 +212,10 @@ def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
 
 
 def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction | None]:
-    """Read a manifest file; `path` is for messages.
+    """Decode a manifest file; `path` is used in messages.
 
     Returns:
-        The manifest, and its transaction when the file carries it inline.
+        The manifest, and its transaction when the file contains it.
 
     Raises:
         CorruptFileError: The bytes are not a manifest file.
@@ -224,6 +223,7 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
     """
     message = manifest_message(data, path)
     fragments = Fragments(message.fragments, ProtobufFragmentDecoder(path))
+    # The fragments are declared as bytes here; without them the search for unknown fields is cheap.
     del message.fragments[:]
     _refuse_unknown(message, path)
     _refuse_contradictions(message, path)
@@ -236,10 +236,10 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
 
 
 def manifest_message(data: bytes, path: str) -> wire.Manifest:
-    """Find and parse the manifest in a file; nothing in it is looked at yet.
+    """Locate and parse the manifest message of a file, without validating its content.
 
     Raises:
-        CorruptFileError: There is none.
+        CorruptFileError: The file does not contain a manifest.
     """
     if len(data) < _FOOTER.size or data[-4:] != MAGIC:
         raise CorruptFileError(path, "it does not end like a Lance manifest; was it cut off?")
@@ -253,20 +253,21 @@ def manifest_message(data: bytes, path: str) -> wire.Manifest:
 
 
 def inline_transaction(data: bytes, message: wire.Manifest, path: str) -> bytes | None:
-    """Return the bytes of the transaction a file carries, or None when it carries none.
+    """Return the bytes of the inline transaction, or None when there is none.
 
     Raises:
-        CorruptFileError: It is said to lie where it cannot.
+        CorruptFileError: Its offset is outside of the file.
     """
     if message.HasField("transaction_section"):
         return _section(data, message.transaction_section, path)
+    # pylance still reads this older field number, and never writes it.
     if message.HasField("transaction_section_deprecated"):
         return _section(data, message.transaction_section_deprecated, path)
     return None
 
 
 def unknown_flags(message: wire.Manifest) -> list[str]:
-    """Name the feature flags of a manifest that this package does not know."""
+    """Return the names of the unknown feature flags of a manifest."""
     unknown = (message.reader_feature_flags | message.writer_feature_flags) & ~_KNOWN_FLAGS
     return [f"feature flag {1 << bit}" for bit in range(64) if unknown & (1 << bit)] if unknown else []
 
@@ -290,7 +291,7 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
         found.append("clustering")
     if message.data_format.file_format not in ("", "lance"):
         found.append(f"data file format {message.data_format.file_format!r}")
-    # Said of every column by some releases of pylance, and dropped by later ones, where it says nothing.
+    # Some releases of pylance wrote "default" for every column, and later ones dropped the field: it has no effect.
     classes = {field.storage_class for field in message.fields} - {"", "default"}
     found += [f"columns of storage class {name!r}" for name in sorted(classes)]
     if not _FILE_VERSION.fullmatch(message.data_format.version):
@@ -300,15 +301,17 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
 
 
 def _refuse_contradictions(message: wire.Manifest, path: str) -> None:
-    """Refuse what cannot be, where it would lead astray later, in a place that does not know this file."""
+    """Refuse inconsistent content here, where the error can name the file."""
     ids = [base.id for base in message.base_paths]
     broken = {
         "its version is 0": message.version == 0,
-        "its time is none": not 0 <= message.timestamp.seconds <= _LAST_SECOND
+        "its timestamp is not a date": not 0 <= message.timestamp.seconds <= _LAST_SECOND
         or not 0 <= message.timestamp.nanos < 10**9,
         "two of its base paths have one id": len(set(ids)) < len(ids),
-        "one of its base paths is none": any(not base.path.strip() or "\0" in base.path for base in message.base_paths),
-        f"{message.transaction_file[:100]!r} is no name of a transaction file": bool(message.transaction_file)
+        "one of its base paths is empty": any(
+            not base.path.strip() or "\0" in base.path for base in message.base_paths
+        ),
+        f"{message.transaction_file[:100]!r} is not the name of a transaction file": bool(message.transaction_file)
         and not is_file_name(message.transaction_file),
     }
     problem = next((problem for problem, holds in broken.items() if holds), None)
@@ -320,7 +323,7 @@ def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None
     writer = message.writer_version if message.HasField("writer_version") else None
     return Manifest(
         version=message.version,
-        fields=tuple(field_from_wire(field) for field in message.fields),
+        fields=fields_from_wire(message.fields),
         fragments=fragments,
         timestamp=message.timestamp.seconds * 1_000_000_000 + message.timestamp.nanos,
         schema_metadata=dict(message.schema_metadata),
@@ -341,7 +344,7 @@ def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None
         file_version=message.data_format.version,
         config=dict(message.config),
         table_metadata=dict(message.table_metadata),
-        base_paths=tuple(base_from_wire(base) for base in message.base_paths),
+        base_paths=base_paths_from_wire(message.base_paths),
         branch=message.branch if message.HasField("branch") else None,
         index_section=index,
         max_allocated_field_id=message.max_allocated_field_id if message.HasField("max_allocated_field_id") else None,
@@ -352,7 +355,7 @@ def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None
 
 def _to_wire(manifest: Manifest) -> wire.Manifest:
     message = wire.Manifest(
-        fields=[field_to_wire(field) for field in manifest.fields],
+        fields=fields_to_wire(manifest.fields),
         fragments=encode_fragments(manifest.fragments),
         version=manifest.version,
         version_aux_data=manifest.version_aux_data,
@@ -365,7 +368,7 @@ def _to_wire(manifest: Manifest) -> wire.Manifest:
         next_row_id=manifest.next_row_id,
         data_format=wire.Manifest.DataStorageFormat(file_format=manifest.file_format, version=manifest.file_version),
         config=dict(manifest.config),
-        base_paths=[base_to_wire(base) for base in manifest.base_paths],
+        base_paths=base_paths_to_wire(manifest.base_paths),
         table_metadata=dict(manifest.table_metadata),
         branch=manifest.branch,
         max_allocated_field_id=manifest.max_allocated_field_id,

@@ -1,6 +1,7 @@
-"""Operations: wire messages to values and back, one reader and one writer for each.
+"""Decode and encode transactions, with one reader and one writer per operation.
 
-Transactions: bytes to values and back.
+A transaction with an unknown operation or an unknown field is refused: a conflict check or a rebase that ignores part
+of a change could lose it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +13,10 @@ from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format import transaction as ops
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
 from lance_dagster.format.codec.fields import (
-    base_from_wire,
-    base_to_wire,
-    field_from_wire,
-    field_to_wire,
+    base_paths_from_wire,
+    base_paths_to_wire,
+    fields_from_wire,
+    fields_to_wire,
     unknown_fields,
 )
 from lance_dagster.format.codec.fragments import ProtobufFragmentDecoder, encode_fragments, file_from_wire, file_to_wire
@@ -36,19 +37,20 @@ _T = wire.Transaction
 
 
 def operation_from_wire(message: _T, kind: str, path: str) -> ops.Operation:
-    """Read the operation a transaction holds under the name `kind`; `path` is for messages.
+    """Decode the operation in the oneof field `kind`; `path` is used in messages.
 
     Raises:
-        ValueError: It names an index or a shard by something that is no uuid, or a file or branch that cannot be.
+        ValueError: A uuid is not 16 bytes long, or a file or branch name leaves its folder.
     """
     return _READERS[kind](getattr(message, kind), ProtobufFragmentDecoder(path))
 
 
 def operation_to_wire(operation: ops.Operation, message: _T) -> None:
-    """Write an operation into a transaction."""
+    """Encode an operation into a transaction."""
     kind, write = _WRITERS[type(operation)]
     target: Message = getattr(message, kind)
     target.CopyFrom(write(operation))
+    # An operation whose fields all have default values serializes to nothing; presence alone tells which one it is.
     target.SetInParent()
 
 
@@ -79,20 +81,20 @@ def _delete_to(operation: ops.Delete) -> _T.Delete:
 def _overwrite_from(message: _T.Overwrite, decoder: ProtobufFragmentDecoder) -> ops.Overwrite:
     return ops.Overwrite(
         fragments=Fragments(message.fragments, decoder),
-        fields=tuple(map(field_from_wire, message.schema)),
+        fields=fields_from_wire(message.schema),
         schema_metadata=dict(message.schema_metadata),
         config_upserts=dict(message.config_upsert_values),
-        initial_bases=tuple(map(base_from_wire, message.initial_bases)),
+        initial_bases=base_paths_from_wire(message.initial_bases),
     )
 
 
 def _overwrite_to(operation: ops.Overwrite) -> _T.Overwrite:
     return _T.Overwrite(
         fragments=encode_fragments(operation.fragments),
-        schema=map(field_to_wire, operation.fields),
+        schema=fields_to_wire(operation.fields),
         schema_metadata=dict(operation.schema_metadata),
         config_upsert_values=dict(operation.config_upserts),
-        initial_bases=map(base_to_wire, operation.initial_bases),
+        initial_bases=base_paths_to_wire(operation.initial_bases),
     )
 
 
@@ -111,7 +113,7 @@ def _create_index_to(operation: ops.CreateIndex) -> _T.CreateIndex:
 
 
 def _rewrite_from(message: _T.Rewrite, decoder: ProtobufFragmentDecoder) -> ops.Rewrite:
-    # Older writers had one group, without the message around it.
+    # The deprecated form: one group, with its fragments directly in the operation.
     ungrouped = [message] if message.old_fragments or message.new_fragments else []
     groups: Iterable[Any] = [*ungrouped, *message.groups]
     return ops.Rewrite(
@@ -159,7 +161,7 @@ def _rewrite_to(operation: ops.Rewrite) -> _T.Rewrite:
 def _merge_from(message: _T.Merge, decoder: ProtobufFragmentDecoder) -> ops.Merge:
     return ops.Merge(
         fragments=Fragments(message.fragments, decoder),
-        fields=tuple(map(field_from_wire, message.schema)),
+        fields=fields_from_wire(message.schema),
         schema_metadata=dict(message.schema_metadata),
         preserves_nullability=message.preserves_nullability,
     )
@@ -168,7 +170,7 @@ def _merge_from(message: _T.Merge, decoder: ProtobufFragmentDecoder) -> ops.Merg
 def _merge_to(operation: ops.Merge) -> _T.Merge:
     return _T.Merge(
         fragments=encode_fragments(operation.fragments),
-        schema=map(field_to_wire, operation.fields),
+        schema=fields_to_wire(operation.fields),
         schema_metadata=dict(operation.schema_metadata),
         preserves_nullability=operation.preserves_nullability,
     )
@@ -241,22 +243,18 @@ def _sstables_to(entries: Iterable[ops.CompactedSstable]) -> list[_T.CompactedSs
 
 
 def _project_from(message: _T.Project, _: ProtobufFragmentDecoder) -> ops.Project:
-    return ops.Project(
-        fields=tuple(map(field_from_wire, message.schema)), preserves_nullability=message.preserves_nullability
-    )
+    return ops.Project(fields=fields_from_wire(message.schema), preserves_nullability=message.preserves_nullability)
 
 
 def _project_to(operation: ops.Project) -> _T.Project:
-    return _T.Project(
-        schema=map(field_to_wire, operation.fields), preserves_nullability=operation.preserves_nullability
-    )
+    return _T.Project(schema=fields_to_wire(operation.fields), preserves_nullability=operation.preserves_nullability)
 
 
 def _config_from(message: _T.UpdateConfig, _: ProtobufFragmentDecoder) -> ops.UpdateConfig:
     config = _map_from(message.config_updates) if message.HasField("config_updates") else None
     schema = _map_from(message.schema_metadata_updates) if message.HasField("schema_metadata_updates") else None
     fields = {number: _map_from(entries) for number, entries in message.field_metadata_updates.items()}
-    # Older writers had a form of their own for each, in which metadata was always replaced whole.
+    # The deprecated form has a field per kind of metadata, and always replaced schema and field metadata whole.
     if message.upsert_values or message.delete_keys:
         removed = dict.fromkeys(message.delete_keys)
         config = ops.MapUpdate(entries={**removed, **message.upsert_values})
@@ -301,7 +299,7 @@ def _replacement_from(message: _T.DataReplacement, _: ProtobufFragmentDecoder) -
     pairs = tuple((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
     outside = next((file.path for _, file in pairs if not is_file_name(file.path)), None)
     if outside is not None:
-        raise ValueError(f"{outside[:100]!r} is no name of a data file")
+        raise ValueError(f"{outside[:100]!r} is not the name of a data file")
     return ops.DataReplacement(replacements=pairs)
 
 
@@ -315,7 +313,7 @@ def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
 
 def _clone_from(message: _T.Clone, _: ProtobufFragmentDecoder) -> ops.Clone:
     if message.ref_name and not is_path_inside(message.ref_name):
-        raise ValueError(f"{message.ref_name[:100]!r} is no name of a branch")
+        raise ValueError(f"{message.ref_name[:100]!r} is not the name of a branch")
     return ops.Clone(
         is_shallow=message.is_shallow,
         ref_version=message.ref_version,
@@ -383,7 +381,7 @@ _READERS: Mapping[str, Callable[[Any, ProtobufFragmentDecoder], ops.Operation]] 
         compacted_sstables=_sstables_from(message.compacted_sstables)
     ),
     "clone": _clone_from,
-    "update_bases": lambda message, _: ops.UpdateBases(new_bases=tuple(map(base_from_wire, message.new_bases))),
+    "update_bases": lambda message, _: ops.UpdateBases(new_bases=base_paths_from_wire(message.new_bases)),
     "data_overlay": _overlay_from,
 }
 _WRITERS: Mapping[type[ops.Operation], tuple[str, Callable[[Any], Any]]] = {
@@ -406,18 +404,18 @@ _WRITERS: Mapping[type[ops.Operation], tuple[str, Callable[[Any], Any]]] = {
     ops.Clone: ("clone", _clone_to),
     ops.UpdateBases: (
         "update_bases",
-        lambda operation: _T.UpdateBases(new_bases=map(base_to_wire, operation.new_bases)),
+        lambda operation: _T.UpdateBases(new_bases=base_paths_to_wire(operation.new_bases)),
     ),
     ops.DataOverlay: ("data_overlay", _overlay_to),
 }
 
 
 def decode_transaction(data: bytes, path: str) -> Transaction:
-    """Read a transaction; `path` is for messages.
+    """Decode a transaction; `path` is used in messages.
 
     Raises:
         CorruptFileError: The bytes are not a transaction.
-        UnsupportedFeatureError: It holds an operation or a field that this package does not know.
+        UnsupportedFeatureError: The operation, or a field of it, is unknown.
     """
     message = wire.Transaction()
     try:
@@ -431,7 +429,7 @@ def decode_transaction(data: bytes, path: str) -> Transaction:
     try:
         operation = operation_from_wire(message, kind, path)
     except ValueError as error:
-        raise CorruptFileError(path, f"its transaction makes no sense: {error}") from error
+        raise CorruptFileError(path, f"its transaction is invalid: {error}") from error
     if isinstance(operation, Overwrite | Merge | Project):
         check_field_tree(operation.fields, path)
     return Transaction(
@@ -444,7 +442,7 @@ def decode_transaction(data: bytes, path: str) -> Transaction:
 
 
 def encode_transaction(transaction: Transaction) -> bytes:
-    """Write a transaction."""
+    """Encode a transaction, deterministically: a retry writes the same bytes."""
     message = wire.Transaction(
         read_version=transaction.read_version,
         uuid=transaction.uuid,
