@@ -9,17 +9,9 @@ import os
 from collections.abc import Mapping
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.copying import copy_file, copy_folder
-from lance_dagster.store.interface import ObjectInfo, Store
+from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder
 from lance_dagster.store.local import LocalStore, sync_path
-from lance_dagster.store.options import (
-    access_options,
-    base_options,
-    canonical_uri,
-    is_durable,
-    scheme_of,
-    table_options,
-)
+from lance_dagster.store.options import base_options, canonical_uri, resolve_location, table_options
 from lance_dagster.store.s3 import S3Store
 
 __all__ = [
@@ -49,18 +41,15 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
     Raises:
         InvalidInputError: The scheme is not supported, or an option is unknown.
     """
-    canonical = canonical_uri(uri)
-    given = table_options(storage_options or {})
-    durable = is_durable(given)
-    options = access_options(given)
-    match scheme_of(canonical):
+    location = resolve_location(uri, storage_options or {})
+    match location.scheme:
         case "":
-            if options:
+            if location.access:
                 raise InvalidInputError(
-                    f"a local table takes no storage options but durability, and {canonical} was given some"
+                    f"a local table takes no storage options but durability, and {location.uri} was given some"
                 )
-            return LocalStore(canonical, durable=durable)
+            return LocalStore(location.uri, durable=location.durable)
         case "s3":
-            return S3Store(canonical, options)
+            return S3Store(location.uri, location.access)
         case other:
             raise InvalidInputError(f"cannot store tables at {other}://; use a local path or s3://")

@@ -10,6 +10,7 @@ surfaces as a time-out.
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -35,6 +36,33 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _DURABILITY = "durability"
 _DURABLE = {"power": True, "process": False}
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A folder of objects: its canonical URI, its scheme (empty for a local path), and how it is accessed."""
+
+    uri: str
+    scheme: str
+    access: Mapping[str, str] = field(repr=False)
+    durable: bool
+
+
+def resolve_location(uri: str | os.PathLike[str], storage_options: Mapping[str, str]) -> Location:
+    """Return the canonical location of a table, with the storage options that apply to the table itself.
+
+    Raises:
+        InvalidInputError: The URI is invalid, or the option `durability` has an unknown value.
+    """
+    canonical = canonical_uri(uri)
+    options = table_options(storage_options)
+    return Location(
+        uri=canonical,
+        scheme=scheme_of(canonical),
+        # All options except `durability`, which applies to local disk only.
+        access={key: value for key, value in options.items() if key != _DURABILITY},
+        durable=is_durable(options),
+    )
 
 
 def scheme_of(uri: str) -> str:
@@ -83,11 +111,6 @@ def is_durable(storage_options: Mapping[str, str]) -> bool:
             "'power' (a power cut, the default) or 'process' (the end of the process)"
         )
     return _DURABLE[given]
-
-
-def access_options(storage_options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options for access to the storage: all except `durability`, which applies to local disk only."""
-    return {key: value for key, value in storage_options.items() if key != _DURABILITY}
 
 
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
