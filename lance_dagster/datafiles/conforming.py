@@ -39,6 +39,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
     problems = [f"column {name!r} is missing" for name in wanted.names if name not in found.names]
     problems += [f"column {name!r} is not in the table" for name in found.names if name not in wanted.names]
     problems += [f"column {name!r} is given twice" for name in wanted.names if found.names.count(name) > 1]
+    # All problems are collected, so that a caller fixes them in one go.
     for column in wanted:
         if found.names.count(column.name) != 1:
             continue
@@ -57,6 +58,7 @@ def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow ty
     if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted):
         return True
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
+        # A coarser unit converts without loss; a finer one would be rounded.
         finer = ["s", "ms", "us", "ns"]
         return (given.tz is None) == (wanted.tz is None) and finer.index(given.unit) <= finer.index(wanted.unit)
     if _is_list(given) and _is_list(wanted):

@@ -22,6 +22,7 @@ from lance_dagster.errors import CorruptFileError
 _BLOB = b"lance-encoding:blob"
 _BATCH = 4096
 _PROGRAM = "from lance_dagster.datafiles.file_inspection import serve_inspections; serve_inspections()"
+# Generous, so that a slow store is not taken for a damaged file.
 _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
 
 
@@ -71,6 +72,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         return DataFileSummary(**found)
 
     def _send(self, request: str, seconds: int) -> bytes:
+        # Started again after a crash: one damaged file must not end the inspection of the others.
         if self._process is None or self._process.poll() is not None:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
             self._process = subprocess.Popen(  # noqa: S603  # our own program

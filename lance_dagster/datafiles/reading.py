@@ -33,6 +33,7 @@ def scan(
     Raises:
         InvalidInputError: A column does not exist, or the filter is invalid.
     """
+    # Validated first: pylance accepts a string as a list of one-letter columns.
     wanted = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri):
         _check_columns(dataset, wanted or [])
@@ -91,6 +92,7 @@ def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
 def scan_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> pa.RecordBatchReader:
     """Read the live rows of some fragments as a stream of batches, in the order given."""
     found = [dataset.get_fragment(number) for number in fragment_ids]
+    # pylance returns None for a missing fragment, and would scan the others without an error.
     fragments = [fragment for fragment in found if fragment is not None]
     if len(fragments) < len(found):
         raise InvalidInputError(f"one of the fragments {list(fragment_ids)} does not exist")

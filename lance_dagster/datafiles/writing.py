@@ -28,6 +28,7 @@ from lance_dagster.store import sync_path
 
 FILE_VERSION = "2.2"
 """The data file version of the tables that this package creates."""
+# Versions that LanceFileWriter writes; the legacy format it does not.
 _WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
 
@@ -105,6 +106,7 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
 
 def _write_blobs(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
     conformed = (conform(batch, target.schema) for batch in batches)
+    # Without a row no file is written, so the first one is awaited.
     first = next((batch for batch in conformed if batch.num_rows), None)
     if first is None:
         return ()
@@ -186,6 +188,7 @@ def has_blobs(schema: pa.Schema) -> bool:
 
 
 def _is_blob(column: "pa.Field[pa.DataType]") -> bool:
+    # The extension is either registered in this process (a type) or only named in the metadata.
     name = (column.metadata or {}).get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
     arrow = storage_type(column.type)
     if BLOB in (name, getattr(column.type, "extension_name", "")):
@@ -219,6 +222,7 @@ def write_blob_files(
             max_rows_per_file=max_rows,
             storage_options=storage,
         )
+    # pylance does not sync, neither data files nor blob files.
     for fragment in written:
         _make_durable(data_uri, fragment.files[0].path, options)
     return written

@@ -51,6 +51,7 @@ def manifest_name(version: int) -> str:
 
 def parse_manifest_name(name: str) -> int | None:
     """Return the version of a V2 manifest name; None for any other name (temporary files, version hint)."""
+    # Twenty digits can exceed 64 bits.
     match = _MANIFEST_NAME.fullmatch(name)
     return _MAX_VERSION - int(match[1]) if match and int(match[1]) <= _MAX_VERSION else None
 
@@ -158,6 +159,7 @@ def is_file_name(name: str) -> bool:
     return "/" not in name and "\\" not in name and is_path_inside(name)
 
 
+# Control characters are refused too: they would corrupt messages and terminals.
 def is_path_inside(path: str) -> bool:
     """Return whether a relative path stays below the folder it is resolved against."""
     if len(path) > _LONGEST or "\0" in path or not path.isprintable():

@@ -24,7 +24,9 @@ _PRIMARY_KEY = "lance-schema:unenforced-primary-key"
 _CLUSTERING_KEY = "lance-schema:unenforced-clustering-key"
 _POSITION = re.compile(rb"\+?0*([0-9]{1,10})")
 _YES = frozenset({b"true", b"1", b"yes", b"on"})
+# Virtual columns of pylance.
 _RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
+# Bounded, because nested Arrow types are built recursively.
 _MAX_DEPTH = 100
 _PACKED = ("lance-encoding:packed", "packed")
 
@@ -158,6 +160,7 @@ def _is_whole(field: Field) -> bool:
 
 def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> None:
     metadata = _text(column.metadata, f"column {column.name!r}")
+    # Explicit metadata wins over that derived from the extension type.
     metadata = {**arrow_types.extension_metadata(column.type, column.name), **metadata}
     arrow = arrow_types.storage_type(column.type)
     if arrow_types.is_json(arrow, metadata):
@@ -187,6 +190,7 @@ def _children(arrow: Any) -> Iterator[ArrowField]:  # noqa: ANN401  # the stubs 
         yield from (arrow.field(index) for index in range(arrow.num_fields))
     elif pa.types.is_map(arrow):
         entries = pa.struct([pa.field(arrow.key_field.name, arrow.key_type, nullable=False), arrow.item_field])
+        # The format stores a map as a list of structs named "entries", with non-null keys.
         yield pa.field("entries", entries, nullable=False)
     elif (
         pa.types.is_list(arrow)

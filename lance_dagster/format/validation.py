@@ -59,6 +59,7 @@ def require_sequence(what: str, given: object, example: str) -> None:
     Raises:
         InvalidInputError: The value is a string or not iterable; the message shows a list of one element.
     """
+    # `bytes` is iterable as well, and would yield integers.
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise InvalidInputError(f"{what}: a list such as [{example!r}] is wanted, not {reprlib.repr(given)}")
 
@@ -92,6 +93,7 @@ def validate_commit_info(message: object, properties: object) -> None:
     check_string_mapping("properties", properties)
 
 
+# Folders of a table, and names with a fixed meaning in expressions.
 _RESERVED = frozenset(
     {DATA, VERSIONS, TRANSACTIONS, DELETIONS, INDICES, MAIN, "HEAD", "_refs", "tree", "_blobs", "_fri", "_mem_wal"}
 )

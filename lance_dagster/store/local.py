@@ -30,6 +30,7 @@ from lance_dagster.store.options import is_durable
 class LocalStore:
     """A folder on local disk."""
 
+    # A directory is listed in arbitrary order, so pylance needs the version hint on local disk.
     ordered_listing = False
 
     def __init__(self, root: str, *, durable: bool = True) -> None:
@@ -63,12 +64,14 @@ class LocalStore:
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Write an object atomically, replacing any existing one; synced when it is `durable`."""
         with self._written(key, data, synced=durable and self._durable) as (temporary, target):
+            # Atomic: a reader sees the old object or the new one, never a mixture.
             os.replace(temporary, target)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object atomically unless the name exists; return whether it was written."""
         try:
             with self._written(key, data, synced=self._durable) as (temporary, target):
+                # Atomic and exclusive: fails with FileExistsError when another writer was first.
                 os.link(temporary, target)
         except FileExistsError:
             return False
@@ -128,6 +131,7 @@ class LocalStore:
 
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every file below a folder. Files deleted meanwhile may be missing; symbolic links are not followed."""
+        # Iterative, because a branch name may nest folders to any depth.
         waiting = [folder]
         while waiting:
             below = waiting.pop()
@@ -176,6 +180,7 @@ class LocalStore:
 
     def upload(self, path: Path, key: str) -> None:
         """Copy a file into the store, replacing any existing one."""
+        # `copy_from` keeps an existing target, but an upload replaces it.
         self.delete(key)
         if not self.copy_from(str(path), key):
             raise StoreError(f"cannot copy {path} to {self._root / key}: it is missing")
@@ -183,6 +188,7 @@ class LocalStore:
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy a file or a folder tree to `key`; an existing target is kept. Return whether the target exists."""
         source, target = Path(source_uri), self._root / key
+        # Objects never change, so an existing copy is complete: an interrupted copy is resumed where it stopped.
         if target.exists() or not source.exists():
             return target.exists()
         temporary = target.parent / f".tmp{uuid.uuid4().hex}"
@@ -261,6 +267,7 @@ class LocalStore:
             yield temporary, target
             if synced:
                 sync_path(folder)
+        # Not a failure of the storage: the caller lost the race for the name.
         except FileExistsError:
             raise
         except OSError as error:
@@ -293,6 +300,7 @@ class LocalStore:
 
 def _remove(folder: Path) -> None:
     """Delete a folder tree, while other processes may be deleting the same one."""
+    # rmtree fails when another process deletes an entry between its listing and its removal; start over then.
     while folder.exists():
         try:
             shutil.rmtree(folder)

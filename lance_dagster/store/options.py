@@ -81,13 +81,17 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
         raise InvalidInputError("a table URI cannot be empty; give a local path or s3://bucket/path")
     scheme = scheme_of(text).lower()
     if scheme in ("", "file"):
+        # A file URI is percent-encoded, a plain path is not.
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
+        # Symbolic links are kept: resolving them would change the URI of a table when a link is moved.
         return os.path.abspath(path)
     parts = urlsplit(text)
     if parts.query or parts.fragment or not parts.netloc:
         raise InvalidInputError(f"a table URI is scheme://bucket/path, without '?' and '#': {text!r}")
+    # Hadoop spells the same storage s3a and s3n; pylance accepts only s3.
     scheme = "s3" if scheme in _S3_SCHEMES else scheme
     segments = [segment for segment in parts.path.split("/") if segment]
+    # S3 keys are not normalised: such a segment would be part of the key.
     if ".." in segments or "." in segments:
         raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {text!r}")
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
@@ -155,6 +159,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     endpoint = client.get("endpoint_url", "")
     if endpoint.startswith("http://") and not flags.get("allow_http"):
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")
+    # Servers other than AWS rarely resolve bucket names as host names.
     style = "virtual" if flags.get("virtual_hosted_style_request") else "path" if endpoint else "auto"
     return top | {
         "anon": flags.get("skip_signature", False),

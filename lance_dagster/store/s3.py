@@ -20,7 +20,9 @@ from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3fs_options
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
+# S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
 _CONFLICT_RETRIES = 5
+# The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
 _SHOWN = 3
 
@@ -28,6 +30,7 @@ _SHOWN = 3
 class S3Store:
     """A prefix of a bucket."""
 
+    # S3 lists keys in lexicographic order, so the newest manifest is found without a version hint.
     ordered_listing = True
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
@@ -36,6 +39,7 @@ class S3Store:
         self._bucket, _, self._prefix = uri.removeprefix("s3://").partition("/")
         self._options = s3fs_options(storage_options)
         self._filesystem: tuple[int, Any] | None = None
+        # Probed before the first conditional write only: readers need no write permission.
         self._probed = False
 
     @property
@@ -141,6 +145,7 @@ class S3Store:
         source = source_uri.removeprefix("s3://")
         target = f"{self._bucket}/{self._key(key)}"
         with _translated(f"copy {source_uri} to {self._uri}/{key}"):
+            # S3 cannot copy a prefix: objects are copied one by one, and an interrupted copy is repeated by the caller.
             names = self._fs.find(source)
             for found in names:
                 self._fs.cp_file(found, target + found.removeprefix(source))
@@ -220,6 +225,7 @@ class S3Store:
         def send() -> bool:
             try:
                 self._call("put_object", Key=self._key(key), Body=data, **condition)
+            # s3fs reports a 404 of a conditional PUT as FileNotFoundError, and that of a missing bucket too.
             except FileNotFoundError:
                 if "IfMatch" in condition:
                     # The object was deleted since the ETag was read: the condition does not hold.
@@ -239,6 +245,7 @@ class S3Store:
         key = f"_refs/.probe-{uuid.uuid4().hex}"
         first = self._conditional_put(key, b"1", {"IfNoneMatch": "*"})
         try:
+            # The second write has to fail. A server that accepts it would let two commits of one version win.
             if not first or self._conditional_put(key, b"2", {"IfNoneMatch": "*"}):
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
@@ -261,6 +268,7 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
             return False
         if status == _CONFLICT:
             return _CONFLICT
+        # Some servers answer 501 to conditional headers instead of ignoring them.
         if status == _NOT_IMPLEMENTED:
             raise ConditionalPutUnsupportedError(
                 f"cannot {what}: the server does not support conditional writes"

@@ -40,6 +40,7 @@ from lance_dagster.transactions.index_updates import (
 from lance_dagster.transactions.row_lineage import restamped, stamped, with_creation, with_new_values
 
 MAX_FRAGMENT_ID, MAX_ROW_ID = 2**32 - 1, 2**64 - 1
+# The other known flags (stable row ids, file format versions) are decided when the table is created and are kept.
 _RECOMPUTED = Flag.DELETION_FILES | Flag.TABLE_CONFIG | Flag.BASE_PATHS | Flag.NO_TRANSACTION_FILE | Flag.COVERED_INDEX
 
 
@@ -71,6 +72,7 @@ def apply(
             index that does not exist.
         UnsupportedFeatureError: The manifest lacks counts that only pylance can recompute.
     """
+    # A restore is the only operation that needs a second manifest, so it is not in the table of rules.
     operation = transaction.operation
     if isinstance(operation, ops.Restore):
         changed = _restored(head, restored, operation.version)
@@ -99,6 +101,7 @@ def next_version(
             timestamp=max(timestamp, head.timestamp),
             transaction_file=transaction.file_name,
             writer=writer,
+            # Both describe the parent version, not the new one.
             version_aux_data=0,
             tag="",
         )
@@ -141,6 +144,7 @@ def with_feature_flags(manifest: Manifest) -> Manifest:
         shared |= Flag.BASE_PATHS
     if manifest.index_section is not None and any(index.covering_fields for index in indices_of(manifest)):
         shared |= Flag.COVERED_INDEX
+    # Readers may ignore the configuration, so only the writer flag is set for it.
     own = Flag.TABLE_CONFIG if manifest.config else Flag(0)
     return replace(
         manifest,
@@ -175,6 +179,7 @@ def _update(head: Manifest, operation: ops.Update) -> Manifest:
     updated: Sequence[Fragment] = operation.updated_fragments
     if not operation.writes_columns:
         updated = _with_vectors(head, updated)
+    # Row versions depend on the number of the new version, so the pending fragments cannot contain them.
     elif head.stable_row_ids:
         updated = list(restamped(operation, head.version + 1))
     added = operation.new_fragments
@@ -196,6 +201,7 @@ def _with_creation(head: Manifest, operation: ops.Update) -> list[Fragment]:
     """
     ids = [*operation.removed_fragment_ids, *(fragment.id for fragment in operation.updated_fragments)]
     missing = [fragment.row_ids is not None and fragment.created_at is None for fragment in operation.new_fragments]
+    # Decoding the sequences of all source fragments is expensive; most updates of this package carry the versions.
     if not any(missing):
         return list(operation.new_fragments)
     sources = [own for number in ids if (own := head.fragments.find(number)) is not None]
@@ -206,6 +212,7 @@ def _with_creation(head: Manifest, operation: ops.Update) -> list[Fragment]:
 
 
 def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
+    # max_fragment_id and next_row_id are carried over from head: old versions still reference the old ids.
     emptied = replace(
         head,
         fields=operation.fields,
@@ -221,6 +228,7 @@ def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
 def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifest:
     if restored is None:
         raise InvalidInputError(f"version {number} has to be given to be restored")
+    # None means that no fragment was ever numbered.
     ids = [known for known in (head.max_fragment_id, restored.max_fragment_id) if known is not None]
     return replace(
         restored,
@@ -254,6 +262,7 @@ def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]
     taken = set(kept.ids).intersection(fragment.id for fragment in new)
     if taken:
         raise InvalidInputError(f"there is a fragment {min(taken)} already; a rewrite needs ids that were reserved")
+    # Unchanged items stay encoded: only ids are needed for sorting.
     together = [*zip(kept.ids, kept.items, strict=True), *((fragment.id, fragment) for fragment in new)]
     return Fragments([item for _, item in sorted(together, key=lambda pair: pair[0])], kept.decoder)
 
@@ -264,6 +273,7 @@ def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
     unknown, lost = sorted(named - known), sorted(known - named)
     if unknown:
         raise InvalidInputError(f"version {head.version} has no fragment {unknown[0]}")
+    # A fragment is missing when another commit added it after the merge operation was prepared.
     if lost:
         raise InvalidInputError(f"a merge without fragment {lost[0]} of version {head.version} would lose its rows")
     # Encoded items are compared first: only fragments that differ are decoded.
@@ -343,6 +353,7 @@ def _replace_data(head: Manifest, operation: ops.DataReplacement) -> Manifest:
         fragment = replace(fragment, files=_with_file(fragment, file))
         updated[number] = with_new_values(fragment, head.version + 1) if head.stable_row_ids else fragment
     changed = replace(head, fragments=head.fragments.changed((), updated))
+    # The replaced values are not in the indices.
     for number, file in operation.replacements:
         changed = uncover_fields(changed, file.fields, [number])
     return changed
@@ -353,6 +364,7 @@ def _with_file(fragment: Fragment, file: DataFile) -> tuple[DataFile, ...]:
     for place, own in enumerate(fragment.files):
         if set(own.fields) - {TOMBSTONE_FIELD} == wanted:
             return (*fragment.files[:place], file, *fragment.files[place + 1 :])
+    # Replacing part of a file would leave two files with values of one field.
     if any(wanted.intersection(own.fields) for own in fragment.files):
         raise InvalidInputError(
             f"a file of fields {list(file.fields)} cannot replace one of fragment {fragment.id}: no file there holds "
@@ -383,6 +395,7 @@ def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> M
     fragment_id = max(last, max(head.fragments.ids, default=-1))
     if fragment_id + len(added) > MAX_FRAGMENT_ID:
         raise InvalidInputError(f"version {head.version} has a fragment {fragment_id}; there are no more ids after it")
+    # Both limits are checked before anything is assigned: beyond them, ids would wrap around and be used twice.
     row_id = head.next_row_id
     if row_id + sum(fragment.physical_rows for fragment in added) > MAX_ROW_ID:
         raise InvalidInputError(f"version {head.version} gave row ids up to {row_id}; there are no more ids after it")

@@ -32,6 +32,7 @@ def fork(parent: Manifest, branch: str, *, root_uri: str, parent_uri: str) -> Ma
     """
     bases = list(parent.base_paths)
     root = _base_for(bases, root_uri, ROOT_BASE)
+    # A branch of a branch needs two base paths: one for the files of its parent, one for those of the root.
     own = root if parent_uri == root_uri else _base_for(bases, parent_uri, parent.branch or ROOT_BASE)
     return _named_through(replace(parent, branch=branch, base_paths=tuple(bases)), own.id, parent_uri)
 
@@ -54,6 +55,7 @@ def shallow_clone(source: Manifest, *, source_uri: str, name: str) -> Manifest:
 
 def deep_clone(source: Manifest) -> Manifest:
     """Return the first manifest of a new table that has all files in its own folder."""
+    # All files of a deep clone are in its own folder.
     indices = [replace(index, base_id=None) for index in indices_of(source)]
     return replace(
         _as_new_table(source),
@@ -101,6 +103,7 @@ def add_base_paths(known: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[
 
 def _base_for(bases: list[BasePath], uri: str, name: str) -> BasePath:
     for base in bases:
+        # An existing base path is reused, except id 0, which pylance cannot write to.
         if base.path == uri and base.is_dataset_root and base.id:
             return base
     base = BasePath(id=max((base.id for base in bases), default=0) + 1, path=uri, name=name, is_dataset_root=True)
@@ -130,6 +133,7 @@ def find_base_path(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
     for base in manifest.base_paths:
         if base.name == name:
             return base
+    # Base paths without a name cannot be addressed by callers.
     known = ", ".join(repr(base.name) for base in manifest.base_paths if base.name) or "none"
     raise InvalidInputError(f"{branch_uri} has no base path named {name!r}; it has {known}; add_base adds one")
 
@@ -266,6 +270,7 @@ def moved_base_paths(
         path = paths[base.path]
         around = [old for old in moves if _is_at(path, old)]
         if around:
+            # The innermost folder wins: a table inside a moved folder may have been moved itself.
             old = max(around, key=len)
             path = moves[old] + path[len(old) :]
             if path != base.path:

@@ -72,6 +72,7 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
 
 
 RUN_ID = "dagster/run_id"
+# Operations that cannot conflict with changes of rows, columns or fragments on the other side.
 _MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 
 
@@ -124,5 +125,6 @@ class Change:
             return ()
         claims = decode_claims(self.transaction.properties)
         if not claims and isinstance(self.transaction.operation, Overwrite) and not self.is_merge:
+            # pylance records no claims, and its overwrite replaces the rows of every partition all the same.
             return (Claim(mode=OVERWRITE),)
         return claims

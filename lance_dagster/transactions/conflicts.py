@@ -36,6 +36,7 @@ COMPATIBLE, REBASE, RETRYABLE, INCOMPATIBLE = Compatibility
 
 RowChange = ops.Update | ops.Delete
 _REPLACES_TABLE = (ops.Overwrite, ops.Restore)
+# These operations change neither rows nor schema: a pending change stays valid after any of them.
 _HAS_NO_ROWS = (ops.ReserveFragments, ops.Clone, ops.UpdateBases)
 
 
@@ -47,6 +48,7 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
         committed: The transaction that was committed first.
     """
     operation, other = pending.operation, committed.operation
+    # New base paths conflict only with other base paths, whatever else was committed.
     if isinstance(operation, ops.UpdateBases):
         return _classify_bases(operation, other)
     if isinstance(other, _HAS_NO_ROWS):
@@ -54,11 +56,13 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
     if isinstance(other, ops.UpdateMemWalState):
         unaffected = isinstance(operation, ops.Update | ops.Project | ops.Rewrite | ops.UpdateConfig)
         return COMPATIBLE if unaffected else INCOMPATIBLE
+    # This package cannot read overlays, so no rule could combine them with a change.
     if isinstance(other, ops.DataOverlay):
         return RETRYABLE
     if _adds_keys(pending) and isinstance(other, ops.Append | ops.Update):
         # An upsert inserts the keys it did not find; the other rows may contain those keys by now.
         return RETRYABLE
+    # Fail closed: an operation without a rule is prepared again.
     rule = _RULES.get(type(operation))
     return RETRYABLE if rule is None else rule(operation, other)
 
@@ -123,6 +127,8 @@ def _classify_row_change(pending: RowChange, committed: Operation) -> Compatibil
             return COMPATIBLE
 
 
+# Two deletions in one fragment combine by union of their deletion vectors; whether they deleted the same row is decided
+# when the vectors are read. New values written in place cannot be combined this way.
 def _classify_two_row_changes(pending: RowChange, committed: RowChange) -> Compatibility:
     if not touched_fragments(pending) & touched_fragments(committed):
         return COMPATIBLE
@@ -130,10 +136,12 @@ def _classify_two_row_changes(pending: RowChange, committed: RowChange) -> Compa
     return RETRYABLE if columns else REBASE
 
 
+# An overwrite replaces everything, so only a concurrent overwrite conflicts: one of the two tables would be lost.
 def _classify_overwrite(_: ops.Overwrite, committed: Operation) -> Compatibility:
     return RETRYABLE if isinstance(committed, ops.Overwrite) else COMPATIBLE
 
 
+# A restore replaces rows and schema. Metadata that was set meanwhile would be lost silently, rows are meant to be.
 def _classify_restore(_: ops.Restore, committed: Operation) -> Compatibility:
     own = isinstance(committed, ops.UpdateConfig) and (
         committed.schema_metadata is not None or committed.field_metadata
@@ -150,6 +158,7 @@ def _classify_create_index(pending: ops.CreateIndex, committed: Operation) -> Co
             names = {index.name for index in (*pending.new_indices, *pending.removed_indices)}
             taken = names.intersection(index.name for index in (*committed.new_indices, *committed.removed_indices))
             return RETRYABLE if taken else COMPATIBLE
+        # A compaction removes fragments that the new index covers by address.
         case ops.Rewrite():
             return RETRYABLE if _covers(pending.new_indices, _fragments_of(committed)) else COMPATIBLE
         case ops.DataReplacement():
@@ -158,6 +167,7 @@ def _classify_create_index(pending: ops.CreateIndex, committed: Operation) -> Co
         case ops.Update() if fields.intersection(committed.fields_modified):
             # Stricter than pylance: the new index contains the old values, and would claim to cover the updated rows.
             return RETRYABLE
+        # An index on a field that was dropped meanwhile could never be used.
         case ops.Merge() | ops.Project():
             gone = fields.difference(field.id for field in committed.fields)
             return RETRYABLE if gone else COMPATIBLE
@@ -165,6 +175,7 @@ def _classify_create_index(pending: ops.CreateIndex, committed: Operation) -> Co
             return COMPATIBLE
 
 
+# A compaction copies live rows. Deletions and updates committed meanwhile in the same fragments would be undone.
 def _classify_rewrite(pending: ops.Rewrite, committed: Operation) -> Compatibility:
     match committed:
         case ops.Overwrite() | ops.Restore():
@@ -181,6 +192,8 @@ def _classify_rewrite(pending: ops.Rewrite, committed: Operation) -> Compatibili
             return COMPATIBLE
 
 
+# A merge operation lists all fragments with their new data files, so every fragment that was added or changed meanwhile
+# would be missing from it.
 def _classify_merge(_: ops.Merge, committed: Operation) -> Compatibility:
     match committed:
         case ops.Overwrite() | ops.Restore() | ops.Project():
@@ -211,6 +224,7 @@ def _classify_project(pending: ops.Project, committed: Operation) -> Compatibili
 
 
 def _classify_config(pending: ops.UpdateConfig, committed: Operation) -> Compatibility:
+    # Table configuration and table metadata are independent of the schema; schema and field metadata are not.
     about_schema = pending.schema_metadata is not None or pending.field_metadata
     match committed:
         case ops.UpdateConfig():
@@ -252,6 +266,7 @@ def _classify_replacement(pending: ops.DataReplacement, committed: Operation) ->
     match committed:
         case ops.Overwrite() | ops.Restore():
             return INCOMPATIBLE
+        # The replacement file has values for a fragment that no longer exists; reading again does not bring it back.
         case ops.Delete():
             return INCOMPATIBLE if own & removed_fragments(committed) else COMPATIBLE
         case ops.Update() | ops.Rewrite() | ops.DataReplacement():
@@ -299,6 +314,7 @@ def _identity(number: int, name: str | None, path: str) -> Collection[tuple[str,
 
 
 def _covers(indices: Iterable[IndexMetadata], fragments: frozenset[int]) -> bool:
+    # An index without a recorded bitmap may cover any fragment.
     bitmaps = map(covered_fragments, indices)
     return any(bitmap is None or not fragments.isdisjoint(bitmap) for bitmap in bitmaps)
 

@@ -40,6 +40,7 @@ def content_id(manifest: Manifest, deleted: DeletedOffsets, path: str) -> str:
     digest = hashlib.sha256(_LABEL)
     for section in _sections(manifest):
         digest.update(_line(section))
+    # All deletion vectors are requested in one call, so that they can be read in parallel.
     with_deletions = [fragment for fragment in manifest.fragments if fragment.deletion is not None]
     vectors = iter(deleted(with_deletions))
     for fragment in manifest.fragments:

@@ -18,6 +18,7 @@ from lance_dagster.format.codec import decode_indices, encode_indices
 from lance_dagster.format.model import IndexMetadata, Manifest
 from lance_dagster.format.transaction import CreateIndex, Rewrite, RewriteGroup, RewrittenIndex
 
+# Lance stores its own bookkeeping as indices without fields; they are no concern of users.
 _SYSTEM_INDICES = frozenset({"__lance_frag_reuse", "__lance_mem_wal"})
 
 
@@ -95,6 +96,7 @@ def incomplete_indices(manifest: Manifest) -> list[str]:
 
 def uncover(index: IndexMetadata, fragments: Iterable[int]) -> IndexMetadata:
     """Remove fragments from the coverage of an index."""
+    # Without a bitmap nothing can be removed; pylance recalculates it on its next commit.
     bitmap = covered_fragments(index)
     return index if bitmap is None else replace(index, bitmap=(bitmap - BitMap(fragments)).serialize())
 
@@ -110,6 +112,7 @@ def apply_create_index(manifest: Manifest, operation: CreateIndex) -> Manifest:
         missing = [number for number in index.fields if number not in known]
         if missing and index.name not in _SYSTEM_INDICES:
             raise InvalidInputError(f"index {index.name!r} is on field {missing[0]}, which the table does not have")
+    # A new index replaces an old one with the same uuid, so that applying an operation twice does not duplicate it.
     gone = {index.uuid for index in (*operation.removed_indices, *operation.new_indices)}
     kept = [index for index in indices_of(manifest) if index.uuid not in gone]
     return _changed(manifest, [*kept, *operation.new_indices])

@@ -14,6 +14,7 @@ def unknown_fields(message: Message) -> list[str]:
     """Return the names of all unknown fields of a message and of the messages nested in it."""
     known: Any = type(message)()
     known.CopyFrom(message)
+    # On a copy, because this changes the message.
     known.DiscardUnknownFields()
     # Comparing sizes costs a fraction of walking every nested message, and unknown fields are rare.
     return (
@@ -27,6 +28,7 @@ def _unknown_in(message: Message) -> Iterator[str]:
     unknown: Any = UnknownFieldSet(message)
     yield from (f"{message.DESCRIPTOR.name} field {unknown[index].field_number}" for index in range(len(unknown)))
     for descriptor, value in message.ListFields():
+        # Map entries are synthesized messages with two fields, which cannot have unknown ones.
         if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
             continue
         for nested in [value] if isinstance(value, Message) else value:

@@ -56,11 +56,13 @@ class ProtobufFragmentDecoder:
         rows = 0
         deletions = False
         counted = True
+        # The deletion file stays encoded in this message: most fragments have none.
         for number, physical, deletion in map(_OUTLINED, found):
             ids.append(number)
             rows += physical
             if physical > _MOST_ROWS:
                 raise CorruptFileError(self.path, f"fragment {number} has {physical} rows")
+            # Writers before 0.8 left the count out.
             if not physical:
                 counted = False
             elif deletion:
@@ -68,6 +70,7 @@ class ProtobufFragmentDecoder:
                 rows -= deleted
                 counted = counted and deleted > 0
             deletions = deletions or bool(deletion)
+        # The duplicate is searched for only when there is one.
         if len(set(ids)) < len(ids):
             counts = Counter(ids)
             raise CorruptFileError(self.path, f"two of its fragments have the id {max(counts, key=counts.__getitem__)}")
@@ -205,6 +208,7 @@ def _problems(message: wire.DataFragment) -> list[str]:
     spilled: Sequence[Any] = ("spilled_row_ids", "spilled_last_updated_at_versions", "spilled_created_at_versions")
     if any(message.HasField(name) for name in spilled):
         found.append("spilled row lineage")
+    # Carrying unknown semantics over to changed fragments could make them wrong.
     if message.clustering_id or message.metadata:
         found.append("fragment clustering or metadata")
     if message.deletion_file.file_type not in (ARROW_FILE, BITMAP_FILE):
@@ -217,6 +221,7 @@ def _contradiction(message: wire.DataFragment) -> str | None:
     if message.physical_rows > _MOST_ROWS:
         return f"there are {message.physical_rows} rows"
     for file in message.files:
+        # A path with ".." would make this package read, or copy, a file outside of the table.
         if not is_file_name(file.path):
             return f"{file.path[:100]!r} is not the name of a data file"
         if file.file_major_version >= _WITH_COLUMNS and len(file.fields) != len(file.column_indices):

@@ -172,6 +172,7 @@ _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _KNOWN_FLAGS = sum(Flag)
 _FILE_VERSION = re.compile(r"(0\.[1-3]|2\.[0-3]|)")
+# Later timestamps cannot be represented by `datetime`.
 _LAST_SECOND = 253_402_300_799
 """The end of the year 9999, after which there are no dates."""
 
@@ -194,6 +195,7 @@ def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
     Raises:
         UnsupportedFeatureError: Data of the previous manifest file would be lost (`check_writable`).
     """
+    # Checked again here, because this is the last point before data would be dropped.
     check_writable(manifest)
     message = _to_wire(manifest)
     parts: list[bytes] = []
@@ -204,10 +206,13 @@ def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
     ):
         if section is None:
             continue
+        # The offset of the section in this file; offsets read from another file are never reused.
         setattr(message, name, size)
         parts += [_LENGTH.pack(len(section)), section]
         size += _LENGTH.size + len(section)
+    # Deterministic: map entries would otherwise be written in any order.
     body = message.SerializeToString(deterministic=True)
+    # The manifest has to be the last block: newer readers require that its length reaches the footer.
     return b"".join([*parts, _LENGTH.pack(len(body)), body, _FOOTER.pack(size, 0, 2, MAGIC)])
 
 
@@ -229,6 +234,7 @@ def decode_manifest_file(data: bytes, path: str) -> tuple[Manifest, Transaction 
     _refuse_contradictions(message, path)
     index = _section(data, message.index_section, path) if message.HasField("index_section") else None
     manifest = _from_wire(message, fragments, index)
+    # Everything that other modules rely on is validated once, here, where the error can name the file.
     check_field_tree(manifest.fields, path)
     decode_indices(index, path)
     body = inline_transaction(data, message, path)
@@ -241,6 +247,7 @@ def manifest_message(data: bytes, path: str) -> wire.Manifest:
     Raises:
         CorruptFileError: The file does not contain a manifest.
     """
+    # The magic is the last four bytes; a truncated upload fails here.
     if len(data) < _FOOTER.size or data[-4:] != MAGIC:
         raise CorruptFileError(path, "it does not end like a Lance manifest; was it cut off?")
     position = _FOOTER.unpack(data[-_FOOTER.size :])[0]
@@ -268,11 +275,13 @@ def inline_transaction(data: bytes, message: wire.Manifest, path: str) -> bytes 
 
 def unknown_flags(message: wire.Manifest) -> list[str]:
     """Return the names of the unknown feature flags of a manifest."""
+    # Reader flags are checked on writes as well, and writer flags on reads: this package does both on one manifest.
     unknown = (message.reader_feature_flags | message.writer_feature_flags) & ~_KNOWN_FLAGS
     return [f"feature flag {1 << bit}" for bit in range(64) if unknown & (1 << bit)] if unknown else []
 
 
 def _section(data: bytes, position: int, path: str) -> bytes:
+    # Offsets and lengths are untrusted: both are checked before slicing, which would silently return fewer bytes.
     end = len(data) - _FOOTER.size
     if position + _LENGTH.size > end:
         raise CorruptFileError(path, f"a section would start at byte {position} of {len(data)}")

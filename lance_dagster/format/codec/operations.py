@@ -33,6 +33,7 @@ from lance_dagster.format.model import Fragments
 from lance_dagster.format.schema import check_field_tree
 from lance_dagster.format.transaction import Merge, Overwrite, Project, Transaction
 
+# Message types of operations are nested in the transaction message.
 _T = wire.Transaction
 
 
@@ -154,6 +155,7 @@ def _rewrite_to(operation: ops.Rewrite) -> _T.Rewrite:
         )
         if index.details is not None:
             entry.new_index_details.type_url, entry.new_index_details.value = index.details
+            # Details with default values serialize to nothing, and their presence has to survive a round trip.
             entry.new_index_details.SetInParent()
     return message
 
@@ -298,6 +300,7 @@ def _map_to(update: ops.MapUpdate | None) -> _T.UpdateMap | None:
 def _replacement_from(message: _T.DataReplacement, _: ProtobufFragmentDecoder) -> ops.DataReplacement:
     pairs = tuple((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
     outside = next((file.path for _, file in pairs if not is_file_name(file.path)), None)
+    # Untrusted: the path would be joined to the data folder.
     if outside is not None:
         raise ValueError(f"{outside[:100]!r} is not the name of a data file")
     return ops.DataReplacement(replacements=pairs)
