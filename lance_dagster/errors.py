@@ -238,16 +238,17 @@ class Reason(Protocol):
 class MergeConflictError(ConflictError):
     """Report every reason why two branches cannot be merged; nothing was written."""
 
-    def __init__(self, message: str, conflicts: Iterable[Reason]) -> None:
-        """Keep the headline and the conflicts, each printable on its own."""
+    def __init__(self, message: str, conflicts: Iterable[Reason], *, remedy: Remedy | None = None) -> None:
+        """Keep the headline, the conflicts, each printable on its own, and the call that would settle them."""
         found = tuple(conflicts)
-        super().__init__(message, found)
+        super().__init__(message, found, remedy=remedy)
         self.message = message
         self.conflicts = found
 
     def __str__(self) -> str:
-        """List the headline and each conflict on a line of its own."""
-        return "\n".join([self.message, *(f"  - {conflict}" for conflict in self.conflicts)])
+        """List the headline, each conflict and the remedy on a line of its own."""
+        hint = [] if self.remedy is None else [f"  {self.remedy}"]
+        return "\n".join([self.message, *(f"  - {conflict}" for conflict in self.conflicts), *hint])
 
 
 class RefMovedError(ConflictError):

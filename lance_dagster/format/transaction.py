@@ -29,6 +29,8 @@ The value continues with the row ids that rows of the branch received in the des
 """
 SQUASHED_PREFIX = "lance_dagster.squashed."
 """Table metadata key, followed by a branch id: the last version of that branch that was squash-merged."""
+MERGE_STRATEGY = "lance_dagster.merge.strategy"
+"""The property with the strategy that a merge, pick or revert was given, as JSON: winners by unit or kind."""
 COLUMNS_MOVED = "lance_dagster.merge.columns"
 """The property with the ids of the fields for which a merge wrote values of relocated rows."""
 PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"

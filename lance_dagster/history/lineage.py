@@ -271,7 +271,8 @@ def _places(numbers: Mapping[str, int], names: Mapping[str, str]) -> list[_Place
 def _newest(
     best: Lineage | None, places: Iterable[_Place], sides: tuple[Lineage, Lineage], of: tuple[Refs, Versions]
 ) -> Lineage | None:
-    for place in sorted(places):
+    # By name, then number: branch ids are random, and would make another choice in a copy of the same table.
+    for place in sorted(places, key=lambda place: (place[1], place[2], place[0])):
         found = lineage_of(_load(place, sides, of[1]), of[0])
         if best is None or found.contains(best):
             best = found

@@ -6,7 +6,6 @@ A change is the way from a version's parent to the version itself; taking it bac
 Merging that way into a branch leaves everything alone that the branch did besides, or says what contradicts it.
 """
 
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +13,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.edit.write import submit
-from lance_dagster.errors import Call, InvalidInputError, MergeConflictError, Remedy
+from lance_dagster.errors import Call, InvalidInputError, Remedy
 from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import (
@@ -36,12 +35,11 @@ from lance_dagster.format.transaction import (
     ReserveFragments,
     Restore,
     Rewrite,
-    Transaction,
     UpdateConfig,
 )
 from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
-from lance_dagster.history.commit import WRITER, Proposal, commit, committer, now_ns, writer_name
+from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
@@ -53,29 +51,20 @@ from lance_dagster.history.lineage import (
     records_for_aliases,
     row_space_since,
 )
-from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.versions import State
-from lance_dagster.merge.merge_commit import (
-    all_claims,
-    columns_moved,
-    conflicts_of_table,
-    lookups,
-    materialize,
-    side_history,
-)
+from lance_dagster.merge.gather_input import lookups, side_history
+from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import origins, picked_across
+from lance_dagster.merge.propose_merge import ProposedMerge, commit_merge
 from lance_dagster.merge.rules import (
     MergeInput,
     MergePlan,
-    MergeRefusal,
     ParsedStrategy,
     Strategy,
     fields_across,
-    plan_merge,
 )
 from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.taken_back import last_revert
-from lance_dagster.transactions.apply import next_version
 from lance_dagster.transactions.claims import Change, encode_claims
 from lance_dagster.transactions.row_id_spaces import Alias
 
@@ -155,6 +144,13 @@ class ChangeRange:
             RESTORED: f"restore {self.of} on {head}",
         }[self.kind]
 
+    def call(self, branch: str, options: PickOptions) -> Call:
+        """Return the call of a table's method that asked for this."""
+        if self.picks is not None:
+            return self.picks.call(branch, options)
+        method = {PICKED: "cherry_pick", REVERTED: "revert", RESTORED: "restore"}[self.kind]
+        return Call(method, (str(self.of), branch), {} if options.parent is None else {"parent": options.parent})
+
     def marks(self, context: TableContext) -> dict[str, str]:
         """Return the properties that say what was taken over or back, and who takes over what somebody else made."""
         if self.picks is not None:
@@ -181,7 +177,7 @@ class ChangeRange:
 def apply_change(
     context: TableContext, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions
 ) -> State:
-    """Merge a way into a branch as its next version; the head where that changes nothing.
+    """Merge a change range into a branch as its next version; the head where that changes nothing.
 
     Args:
         context: The table.
@@ -192,35 +188,27 @@ def apply_change(
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
-    transaction_id = str(uuid.uuid4())
 
-    def propose(head: State) -> Proposal | State:
+    def prepare(head: State) -> ProposedMerge:
         change_range = range_from(head)
-        merge_input = _gather_merge_input(context, change_range, head, options)
-        plan = plan_merge(merge_input)
-        if isinstance(plan, MergeRefusal):
-            headline = f"cannot {change_range.verb(head)} of {context.uri}; nothing was written:"
-            raise MergeConflictError(headline, conflicts_of_table(plan.conflicts, context.uri))
-        operation, changed = materialize(context, plan, change_range.source, head, changes=change_range.changes)
-        known = records_for_aliases(head.manifest, _aliases_of_brought(plan))
-        changed = replace(changed, table_metadata={**changed.table_metadata, **known})
-        if changed == head.manifest:
-            return head
+
+        def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
+            # Row ids of the rows that came: a later merge of the picked version's branch must not bring them again.
+            return {**metadata, **records_for_aliases(head.manifest, _aliases_of_brought(plan))}
+
         own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
         info = change_range.info(context)
-        properties = {**info, **options.properties, **own, **change_range.marks(context)}
-        transaction = Transaction(
-            read_version=head.number,
-            uuid=transaction_id,
-            operation=operation,
-            properties=properties | columns_moved(plan),
-        )
-        refuse_direct_commit(context.store, branch, transaction)
-        return Proposal(
-            transaction, next_version(head.manifest, changed, transaction, timestamp=now_ns(), writer=WRITER)
+        return ProposedMerge(
+            given=_gather_merge_input(context, change_range, head, options),
+            source=change_range.source,
+            attempt=change_range.verb(head),
+            call=change_range.call(branch, options),
+            properties={**info, **options.properties, **own, **change_range.marks(context)},
+            table_metadata=table_metadata,
+            is_merge=False,
         )
 
-    return commit(context.versions, branch, propose, context.head(branch))
+    return commit_merge(context, branch, prepare)
 
 
 def identity(of: State) -> str:

@@ -14,17 +14,9 @@ from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_store import Branch, with_metadata
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_rows import ConflictRows
-from lance_dagster.merge.merge_commit import (
-    MERGE_COMMIT,
-    MergeOptions,
-    check_mode,
-    conflicts_of_table,
-    gather_merge_input,
-    immediate_conflicts,
-    lineage_at,
-    merge,
-    naming_damaged_manifests,
-)
+from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
+from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeOptions, check_mode, immediate_conflicts, merge
+from lance_dagster.merge.propose_merge import conflicts_of_table, naming_damaged_manifests
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 

@@ -1,0 +1,123 @@
+"""Gather what a merge needs to know: what both sides did since their merge base, and how to look at their rows.
+
+The rules are pure, so everything they may ask of the store is handed to them as a value or as a function in `Lookups`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+from pyroaring import BitMap
+
+from lance_dagster.datafiles import matching_offsets
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.lineage import (
+    Lineage,
+    base_and_changes,
+    changes_since,
+    field_ids,
+    is_criss_cross,
+    last_common,
+    lineage_of,
+    row_space,
+)
+from lance_dagster.history.rebase import deleted_offsets
+from lance_dagster.history.versions import State
+from lance_dagster.merge.merge_records import claiming, picked_across
+from lance_dagster.merge.rules import MergeInput, Strategy
+from lance_dagster.merge.rules.merge_input import Lookups, SideHistory
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_FEW, _READERS, _PARTS_EACH = 4, 16, 2
+
+
+def lookups(context: TableContext) -> Lookups:
+    """Return how to look at what manifests do not hold."""
+    known: dict[tuple[int, int, int, int], BitMap] = {}
+
+    def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
+        if fragment.deletion is None:
+            return BitMap()
+        # Its id is random: the same file, whatever base path a version names it through.
+        deletion = fragment.deletion
+        file = (fragment.id, deletion.id, deletion.read_version, deletion.deleted_rows)
+        if file not in known:
+            known[file] = deleted_offsets(context.versions, _state(manifest), fragment)
+        return known[file].copy()
+
+    def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
+        if "://" in context.uri:
+            in_parallel(lambda pair: deleted(*pair), fragments, _READERS)
+        # A small local file is read in less time than it takes to hand the work to a thread.
+
+    def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
+        return matching_offsets(context.dataset(_state(manifest)), predicate, list(fragment_ids))
+
+    return Lookups(deleted=deleted, matching=matching, ahead=ahead)
+
+
+def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:
+    """Do the same for many items, each of which may be a request or more; returns the results in order.
+
+    One request after the other, those of a thousand fragments would take a minute. A thread gets many items at a time:
+    on a local disk handing one over takes as long as the work.
+    """
+    if len(items) <= _FEW:
+        return [run(item) for item in items]
+    size = -(-len(items) // (_PARTS_EACH * workers))
+    parts = [items[start : start + size] for start in range(0, len(items), size)]
+    with ThreadPoolExecutor(workers) as pool:
+        return [result for part in pool.map(lambda part: [run(item) for item in part], parts) for result in part]
+
+
+def lineage_at(context: TableContext, state: State) -> Lineage:
+    """Return what a version contains."""
+    found = lineage_of(state, context.refs)
+    # Looked at again as the newest one of its line.
+    context.versions.cache(found.id, state)
+    return found
+
+
+def gather_merge_input(
+    context: TableContext, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
+) -> MergeInput:
+    """Gather what a merge needs to know."""
+    source_side, dest_side = side_history(context, source, dest, base), side_history(context, dest, source, base)
+    picked = picked_across(source_side.changes, dest, base) or picked_across(dest_side.changes, source, base)
+    source_changes, dest_changes = source_side.changes, dest_side.changes
+    source_side = replace(source_side, changes=claiming(source_changes, source, dest_changes, dest))
+    dest_side = replace(dest_side, changes=claiming(dest_changes, dest, source_changes, source))
+    return MergeInput(
+        base=base.state.manifest,
+        space=row_space(base, context.versions),
+        source=source_side,
+        dest=dest_side,
+        lookups=lookups(context),
+        strategy=strategy,
+        crosswise=picked or is_criss_cross(source, dest, base),
+    )
+
+
+def side_history(context: TableContext, of: Lineage, other: Lineage, base: Lineage) -> SideHistory:
+    """Gather what a version did that another one does not contain."""
+    anchor, since, same_ids = base_and_changes(of, base, context.versions)
+    changes = changes_since(of, other, context.versions)
+    return SideHistory(
+        name=str(of.state),
+        manifest=of.state.manifest,
+        changes=changes,
+        anchor=anchor,
+        since=since,
+        same_ids=same_ids,
+        space=row_space(of, context.versions, since, anchor),
+        common=last_common(of, base),
+        fields=field_ids(of, base),
+    )
+
+
+def _state(manifest: Manifest) -> State:
+    return State(manifest.branch or MAIN, manifest, None)

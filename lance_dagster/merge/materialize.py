@@ -1,0 +1,141 @@
+"""Carry out the plan of a merge: files under the table's root, deletion vectors stored, the operation that says so.
+
+Files are copied and written before the version is committed. Whoever dies in between leaves files that no version
+names, which garbage collection removes; the next attempt finds copied files in place and writes new deletion vectors.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+
+from lance_dagster.errors import CorruptFileError
+from lance_dagster.format.file_versions import data_file_version
+from lance_dagster.format.layout import DATA
+from lance_dagster.format.model import DataFile, Flag, Fragment, Manifest
+from lance_dagster.format.transaction import Append, Delete, Merge, Operation, Overwrite, Update
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.rebase import with_deleted
+from lance_dagster.history.versions import State
+from lance_dagster.merge.gather_input import in_parallel
+from lance_dagster.merge.rules import MergedFragment, MergePlan
+from lance_dagster.store import copy_file, copy_folder
+from lance_dagster.transactions.apply import drop_unused_files
+from lance_dagster.transactions.base_paths import base_path_of, data_folder, shared_base_ids, with_root_base
+from lance_dagster.transactions.claims import Change
+
+_WRITERS = 16
+
+
+def materialize(
+    context: TableContext, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
+) -> tuple[Operation, Manifest]:
+    """Store what the plan needs; returns the operation to record, and the state that follows the head.
+
+    Args:
+        context: The table.
+        plan: What is to be done.
+        source: The version that is merged.
+        head: The version it is merged into.
+        changes: What the source did since the merge base.
+
+    Raises:
+        InvalidInputError: A fragment would be left without a file, since all columns it has values of are dropped.
+    """
+    materializer = _Materializer(context, source, head)
+    finished = materializer.all_finished([*plan.changed.values(), *plan.added])
+    changed = dict(zip(plan.changed, finished[: len(plan.changed)], strict=True))
+    added = finished[len(plan.changed) :]
+    fragments = plan.manifest.fragments
+    if plan.removed or changed:
+        fragments = fragments.changed(plan.removed, changed)
+    fragments = fragments.added(added)
+    last = max((fragment.id for fragment in added), default=head.manifest.max_fragment_id)
+    manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
+    manifest = drop_unused_files(manifest, head.manifest.fields)
+    if added and len(plan.removed) == len(head.manifest.fragments):
+        manifest = replace(manifest, file_version=source.manifest.file_version)
+    manifest = _open_to_file_versions(manifest, [*changed.values(), *added])
+    overwrites = len(plan.removed) == len(head.manifest.fragments) and any(
+        isinstance(change.operation, Overwrite) for change in changes
+    )
+    return _recorded(plan, manifest, changed, added, overwrites=overwrites), manifest
+
+
+def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragment]) -> Manifest:
+    """Say so where files come that are of another version than those of the table: nobody could read it otherwise."""
+    versions = {data_file_version(file) for fragment in merged_fragment for file in fragment.files}
+    if manifest.file_version == "" or versions <= {manifest.file_version}:
+        return manifest
+    mixed = int(Flag.MIXED_FILE_VERSIONS)
+    return replace(manifest, reader_flags=manifest.reader_flags | mixed, writer_flags=manifest.writer_flags | mixed)
+
+
+def _recorded(
+    plan: MergePlan, manifest: Manifest, changed: Mapping[int, Fragment], added: Sequence[Fragment], *, overwrites: bool
+) -> Operation:
+    """Choose the operation to record: the one that lets most commits that are in flight be rebased onto the merge."""
+    if overwrites:
+        return Overwrite(fragments=added, fields=manifest.fields, schema_metadata=manifest.schema_metadata)
+    if plan.changes_columns:
+        return Merge(
+            fragments=manifest.fragments,
+            fields=manifest.fields,
+            schema_metadata=manifest.schema_metadata,
+            preserves_nullability=plan.tally.keeps_nulls,
+        )
+    if not changed and not plan.removed:
+        return Append(fragments=added)
+    if not added:
+        return Delete(updated_fragments=tuple(changed.values()), deleted_fragment_ids=plan.removed)
+    return Update(
+        removed_fragment_ids=plan.removed, updated_fragments=tuple(changed.values()), new_fragments=tuple(added)
+    )
+
+
+class _Materializer:
+    def __init__(self, context: TableContext, source: State, head: State) -> None:
+        self._context, self._source, self._head = context, source, head
+        self._shared = shared_base_ids(source.manifest, head.manifest, context.uri)
+        self._own: dict[int | None, bool] = {}
+
+    def all_finished(self, merged_fragment: Sequence[MergedFragment]) -> list[Fragment]:
+        """Return fragments as the result names them, in the same order."""
+        stores = [one.deleted is not None or any(map(self._is_elsewhere, one.files)) for one in merged_fragment]
+        # Most fragments that come as a whole only get other numbers: nothing is stored for them.
+        stored = iter(in_parallel(self.finished, list(compress(merged_fragment, stores)), _WRITERS))
+        return [next(stored) if wait else self.finished(one) for one, wait in zip(merged_fragment, stores, strict=True)]
+
+    def finished(self, merged_fragment: MergedFragment) -> Fragment:
+        """Return a fragment as the result names it, its files placed and its deletion vector stored."""
+        for file in merged_fragment.files:
+            if self._is_elsewhere(file):
+                self._bring(file)
+        materializer = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
+        files: tuple[DataFile, ...] = ()
+        if merged_fragment.files:
+            files = with_root_base([materializer], self._head.manifest, self._context.uri, self._shared)[0].files
+        fragment = replace(merged_fragment.fragment, files=(*merged_fragment.fragment.files, *files))
+        if merged_fragment.deleted is None:
+            return fragment
+        return with_deleted(self._context.versions, self._head, fragment, merged_fragment.deleted)
+
+    def _is_elsewhere(self, file: DataFile) -> bool:
+        """Tell whether a data file has to be copied: the dest has neither its folder nor the base path it is under."""
+        if file.base_id in self._shared:
+            return False
+        if file.base_id not in self._own:
+            base_id, here = file.base_id, f"{self._context.uri}/{DATA}"
+            own_folder = self._context.versions.branch_uri(self._source.branch)
+            self._own[base_id] = data_folder(base_path_of(self._source.manifest, base_id, own_folder)) == here
+        return not self._own[file.base_id]
+
+    def _bring(self, file: DataFile) -> None:
+        """Copy a data file that another program put into the branch's own folder, with its blobs."""
+        context = self._context
+        base = base_path_of(self._source.manifest, file.base_id, context.versions.branch_uri(self._source.branch))
+        store, key = context.versions.locate(data_folder(base), file.path, base.id)
+        if not copy_file(store, key, context.store, f"{DATA}/{file.path}"):
+            raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
+        # Blobs lie in a folder called like the file; most files have none.
+        blobs = file.path.removesuffix(".lance")
+        copy_folder(store, key.removesuffix(".lance"), context.store, f"{DATA}/{blobs}")

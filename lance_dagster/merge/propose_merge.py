@@ -1,0 +1,137 @@
+"""Plan a merge against the head of a branch, carry it out and commit it; plan it again when the head moved.
+
+Merges, syncs, picks, reverts and restores to before a fork all go through `commit_merge`: each only says what is to be
+merged into a given head, and what is recorded with it.
+
+Invariants: nothing is written before a plan without conflicts; and one transaction id serves all attempts, so that an
+attempt whose response was lost is recognised as landed.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from lance_dagster.errors import Call, CorruptFileError, MergeConflictError, Remedy
+from lance_dagster.format.transaction import COLUMNS_MOVED, MERGE_STRATEGY, Transaction
+from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.refs.protection import refuse_direct_commit
+from lance_dagster.history.versions import State
+from lance_dagster.merge.materialize import materialize
+from lance_dagster.merge.rules import Conflict, MergeInput, MergePlan, MergeRefusal, ParsedStrategy, plan_merge
+from lance_dagster.transactions.apply import next_version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedMerge:
+    """What is to be merged into a head, and what is recorded with it.
+
+    `attempt` says what is done, as it follows "cannot"; `call` is what was called, without its strategy.
+    `table_metadata` makes that of the result. `refused` are conflicts that are known before anything is compared. Where
+    `is_merge`, a protected branch takes the commit, and it is made even if it changes nothing.
+    """
+
+    given: MergeInput
+    source: State
+    attempt: str
+    call: Call
+    properties: Mapping[str, str]
+    table_metadata: Callable[[MergePlan, Mapping[str, str]], dict[str, str]]
+    refused: tuple[Conflict, ...] = ()
+    is_merge: bool = True
+
+
+def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], ProposedMerge | State]) -> State:
+    """Make a merge the next version of a branch.
+
+    Args:
+        context: The table.
+        branch: The branch.
+        prepare: Says what is to be merged into a head, or which version has it already. It is called again for the
+            new head whenever another writer commits first.
+
+    Raises:
+        MergeConflictError: With every reason; nothing was written.
+    """
+    transaction_id = str(uuid.uuid4())
+
+    def propose(head: State) -> Proposal | State:
+        wanted = prepare(head)
+        if isinstance(wanted, State):
+            return wanted
+        plan = _plan(context, wanted, head)
+        operation, result = materialize(context, plan, wanted.source, head, changes=wanted.given.source.changes)
+        result = replace(result, table_metadata=wanted.table_metadata(plan, result.table_metadata))
+        if result == head.manifest and not wanted.is_merge:
+            return head
+        transaction = Transaction(
+            read_version=head.number,
+            uuid=transaction_id,
+            operation=operation,
+            properties={**wanted.properties, **_strategy_used(wanted.given), **_columns_moved(plan)},
+        )
+        if not wanted.is_merge:
+            refuse_direct_commit(context.store, branch, transaction)
+        return Proposal(
+            transaction, next_version(head.manifest, result, transaction, timestamp=now_ns(), writer=WRITER)
+        )
+
+    return commit(context.versions, branch, propose, context.head(branch))
+
+
+def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePlan:
+    """Plan a merge.
+
+    Raises:
+        MergeConflictError: With every reason.
+    """
+    with naming_damaged_manifests(context, wanted.source, head):
+        plan = MergeRefusal(conflicts=wanted.refused) if wanted.refused else plan_merge(wanted.given)
+    if isinstance(plan, MergePlan):
+        return plan
+    headline = f"cannot {wanted.attempt} of {context.uri}; nothing was written:"
+    conflicts = conflicts_of_table(plan.conflicts, context.uri)
+    raise MergeConflictError(headline, conflicts, remedy=remedy_for(plan, wanted.call))
+
+
+def remedy_for(refusal: MergeRefusal, call: Call) -> Remedy | None:
+    """Return the call that settles all conflicts at once and keeps the strategies that were given.
+
+    Args:
+        refusal: Why there is no merge.
+        call: What was called.
+    """
+    if not refusal.settling:
+        return None
+    # Nobody should lose a side's work by following a hint blindly, so it says what the strategy means.
+    named = {**call.named, "strategy": dict(refusal.settling[0])}
+    return Remedy("settle all conflicts with {}, or choose the other winner for each", replace(call, named=named))
+
+
+def conflicts_of_table(conflicts: Iterable[Conflict], uri: str) -> tuple[Conflict, ...]:
+    """Return conflicts that name their table."""
+    return tuple(replace(conflict, table=uri) for conflict in conflicts)
+
+
+@contextmanager
+def naming_damaged_manifests(context: TableContext, source: State, head: State) -> Iterator[None]:
+    """Say which manifests damage was found in, where that was found by rules that know no files."""
+    try:
+        yield
+    except CorruptFileError as error:
+        if context.uri in error.path:
+            raise
+        raise CorruptFileError(f"{source} or {head} of {context.uri}", f"{error.path}: {error.problem}") from error
+
+
+def _strategy_used(given: MergeInput) -> dict[str, str]:
+    """Return what a transaction says about the strategy that was given, whether it had to settle anything or not."""
+    winners = ParsedStrategy.parse(given.strategy).winners
+    return {MERGE_STRATEGY: json.dumps(dict(winners), sort_keys=True)} if winners else {}
+
+
+def _columns_moved(plan: MergePlan) -> dict[str, str]:
+    """Return what a transaction says about columns that came with rows which moved."""
+    return {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}

@@ -1,0 +1,73 @@
+"""What makes it impossible to compare two sides."""
+
+from dataclasses import replace
+
+import pytest
+
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import Restore, UpdateMemWalState
+from lance_dagster.merge.rules.merge_input import MergeInput
+from lance_dagster.merge.rules.preconditions import (
+    blocking_findings,
+    can_be_waived,
+    incompatible_columns,
+    missing_versions,
+)
+from tests.merge.rules.literal_merges import BASE, appended, merge_input, side, told
+
+BOTH = ("source-wins", "dest-wins")
+WITHOUT_IDS = replace(BASE, writer_flags=0)
+LEGACY = replace(BASE, file_version="0.1")
+
+
+def of(source: Manifest = BASE, dest: Manifest = BASE, base: Manifest = BASE) -> MergeInput:
+    """Put a merge of three states together."""
+    return merge_input(side("run", source, base=base), side("main", dest, base=base), base=base)
+
+
+@pytest.mark.parametrize(
+    "given,units",
+    [
+        (of(), []),
+        (of(source=WITHOUT_IDS), ["stable row ids"]),
+        (of(dest=WITHOUT_IDS), ["stable row ids"]),
+        (of(WITHOUT_IDS, WITHOUT_IDS, WITHOUT_IDS), []),
+        (of(source=LEGACY), ["format of data files"]),
+        (replace(of(), crosswise=True), []),
+        (replace(of(WITHOUT_IDS, WITHOUT_IDS, WITHOUT_IDS), crosswise=True), ["history"]),
+    ],
+)
+def test_sides_that_cannot_be_compared(given: MergeInput, units: list[str]) -> None:
+    """No strategy settles that."""
+    assert [("history", unit, ()) for unit in units] == told(blocking_findings(given))
+
+
+@pytest.mark.parametrize("name", ["run", "main"])
+def test_an_operation_nobody_understands_is_refused(name: str) -> None:
+    """Whichever side has it: what it means for rows is unknown."""
+    unknown = side(name, BASE, UpdateMemWalState(compacted_sstables=()))
+    given = merge_input(unknown) if name == "run" else merge_input(side("run"), unknown)
+    found = list(blocking_findings(given))
+    assert [("history", f"version {name}@3", ())] == told(found)
+    assert "made a UpdateMemWalState" in (found[0].conflict.source if name == "run" else found[0].conflict.dest)
+
+
+@pytest.mark.parametrize("name", ["run", "main"])
+def test_a_version_that_was_cleaned_up_can_be_waived(name: str) -> None:
+    """It may have claimed rows; a strategy for the history says that it did not."""
+    whole = side(name, *appended(4))
+    gone = replace(whole, changes=[replace(whole.changes[0], transaction=None)])
+    given = merge_input(gone) if name == "run" else merge_input(side("run"), gone)
+    found = list(missing_versions(given))
+    assert [("history", f"version {name}@3", BOTH)] == told(found)
+    assert can_be_waived(found[0].conflict)
+
+
+def test_a_restore_is_understood() -> None:
+    """It goes back to a version that can be looked up."""
+    assert [] == list(blocking_findings(merge_input(side("run", BASE, Restore(version=1)))))
+
+
+def test_columns_of_different_types_are_refused() -> None:
+    """They were cast before the base of a picked change, so the values of one do not fit the other."""
+    assert [("column", "column a", ())] == told(incompatible_columns(replace(of(), incompatible=("a",))))

@@ -1,0 +1,166 @@
+"""What becomes of one row, by what each side did to it: the table of the merging guide."""
+
+from dataclasses import replace
+
+import pytest
+from pyroaring import BitMap
+
+from lance_dagster.merge.rules.row_changes import FragmentRowChanges
+from lance_dagster.merge.rules.row_decisions import Decision, Situation, decide
+from tests.merge.rules.literal_merges import FOUR_ROWS
+
+ROW, NONE = BitMap([0]), BitMap()
+DID = {
+    "same": FragmentRowChanges(place=FOUR_ROWS, stays=ROW),
+    "moved": FragmentRowChanges(place=None, stays=NONE, moved=ROW),
+    "updated": FragmentRowChanges(place=FOUR_ROWS, stays=NONE, updated=ROW),
+    "rewritten": FragmentRowChanges(place=FOUR_ROWS, stays=NONE, rewritten=ROW),
+    "deleted": FragmentRowChanges(place=FOUR_ROWS, stays=NONE),
+}
+KEPT, TAKEN, GONE, CONFLICT = "the dest's row", "the source's row", "gone", "conflict"
+
+
+def situation(source: str, dest: str, **facts: object) -> Situation:
+    """Describe what both sides did to one row."""
+    plain = Situation(
+        live=ROW,
+        source=DID[source],
+        dest=DID[dest],
+        source_columns=frozenset(),
+        dest_columns=frozenset(),
+        source_undone=NONE,
+        dest_undone=NONE,
+        traceable=True,
+        uncertain=False,
+    )
+    return replace(plain, **facts)  # type: ignore[arg-type]  # of the caller's choice
+
+
+def outcome(decision: Decision) -> str:
+    """Say what becomes of the row."""
+    if decision.conflicting:
+        return CONFLICT
+    if not decision.alive:
+        return GONE
+    return TAKEN if decision.from_source else KEPT
+
+
+@pytest.mark.parametrize(
+    "source,dest,expected",
+    [
+        ("same", "same", KEPT),
+        ("same", "moved", KEPT),
+        ("same", "updated", KEPT),
+        ("same", "deleted", GONE),
+        ("moved", "same", TAKEN),
+        ("moved", "moved", KEPT),
+        ("moved", "updated", KEPT),
+        ("moved", "deleted", GONE),
+        ("updated", "same", TAKEN),
+        ("updated", "moved", TAKEN),
+        ("updated", "updated", CONFLICT),
+        ("updated", "deleted", CONFLICT),
+        ("deleted", "same", GONE),
+        ("deleted", "moved", GONE),
+        ("deleted", "updated", CONFLICT),
+        ("deleted", "deleted", GONE),
+        ("rewritten", "same", GONE),
+        ("rewritten", "updated", CONFLICT),
+        ("rewritten", "rewritten", CONFLICT),
+        ("same", "rewritten", GONE),
+    ],
+)
+def test_a_row_of_the_merge_base(source: str, dest: str, expected: str) -> None:
+    """Without a strategy, each pair of changes has one outcome. What was rewritten lives on as an inserted row."""
+    assert expected == outcome(decide(situation(source, dest), rows=None, columns=(None, None)))
+
+
+@pytest.mark.parametrize(
+    "source,dest,by_source,by_dest",
+    [
+        ("updated", "updated", (ROW, ROW), (ROW, NONE)),
+        ("updated", "deleted", (ROW, ROW), (NONE, NONE)),
+        ("deleted", "updated", (NONE, NONE), (ROW, NONE)),
+    ],
+)
+def test_a_strategy_for_rows(
+    source: str, dest: str, by_source: tuple[BitMap, BitMap], by_dest: tuple[BitMap, BitMap]
+) -> None:
+    """The winner's row lives on or is gone; it is taken from the source only when the source wins."""
+    for winner, expected in (("source-wins", by_source), ("dest-wins", by_dest)):
+        decision = decide(situation(source, dest), rows=winner, columns=(None, None))
+        assert (*expected, ROW) == (decision.alive, decision.from_source, decision.conflicting)
+
+
+@pytest.mark.parametrize(
+    "source,dest,options",
+    [
+        ("updated", "updated", ("source-wins", "dest-wins")),
+        ("rewritten", "updated", ("source-wins",)),
+        ("updated", "rewritten", ("dest-wins",)),
+        ("rewritten", "rewritten", ()),
+    ],
+)
+def test_rows_that_cannot_be_traced_cannot_lose(source: str, dest: str, options: tuple[str, ...]) -> None:
+    """Which new row a rewritten one became is unknown without stable row ids, so it could not be removed."""
+    assert options == decide(situation(source, dest), rows=None, columns=(None, None)).options
+
+
+def test_a_row_that_was_deleted_in_the_base_lives_when_a_side_has_it() -> None:
+    """A restore brings rows back; the other side, which left them deleted, did nothing to them."""
+    decision = decide(situation("moved", "deleted", live=NONE), rows=None, columns=(None, None))
+    assert (TAKEN, ROW) == (outcome(decision), decision.alive)
+
+
+def test_a_change_that_lost_its_claim_does_not_count() -> None:
+    """The row is as the merge base has it: the dest's update is undone, so the source's deletion is no conflict."""
+    decision = decide(situation("deleted", "updated", dest_undone=ROW), rows=None, columns=(None, None))
+    assert GONE == outcome(decision)
+
+
+def test_an_untraceable_row_is_not_moved() -> None:
+    """Without stable row ids a compaction of the source does not arrive: a moved row could not be found again."""
+    assert KEPT == outcome(decide(situation("moved", "same", traceable=False), rows=None, columns=(None, None)))
+
+
+AMOUNT = frozenset({1})
+
+
+@pytest.mark.parametrize(
+    "source,dest,columns,lacking",
+    [
+        ("same", "updated", {"source_columns": AMOUNT}, (ROW, NONE)),
+        ("updated", "same", {"dest_columns": AMOUNT}, (NONE, ROW)),
+        ("same", "same", {"source_columns": AMOUNT}, (NONE, NONE)),
+        ("same", "deleted", {"source_columns": AMOUNT}, (NONE, NONE)),
+        ("same", "rewritten", {"source_columns": AMOUNT}, (ROW, NONE)),
+    ],
+)
+def test_updated_rows_lack_columns_of_the_other_side(
+    source: str, dest: str, columns: dict[str, object], lacking: tuple[BitMap, BitMap]
+) -> None:
+    """The values lie beside the row as the other side has it, which is not the row that lives on."""
+    decision = decide(situation(source, dest, **columns), rows=None, columns=(None, None))
+    assert lacking == (decision.lacking_source_columns, decision.lacking_dest_columns)
+
+
+def test_rows_that_both_moved_with_columns_of_both_have_no_place() -> None:
+    """No fragment has the source's column and the dest's beside the row."""
+    decision = decide(
+        situation("moved", "moved", source_columns=AMOUNT, dest_columns=frozenset({2})), rows=None, columns=(None, None)
+    )
+    assert ROW == decision.both_moved
+
+
+def test_a_row_the_dest_moved_is_taken_from_where_the_new_column_is() -> None:
+    """The dest only compacted; the source's fragment has the row with its new column."""
+    assert TAKEN == outcome(decide(situation("same", "moved", source_columns=AMOUNT), rows=None, columns=(None, None)))
+
+
+@pytest.mark.parametrize(
+    "winner,given_up,taken", [("source-wins", ROW, ROW), ("dest-wins", NONE, NONE), (None, NONE, NONE)]
+)
+def test_a_strategy_for_columns_of_updated_rows(winner: str | None, given_up: BitMap, taken: BitMap) -> None:
+    """When the source's columns win, the row is taken from there and the dest's update is given up."""
+    decision = decide(situation("same", "updated", source_columns=AMOUNT), rows=None, columns=(winner, None))
+    assert (given_up, taken) == (decision.dest_given_up, decision.from_source)

@@ -1,0 +1,129 @@
+"""What becomes of a column, by what each side did to it: the table of the merging guide."""
+
+from dataclasses import replace
+
+import pytest
+
+from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.transaction import Merge
+from lance_dagster.merge.rules.column_losses import lost_columns
+from lance_dagster.merge.rules.merge_input import SideHistory
+from lance_dagster.merge.rules.schema_merge import MergedSchema, merge_schemas
+from lance_dagster.merge.rules.strategy import ParsedStrategy
+from tests.merge.rules.literal_merges import AMOUNT, BASE, FIELDS, ID, appended, both_sides, side, told
+
+NOTE, NOTE_AS_INT = Field(id=2, name="note", logical_type="string"), Field(id=2, name="note", logical_type="int64")
+PRICE = replace(AMOUNT, name="price")
+BOTH = ("source-wins", "dest-wins")
+SCHEMAS: dict[str, tuple[Field, ...]] = {
+    "nothing": FIELDS,
+    "dropped": (ID,),
+    "renamed": (ID, PRICE),
+    "renamed otherwise": (ID, replace(AMOUNT, name="cost")),
+    "cast": (ID, replace(AMOUNT, id=2, logical_type="float")),
+    "cast otherwise": (ID, replace(AMOUNT, id=2, logical_type="string")),
+    "required": (ID, replace(AMOUNT, nullable=False)),
+    "added": (*FIELDS, NOTE),
+    "added otherwise": (*FIELDS, NOTE_AS_INT),
+    "added price": (*FIELDS, replace(NOTE, name="price")),
+    "reordered": (AMOUNT, ID),
+}
+
+
+def with_fields(fields: tuple[Field, ...], of: Manifest = BASE) -> Manifest:
+    """Give a version another schema, of which no file has values yet."""
+    return replace(of, fields=fields)
+
+
+def changed(name: str, how: str) -> SideHistory:
+    """Make a side that changed its schema."""
+    after = with_fields(SCHEMAS[how])
+    operation = Merge(fragments=after.fragments, fields=after.fields, schema_metadata={}, preserves_nullability=True)
+    return side(name) if how == "nothing" else side(name, after, operation)
+
+
+def merged(source: str, dest: str, strategy: str | None = None) -> MergedSchema:
+    """Merge two schemas."""
+    sides = both_sides(changed("run", source), changed("main", dest))
+    return merge_schemas(*sides, ParsedStrategy.parse(strategy), crosswise=False)
+
+
+@pytest.mark.parametrize(
+    "source,dest,expected",
+    [
+        ("nothing", "nothing", ["id", "amount"]),
+        ("dropped", "nothing", ["id"]),
+        ("nothing", "dropped", ["id"]),
+        ("dropped", "dropped", ["id"]),
+        ("renamed", "nothing", ["id", "price"]),
+        ("nothing", "renamed", ["id", "price"]),
+        ("renamed", "renamed", ["id", "price"]),
+        ("renamed", "required", ["id", "price"]),
+        ("added", "nothing", ["id", "amount", "note"]),
+        ("nothing", "added", ["id", "amount", "note"]),
+        ("added", "added", ["id", "amount", "note"]),
+        ("added", "renamed", ["id", "price", "note"]),
+        ("cast", "nothing", ["id", "amount"]),
+        ("reordered", "nothing", ["amount", "id"]),
+        ("nothing", "reordered", ["amount", "id"]),
+    ],
+)
+def test_columns_without_a_conflict(source: str, dest: str, expected: list[str]) -> None:
+    """The change of one side is taken, and the same change of both is one."""
+    result = merged(source, dest)
+    assert (expected, []) == ([field.name for field in result.fields], told(result.findings))
+
+
+@pytest.mark.parametrize(
+    "source,dest,unit,options",
+    [
+        ("dropped", "renamed", "column amount", BOTH),
+        ("renamed", "dropped", "column amount", ("dest-wins",)),
+        ("renamed", "renamed otherwise", "column amount", BOTH),
+        ("added", "added otherwise", "column note", BOTH),
+        ("cast", "cast otherwise", "column amount", BOTH),
+        ("cast", "renamed", "column amount", BOTH),
+        ("dropped", "cast", "column amount", ()),
+        ("renamed", "added price", "column price", ()),
+    ],
+)
+def test_columns_that_both_changed(source: str, dest: str, unit: str, options: tuple[str, ...]) -> None:
+    """What cannot be had both ways is a conflict, which names the strategies that can be carried out."""
+    findings = merged(source, dest).findings
+    assert [(unit, options)] == [(found.conflict.unit, found.options) for found in findings]
+
+
+@pytest.mark.parametrize(
+    "source,dest,by_source,by_dest",
+    [
+        ("dropped", "renamed", ["id"], ["id", "price"]),
+        ("renamed", "renamed otherwise", ["id", "price"], ["id", "cost"]),
+    ],
+)
+def test_a_strategy_for_a_column(source: str, dest: str, by_source: list[str], by_dest: list[str]) -> None:
+    """The winner's column is in the result."""
+    names = [[field.name for field in merged(source, dest, winner).fields] for winner in BOTH]
+    assert [by_source, by_dest] == names
+
+
+def test_a_field_of_the_source_gets_an_id_of_the_dest() -> None:
+    """Both sides count on from the same number, so the source's number may be another column's."""
+    result = merged("added", "added price")
+    assert {"note": 3, "price": 2} == {field.name: field.id for field in result.fields if field.id > 1}
+    assert (3, frozenset({3}), frozenset({2})) == (result.from_source[2], result.added_by_source, result.added_by_dest)
+
+
+@pytest.mark.parametrize("how,did", [("cast", "changed its type"), ("required", "made it not null"), ("nothing", None)])
+@pytest.mark.parametrize("changer", ["run", "main"])
+def test_rows_of_the_old_type_are_refused(how: str, did: str | None, changer: str) -> None:
+    """A cast converts the rows there are: rows that only the other side has would be null under the new id."""
+    writer = "main" if changer == "run" else "run"
+    made = {changer: changed(changer, how), writer: side(writer, *appended(4))}
+    sides = both_sides(made["run"], made["main"])
+    schema = merge_schemas(*sides, ParsedStrategy.NONE, crosswise=False)
+    # No predicate can be asked of these manifests, so the appended rows count as having nulls.
+    found = list(lost_columns(*sides, schema))
+    assert ([] if did is None else [("column", "column amount", ())]) == told(found)
+    for finding in found:
+        told_of = finding.conflict.source if changer == "run" else finding.conflict.dest
+        assert told_of.endswith(str(did))
