@@ -80,7 +80,7 @@ def test_a_picked_update_of_rows_that_the_branch_never_had(tmp_path: Path) -> No
     table.append(entries("b", 2))
     updated = table.update({"value": "3"}, where="value = 2")
     with pytest.raises(MergeConflictError) as caught:
-        table.cherry_pick(str(updated), onto="old")
+        table.cherry_pick(str(updated), into="old")
     assert ["old@2 does not have them"] == [conflict.dest for conflict in caught.value.conflicts]
 
 
