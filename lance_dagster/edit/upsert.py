@@ -90,7 +90,7 @@ class Keys:
         self._columns = tuple(columns)
         self._values: list[pa.Array[Any]] = []
         self._pairs: list[Positions] = []
-        stored = [_comparable(rows.column(name), name) for name in columns]
+        stored = [comparable_values(rows.column(name), name) for name in columns]
         for values in stored:
             self._values.append(values.drop_null().unique())
         numbers = self._numbers(stored, learn=True)
@@ -106,7 +106,7 @@ class Keys:
 
     def places(self, rows: pa.Table) -> Positions:
         """Return for each row the place of the row of the same key among those given first; -1 for none."""
-        numbers = self._numbers([_comparable(rows.column(name), name) for name in self._columns], learn=False)
+        numbers = self._numbers([comparable_values(rows.column(name), name) for name in self._columns], learn=False)
         if not len(self._rows):
             return np.full(rows.num_rows, _NOWHERE, np.int64)
         # Numbers of keys that occur are dense, since each of them occurs once.
@@ -137,7 +137,12 @@ def _found(pairs: Positions, there: np.ndarray[tuple[int], np.dtype[np.bool_]], 
     return np.where(there & (known[places] == pairs), places, _NOWHERE)
 
 
-def _comparable(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[Any]":
+def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[Any]":
+    """Return a column as one array of values that can be compared: what is stored, without a dictionary.
+
+    Raises:
+        InvalidInputError: The values are of a type that cannot be a key.
+    """
     whole: Any = column.combine_chunks()
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
@@ -168,14 +173,14 @@ def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
     An index on the column answers it without a look at every row.
     """
     for name in columns:
-        values = _comparable(rows.column(name), name).drop_null().unique()
+        values = comparable_values(rows.column(name), name).drop_null().unique()
         if 0 < len(values) <= _LOOKED_UP and (condition := _listed(values, name)) is not None:
             return condition
     return None
 
 
 def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
-    values = _comparable(column, name).drop_null().unique()
+    values = comparable_values(column, name).drop_null().unique()
     if len(values) <= _LISTED:
         return _listed(values, name)
     limits: Any = pc.min_max(values) if not pa.types.is_boolean(values.type) else None
@@ -351,7 +356,8 @@ class _Upsert:
             preserved_fields=field_ids(fields, self._rows.schema.names if not len(added) else self._schema.names),
         )
         claims = predicate_of(self._rows.take(added), self._on) if len(added) else None
-        return submit(self._context, self._head, operation, info.as_properties(UPSERT if len(added) else None, claims))
+        mode, on = (UPSERT, self._on) if len(added) else (None, ())
+        return submit(self._context, self._head, operation, info.as_properties(mode, claims, on=on))
 
     def _matched(self, keys: Keys) -> _Matches:
         """Look up the key of every row of the table, or of those that can have one of a few keys."""

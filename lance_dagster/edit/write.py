@@ -236,11 +236,13 @@ class CommitInfo:
         keys = string_list("partitions", partitions, "2026-01-31")
         return cls(branch=branch, message=message, properties=properties or {}, partitions=keys)
 
-    def as_properties(self, mode: str | None = None, predicate: str | None = None) -> dict[str, str]:
+    def as_properties(
+        self, mode: str | None = None, predicate: str | None = None, *, on: Sequence[str] = ()
+    ) -> dict[str, str]:
         """Return the transaction properties that carry the note and what it claims; without a mode, nothing."""
         found = dict(self.properties)
         if mode is not None:
-            claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions))
+            claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions), on=tuple(on))
             found[CLAIMS] = encode_claims([claim])
         if self.message is not None:
             found[COMMIT_MESSAGE] = self.message

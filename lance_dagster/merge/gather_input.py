@@ -28,7 +28,8 @@ from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, picked_across
 from lance_dagster.merge.rules import MergeInput, Strategy
-from lance_dagster.merge.rules.merge_input import Lookups, SideHistory
+from lance_dagster.merge.rules.merge_input import LocatedRows, Lookups, SharedKeys, SideHistory
+from lance_dagster.merge.shared_keys import shared_keys
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -57,7 +58,11 @@ def lookups(context: TableContext) -> Lookups:
     def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
         return matching_offsets(context.dataset(_state(manifest)), predicate, list(fragment_ids))
 
-    return Lookups(deleted=deleted, matching=matching, ahead=ahead)
+    def keys(source: LocatedRows, dest: LocatedRows, columns: Sequence[str]) -> SharedKeys:
+        of_source, of_dest = ((context.dataset(_state(manifest)), rows) for manifest, rows in (source, dest))
+        return shared_keys(of_source, of_dest, columns)
+
+    return Lookups(deleted=deleted, matching=matching, ahead=ahead, shared_keys=keys)
 
 
 def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:

@@ -29,11 +29,15 @@ APPEND, REPLACE, OVERWRITE, UPSERT = "append", "replace", "overwrite", "upsert"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The scope of one commit. `partitions` are Dagster partition keys; empty when they are unknown."""
+    """The scope of one commit. `partitions` are Dagster partition keys; empty when they are unknown.
+
+    `on` are the key columns of an upsert: it claims the keys of the rows it put in, and the predicate covers them.
+    """
 
     mode: str
     predicate: str | None = None
     partitions: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
 
     @property
     def exclusive(self) -> bool:
@@ -50,7 +54,11 @@ class Claim:
 def encode_claims(claims: Iterable[Claim]) -> str:
     """Encode claims for the transaction properties."""
     return json.dumps(
-        [{"mode": claim.mode, "predicate": claim.predicate, "partitions": list(claim.partitions)} for claim in claims]
+        [
+            {"mode": claim.mode, "predicate": claim.predicate, "partitions": list(claim.partitions)}
+            | ({"on": list(claim.on)} if claim.on else {})
+            for claim in claims
+        ]
     )
 
 
@@ -64,10 +72,11 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
                 mode=str(entry["mode"]),
                 predicate=entry["predicate"] and str(entry["predicate"]),
                 partitions=tuple(map(str, entry["partitions"])),
+                on=tuple(map(str, entry.get("on", ()))),
             )
             for entry in found
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return ()
 
 

@@ -68,7 +68,7 @@ def restamped(operation: Update, version: int) -> Iterator[Fragment]:
         CorruptFileError: The offsets of the rows or their versions cannot be read.
     """
     for fragment in operation.updated_fragments:
-        offsets = _rewritten(operation, fragment)
+        offsets = offsets_rewritten_in_place(operation, fragment.id)
         if not operation.writes_columns or not offsets:
             yield fragment
             continue
@@ -105,13 +105,20 @@ def with_new_values(fragment: Fragment, version: int) -> Fragment:
     return replace(fragment, updated_at=version_run(fragment.physical_rows, version))
 
 
-def _rewritten(operation: Update, fragment: Fragment) -> BitMap:
-    listed = BitMap(operation.updated_offsets.get(fragment.id, ()))
-    bitmap = operation.updated_offset_bitmaps.get(fragment.id)
+def offsets_rewritten_in_place(operation: Update, fragment_id: int) -> BitMap:
+    """Return the offsets of the rows of a fragment that an update gave new values where they are.
+
+    Without a word on which rows these are there are none, although values of whole columns may be new.
+
+    Raises:
+        CorruptFileError: The offsets cannot be read.
+    """
+    listed = BitMap(operation.updated_offsets.get(fragment_id, ()))
+    bitmap = operation.updated_offset_bitmaps.get(fragment_id)
     if bitmap is None:
         return listed
     try:
         return listed | BitMap.deserialize(bitmap)
     except ValueError as error:
-        where = f"fragment {fragment.id}"
+        where = f"fragment {fragment_id}"
         raise CorruptFileError(where, f"the bitmap of its updated rows cannot be read: {error}") from error

@@ -2,8 +2,9 @@
 
 Rows alone cannot tell that two runs which both replace tuesday for the first time contradict each other: both remove
 nothing and add everything. So commits record what they claim. Claims are compared by name where both sides name
-partitions, and by looking at rows otherwise. Where a strategy settles a scope, what the loser wrote there is dropped,
-and what it took out there is brought back.
+partitions, and by looking at rows otherwise; the keys of an upsert are compared with those of the rows that the other
+side wrote, so that only keys which both have are contested. Where a strategy settles a scope, what the loser wrote
+there is dropped, and what it took out there is brought back.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
-from lance_dagster.merge.rules.merge_input import makers
+from lance_dagster.merge.rules.merge_input import SharedKeys, makers
 from lance_dagster.merge.rules.merge_side import MergeSide, matching_rows
 from lance_dagster.merge.rules.strategy import (
     BOTH,
@@ -27,20 +28,22 @@ from lance_dagster.merge.rules.strategy import (
     Rows,
     add_rows,
 )
-from lance_dagster.transactions.claims import APPEND, OVERWRITE, UPSERT, Change, Claim
+from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimConflict:
     """A conflict about a scope that a side claims as its own, and the condition its rows fulfil.
 
-    `by_source` says whose claim it is. `scope` is None for all rows; without `known`, nobody can tell the rows.
+    `by_source` says whose claim it is. `scope` is None for all rows; without `known`, nobody can tell the rows. `keys`
+    are the rows of both sides that have the same keys, where these were upserted: the conflict is about them alone.
     """
 
     conflict: Conflict
     by_source: bool
     scope: str | None
     known: bool
+    keys: SharedKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ def _settle(
     source, dest = comparison.source, comparison.dest
     # Of a whole table all rows would be meant, so there is nothing to point out.
     rows = None if found.scope is None else partial(_conflicting_rows, source, dest, found.scope)
+    if found.keys is not None:
+        rows = partial(ConflictingRows, source=found.keys.source, dest=found.keys.dest)
     finding = Finding(conflict=found.conflict, options=BOTH if found.known else (), rows=rows)
     winner = strategy.winner_of(finding)
     if winner is None:
@@ -107,7 +112,11 @@ def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bo
         claimed: Whether it was this side that claimed the scope, and so took rows out of it.
     """
     relocated = side.rows.relocated
-    for number, offsets in side.matching(side.written, found.scope).items():
+    if found.keys is not None:
+        lost, claimed = found.keys.source if side.is_source else found.keys.dest, False
+    else:
+        lost = side.matching(side.written, found.scope)
+    for number, offsets in lost.items():
         add_rows(loss.dropped, number, offsets & relocated[number].inserted)
         for base_id, there in relocated[number].in_base(offsets).items():
             add_rows(loss.undone, base_id, there)
@@ -149,7 +158,7 @@ class ClaimComparison:
         """Return where one side claims rows as its own and the other put or replaced rows too, each scope once."""
         found: dict[str, ClaimConflict] = {}
         # By name first: a partition that both sides name need not be looked up in the rows.
-        for claim_conflict in (*self._named(), *self._found_in_dest(), *self._found_in_source()):
+        for claim_conflict in (*self._named(), *self._found_by(self.source), *self._found_by(self.dest)):
             found.setdefault(claim_conflict.conflict.unit, claim_conflict)
         return list(found.values())
 
@@ -157,31 +166,56 @@ class ClaimComparison:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
         for source_change, claim in _active_claims(self.source):
             for dest_change, other in _active_claims(self.dest):
-                if not (claim.exclusive or other.exclusive):
+                if not (claim.exclusive or other.exclusive) or self._about_keys(claim, other):
                     continue
                 described = _describe(source_change, claim), _describe(dest_change, other)
-                by_source = claim.exclusive
+                # An upsert claims its keys, and not the partition that they are in.
+                by_source = claim.exclusive and not (claim.mode == UPSERT and other.exclusive)
                 stronger = claim if by_source else other
                 if OVERWRITE in (claim.mode, other.mode):
                     stronger = claim if claim.mode == OVERWRITE else other
                     yield _claim_conflict("table", "the whole table", described, stronger, by_source=stronger is claim)
                     continue
+                stronger = _narrowed(stronger, (claim, other))
                 for partition in claim.shared_partitions(other) or ():
                     yield _claim_conflict(
                         "partition", f"partition {partition}", described, stronger, by_source=by_source
                     )
 
-    def _found_in_dest(self) -> Iterator[ClaimConflict]:
-        for change, claim in _claims(self.source):
-            if _has_to_look(claim, self.dest) and self._matches(self.dest, claim):
-                described = _describe(change, claim), _changed_there(self.dest)
-                yield _claim_conflict(_kind(claim), _scope(claim), described, claim, by_source=True)
+    def _about_keys(self, claim: Claim, other: Claim) -> bool:
+        """Tell whether the keys of an upsert decide, and not the names of the partitions that both are about."""
+        keyed = any(each.mode == UPSERT and each.on for each in (claim, other))
+        return keyed and {claim.mode, other.mode} <= {UPSERT, APPEND} and self.source.lookups.shared_keys is not None
 
-    def _found_in_source(self) -> Iterator[ClaimConflict]:
-        for change, claim in _claims(self.dest):
-            if _has_to_look(claim, self.source) and self._matches(self.source, claim):
-                described = _changed_there(self.source), _describe(change, claim)
-                yield _claim_conflict(_kind(claim), _scope(claim), described, claim, by_source=False)
+    def _keys(self, claim: Claim) -> SharedKeys | None:
+        """Return the rows of the keys of an upsert that both sides wrote; None where they cannot be looked at."""
+        find = self.source.lookups.shared_keys
+        if find is None or claim.mode != UPSERT or not claim.on:
+            return None
+        try:
+            source, dest = (side.matching(side.written, claim.predicate) for side in (self.source, self.dest))
+            rows = (self.source.manifest, source), (self.dest.manifest, dest)
+            return find(*rows, claim.on)
+        except InvalidInputError:
+            # One side does not have the columns of the key any more.
+            return None
+
+    def _found_by(self, side: MergeSide) -> Iterator[ClaimConflict]:
+        """Compare what one side claims with the rows that the other one wrote or took out."""
+        other = self.dest if side.is_source else self.source
+        for change, claim in _claims(side):
+            did = _describe(change, claim), _changed_there(other)
+            described = did if side.is_source else did[::-1]
+            keys = self._keys(claim)
+            if keys is not None:
+                if any(keys.source.values()):
+                    scope = keys.condition or claim.predicate
+                    unit = f"rows where {scope}" if scope else "rows of any key"
+                    conflict = Conflict(kind="partition", unit=unit, source=described[0], dest=described[1])
+                    yield ClaimConflict(conflict=conflict, by_source=side.is_source, scope=scope, known=True, keys=keys)
+            elif (claim.mode == UPSERT or _has_to_look(claim, other)) and self._matches(other, claim):
+                unit = _scope(claim)
+                yield _claim_conflict(_kind(claim), unit, described, claim, by_source=side.is_source)
 
     def _matches(self, side: MergeSide, claim: Claim) -> bool:
         """Tell whether a side put rows into a scope, or took rows out of it."""
@@ -205,6 +239,14 @@ def _claim_conflict(
     known = claim.predicate is not None or claim.mode == OVERWRITE
     conflict = Conflict(kind=kind, unit=unit, source=described[0], dest=described[1])
     return ClaimConflict(conflict=conflict, by_source=by_source, scope=claim.predicate, known=known)
+
+
+def _narrowed(claim: Claim, both: tuple[Claim, Claim]) -> Claim:
+    """Return a claim to what two replaced both, so that a strategy leaves alone what only one of them replaced."""
+    conditions = [each.predicate for each in both if each.mode == REPLACE and each.predicate is not None]
+    if len(set(conditions)) < len(both):
+        return claim
+    return replace(claim, predicate=" AND ".join(f"({condition})" for condition in conditions))
 
 
 def _claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:

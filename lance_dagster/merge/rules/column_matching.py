@@ -7,6 +7,8 @@ schemas of all versions in between are looked at, where they still are.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from pyroaring import BitMap
+
 from lance_dagster.format.model import Field, Fragment, Manifest
 from lance_dagster.format.transaction import (
     COLUMNS_MOVED,
@@ -21,6 +23,7 @@ from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.rules.row_changes import MatchedFragments, match_fragments, present
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
+from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +34,20 @@ class Columns:
     side, where it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their
     rows since (added columns with values, and columns written anew in place), by the fragment of the base whose rows
     these were; under None those of rows that may be from any. `nulls` are fields it added that have values nowhere:
-    only a compaction wrote them down.
+    only a compaction wrote them down. `in_place` are, by the fragment of the base, fields that updates gave new values
+    in a new file, although only for single rows, which they name: the rows count as updated, and not the field as
+    written.
     """
 
     anchored: Mapping[int, int]
     ids: Mapping[int, int]
     written: Mapping[int | None, frozenset[int]]
+    in_place: Mapping[int | None, frozenset[int]]
     nulls: frozenset[int] = frozenset()
+
+    def of_single_rows(self, base_id: int) -> frozenset[int]:
+        """Return the fields of which only single rows of a fragment of the base got other values where they are."""
+        return self.in_place.get(base_id, frozenset()) - self.written_beside(base_id)
 
     def written_beside(self, base_id: int | None) -> frozenset[int]:
         """Return the fields that may have got values beside rows that were in a fragment of the base."""
@@ -67,7 +77,11 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
     ids = {number: own for number, own in anchored.items() if own in kept and own in live}
     origin = {own: number for number, own in matched.anchored.items()}
     written: dict[int | None, frozenset[int]] = {}
+    in_place: dict[int | None, frozenset[int]] = {}
     for change in side.changes:
+        for own, fields in _written_for_rows(change).items():
+            number = origin.get(own)
+            in_place[number] = in_place.get(number, frozenset()) | (fields & live)
         for own, fields in _written(change).items():
             number = origin.get(own)
             written[number] = written.get(number, frozenset()) | (fields & live)
@@ -75,7 +89,7 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
     if any(change.after is None for change in side.changes):
         # Nobody can look up any more beside which rows they were written.
         written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
-    return Columns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side))
+    return Columns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side), in_place=in_place)
 
 
 def backing(fragment: Fragment) -> dict[int, str]:
@@ -265,8 +279,31 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
     in_place = isinstance(operation, Merge | DataReplacement | Restore | Update)
     if not in_place or before is None or after is None:
         return {}
-    known = set(before.fragments.ids)
+    known = set(before.fragments.ids) - rows_in_place(change).keys()
     return {number: fields for number, fields in _backed_anew(before, after) if number in known}
+
+
+def rows_in_place(change: Change) -> dict[int, BitMap]:
+    """Return by fragment the rows that a version gave new values where they are, as far as it says which.
+
+    Without stable row ids nobody could follow these rows further, so that whole columns count as written.
+    """
+    operation, before, after = change.operation, change.before, change.after
+    if not isinstance(operation, Update) or not (operation.updated_offsets or operation.updated_offset_bitmaps):
+        return {}
+    if before is None or after is None or not after.stable_row_ids:
+        return {}
+    there = {fragment.id for fragment in operation.updated_fragments} & {*before.fragments.ids} & {*after.fragments.ids}
+    found = {number: offsets_rewritten_in_place(operation, number) for number in sorted(there)}
+    return {number: offsets for number, offsets in found.items() if offsets}
+
+
+def _written_for_rows(change: Change) -> dict[int, frozenset[int]]:
+    """Return by fragment the fields that a version wrote into a new file for single rows."""
+    rows = rows_in_place(change)
+    if not rows or change.before is None or change.after is None:
+        return {}
+    return {number: fields for number, fields in _backed_anew(change.before, change.after) if number in rows}
 
 
 def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, frozenset[int]]]:

@@ -21,6 +21,24 @@ Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKeys:
+    """Rows of source and dest, by their fragments, whose key both have, and a condition that holds for these keys.
+
+    The condition is None where there is no such row, or where the keys cannot be written down.
+    """
+
+    source: Mapping[int, BitMap]
+    dest: Mapping[int, BitMap]
+    condition: str | None
+
+
+LocatedRows = tuple[Manifest, Mapping[int, BitMap]]
+"""A version, and rows of it: offsets by fragment."""
+FindSharedKeys = Callable[[LocatedRows, LocatedRows, Sequence[str]], SharedKeys]
+"""Finds the rows of source and dest that have the same values in the columns of a key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SideHistory:
     """What one side did since the merge base.
 
@@ -54,12 +72,14 @@ class SideHistory:
 class Lookups:
     """How a merge looks at what manifests do not hold.
 
-    `ahead` is told what `deleted` will be asked, all at once, so that the files can be read in parallel.
+    `ahead` is told what `deleted` will be asked, all at once, so that the files can be read in parallel. Without
+    `shared_keys` nobody can look at keys, and the conditions that were recorded have to do.
     """
 
     deleted: Deleted
     matching: Matching
     ahead: Callable[[Sequence[tuple[Manifest, Fragment]]], None] = lambda _: None
+    shared_keys: FindSharedKeys | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from lance_dagster.format.transaction import (
     RewriteGroup,
     Update,
 )
+from lance_dagster.merge.rules.column_matching import rows_in_place
 from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
 from lance_dagster.merge.rules.row_changes import (
     GONE,
@@ -118,6 +119,11 @@ def located_by_ids(
             )
         else:
             found[number] = locate.rows(fragment, live)
+    for number in sorted({number for change in side.changes for number in rows_in_place(change)}):
+        own = matched.base_of(number)
+        rows = None if own is None else locate.rows_in_place(present(side.manifest, number), own, found.get(number))
+        if rows is not None:
+            found[number] = rows
     return found
 
 
@@ -157,6 +163,30 @@ class _Locator:
             origins = RowRuns.united([alive.restricted(live), gone.restricted(back & live), in_place])
             updated, back = alive.positions & live, live - alive.positions
         return RelocatedRows(fragment=fragment, origins=origins, updated=updated, back=back, live=live)
+
+    def rows_in_place(self, fragment: Fragment, base_id: int, known: RelocatedRows | None) -> RelocatedRows | None:
+        """Return the rows of a fragment that got new values where they are, beside those that are known already.
+
+        They are the rows of an update like any other: what the other side did to the other rows of the fragment does
+        not contradict them, and what it did to these does.
+        """
+        base = self.matched.base
+        live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, present(base, base_id))
+        live &= _ids(fragment, self.side.name).where_in(self.updated.ids).positions
+        if not live:
+            return known
+        origins = addresses_of(fragment, base_id).restricted(live)
+        if known is None:
+            return RelocatedRows(fragment=fragment, origins=origins, updated=live, back=BitMap(), live=live)
+        # Those were deleted in the merge base and are alive again.
+        others = known.live - live
+        return RelocatedRows(
+            fragment=fragment,
+            origins=RowRuns.united([known.origins.restricted(others), origins]),
+            updated=(known.updated & others) | live,
+            back=known.back & others,
+            live=known.live | live,
+        )
 
 
 class _BaseRows:
@@ -238,8 +268,17 @@ class _Updated:
                 ids = ids if before is None else before
             elif isinstance(change.operation, Update | Merge) or change.is_merge:
                 ids = RowRuns.set_of([ids, *_rewritten(change.before, change.after, deleted)])
+                ids = RowRuns.set_of([ids, *_ids_in_place(change)])
             known[change.after.version] = ids
         return cls(ids, by_stamps)
+
+
+def _ids_in_place(change: Change) -> Iterator[RowRuns]:
+    """Return the ids of rows that a version gave new values where they are."""
+    after = change.after
+    for number, offsets in rows_in_place(change).items():
+        if after is not None:
+            yield _ids(present(after, number), change.version).restricted(offsets)
 
 
 def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:

@@ -103,13 +103,21 @@ def _differing(one: Manifest, other: Manifest) -> set[int]:
 
 
 def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]]:
-    holders = {file.path: fragment for fragment in other.fragments for file in fragment.files}
+    holders: dict[str, list[Fragment]] = {}
+    for fragment in other.fragments:
+        for file in fragment.files:
+            holders.setdefault(file.path, []).append(fragment)
     ids: dict[int, int] = {}
     differing: set[int] = set()
     for fragment in base.fragments:
-        found = next((holders[name] for name in fragment.file_names if name in holders), None)
-        if found is None or found.physical_rows != fragment.physical_rows:
+        names = fragment.file_names
+        same = {each.id: each for name in names for each in holders.get(name, ())}
+        fitting = [each for _, each in sorted(same.items()) if each.physical_rows == fragment.physical_rows]
+        if not fitting:
             continue
+        # A merge that takes single rows of a fragment adds another one with files of the first. The one with the same
+        # columns is in the place: beside the other, its rows would seem to have got other values.
+        found = max(fitting, key=lambda each: len(names & each.file_names))
         ids[fragment.id] = found.id
         if found.file_names != fragment.file_names or not same_deletion_vector(found.deletion, fragment.deletion):
             differing.add(fragment.id)
@@ -267,7 +275,8 @@ class FragmentRowChanges:
     """What became of the rows of one fragment of the base, as offsets in it.
 
     `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
-    where they were, written anew by an update among rows that cannot be told apart.
+    where they were, written anew by an update among rows that cannot be told apart. `in_place` are those of the
+    updated rows that are where they were.
     """
 
     place: Fragment | None
@@ -275,6 +284,7 @@ class FragmentRowChanges:
     moved: BitMap = field(default_factory=BitMap)
     updated: BitMap = field(default_factory=BitMap)
     rewritten: BitMap = field(default_factory=BitMap)
+    in_place: BitMap = field(default_factory=BitMap)
 
     @property
     def alive(self) -> BitMap:
@@ -298,10 +308,14 @@ class RowChanges:
             stays = live_rows(self.matched.side, place, self.deleted)
             stays -= self.deleted(self.matched.base, present(self.matched.base, base_id))
         moved, updated = self.moved_from(base_id)
+        in_place = stays & updated
+        stays -= in_place
         rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
         if rewritten:
             rewritten -= self.deleted(self.matched.base, present(self.matched.base, base_id))
-        return FragmentRowChanges(place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten)
+        return FragmentRowChanges(
+            place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten, in_place=in_place
+        )
 
     def moved_from(self, base_id: int) -> tuple[BitMap, BitMap]:
         """Return the rows of a changed fragment of the base that were moved as they are, and those updated."""

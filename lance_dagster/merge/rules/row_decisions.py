@@ -240,6 +240,7 @@ def _changed(number: int, fragment: Fragment | None, changes: FragmentRowChanges
         changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
         # Values that were taken out again: there are nulls.
         changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
+        changed -= columns.of_single_rows(fragment.id)
     if side.hides_filled_columns and fragment is not None:
         # A column the base does not have may have been there before any change that is looked at.
         added = side.backed(number, changes.moved | changes.updated) - columns.base_ids.keys()
@@ -309,11 +310,12 @@ class _RowOrigins:
             if of_dest == DEST_WINS:
                 self.source_given_up = self.taken & self.lacking_dest
                 self.taken -= self.source_given_up
-        changed = (rest & dest.updated) | dest.rewritten
+        # Beside a row that the dest has where it was, the source's columns are put as beside any other.
+        changed = (rest & (dest.updated - dest.in_place)) | dest.rewritten
         if self._facts.source_columns:
             self.lacking_source = changed
             if of_source == SOURCE_WINS:
-                self.dest_given_up = rest & dest.updated & source.alive
+                self.dest_given_up = changed & dest.updated & source.alive
                 self.taken |= self.dest_given_up
                 # There they have what the dest wrote beside rows as little as what it wrote into them.
                 self.lacking_dest |= self.dest_given_up if self._facts.dest_columns else BitMap()

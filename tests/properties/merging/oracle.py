@@ -120,8 +120,7 @@ def resolved(inputs: MergeInputs, strategy: str, told: Collection[Reason] = ()) 
     if outcome.kinds <= {"rows", *maps}:
         # Rows that a replacement took out may count as its partition.
         claimed_too = any(made.claims for made in (*inputs.source_did, *inputs.dest_did))
-        # So may all the keys of an upsert that put one in which the other side put in too.
-        open_ones = ("in place", "cell", "inserted twice")
+        open_ones = ("in place", "cell")
         unknown = any(word in conflict.unit for conflict in outcome.conflicts for word in open_ones)
         return None if claimed_too or unknown else outcome.result
     if outcome.kinds <= {"partition", *maps}:

@@ -1,0 +1,71 @@
+"""Find the rows of two versions that have the same key.
+
+Two upserts that both put in new rows contradict each other exactly where both put in a row of the same key. Which keys
+these are is not recorded, since there may be millions; so the key columns of the rows that both sides wrote are read.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from lance_dagster.datafiles import LanceDataset, scan_fragment
+from lance_dagster.edit.upsert import comparable_values, predicate_of
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.merge.rules.merge_input import SharedKeys
+
+_PLACE = "place"
+
+
+def shared_keys(
+    source: tuple[LanceDataset, Mapping[int, BitMap]],
+    dest: tuple[LanceDataset, Mapping[int, BitMap]],
+    columns: Sequence[str],
+) -> SharedKeys:
+    """Return those of some rows of two versions whose key the rows of the other one have too; null is no key.
+
+    Args:
+        source: A version, and rows of it by fragment.
+        dest: The other version, and rows of it by fragment.
+        columns: The columns of the key.
+
+    Raises:
+        InvalidInputError: One version does not have a column of the key, or its values cannot be compared.
+    """
+    one, other = _Keyed(*source, columns), _Keyed(*dest, columns)
+    try:
+        of_source, of_dest = one.among(other), other.among(one)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidInputError(f"the keys {', '.join(columns)} of both versions cannot be compared") from error
+    keys = one.keys.take(of_source).select(list(columns)).sort_by([(name, "ascending") for name in columns])
+    condition = predicate_of(keys, columns) if len(of_source) else None
+    return SharedKeys(source=one.rows_at(of_source), dest=other.rows_at(of_dest), condition=condition)
+
+
+class _Keyed:
+    """Rows of a version with their keys."""
+
+    def __init__(self, dataset: LanceDataset, rows: Mapping[int, BitMap], columns: Sequence[str]) -> None:
+        missing = [name for name in columns if name not in dataset.schema.names]
+        if missing:
+            raise InvalidInputError(f"{dataset.uri} has no column {', '.join(missing)}")
+        parts = [part for number, offsets in rows.items() for part in scan_fragment(dataset, number, columns, offsets)]
+        empty = pa.schema([dataset.schema.field(name) for name in columns]).empty_table()
+        together = pa.concat_tables([part.rows.select(list(columns)) for part in parts]) if parts else empty
+        values = {name: comparable_values(together.column(name), name) for name in columns}
+        self._columns = list(columns)
+        self._addresses = np.concatenate([np.empty(0, np.uint64), *(part.addresses for part in parts)])
+        self.keys = pa.table({**values, _PLACE: pa.array(np.arange(together.num_rows))})
+
+    def among(self, other: "_Keyed") -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """Return the places of the rows whose key another version's rows have."""
+        there = other.keys.select(self._columns).group_by(self._columns).aggregate([])
+        found = self.keys.join(there, keys=self._columns, join_type="left semi", use_threads=False)
+        return np.sort(found.column(_PLACE).to_numpy())
+
+    def rows_at(self, places: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[int, BitMap]:
+        """Return rows by fragment, given their places."""
+        addresses = self._addresses[places]
+        fragments, offsets = addresses >> np.uint64(32), addresses & np.uint64(0xFFFFFFFF)
+        return {int(number): BitMap(offsets[fragments == number].tolist()) for number in np.unique(fragments)}

@@ -1,0 +1,151 @@
+"""Rows that pylance gave new values where they are, named by the transaction, beside what the other side did."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.table_factory import as_pylance
+
+Values = dict[int, tuple[int | None, ...]]
+_NAMES = count()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Two fragments of five rows with an index on their ids, and a branch `run`."""
+    uri = str(tmp_path / f"in-place-{next(_NAMES)}")
+    rows = pa.table({"id": list(range(10)), "a": [0] * 10, "b": [0] * 10})
+    lance.write_dataset(rows, uri, enable_stable_row_ids=True, max_rows_per_file=5).create_scalar_index("id", "BTREE")
+    made = LanceTable.open(uri)
+    made.branches.create("run")
+    return made
+
+
+def write_in_place(table: LanceTable, branch: str, column: str, values: dict[int, int]) -> None:
+    """Let pylance give rows new values by their ids; it does so where they are, and names the rows."""
+    rows = pa.table({"id": list(values), column: list(values.values())})
+    dataset = as_pylance(table, branch)
+    dataset.merge_insert("id").when_matched_update_all().execute(rows)
+    newest = as_pylance(table, branch)
+    transaction = newest.read_transaction(newest.version)
+    operation = None if transaction is None else transaction.operation
+    assert isinstance(operation, lance.LanceOperation.Update)
+    assert operation.update_mode == "rewrite_columns"
+
+
+def values_of(table: LanceTable, branch: str = "main") -> Values:
+    """The rows that differ from those that were there first, by id."""
+    found = as_pylance(table, branch)
+    found.validate()
+    rows = found.to_table().to_pylist()
+    assert len(rows) == len({row["id"] for row in rows})
+    gone: Values = dict.fromkeys(set(range(10)) - {row["id"] for row in rows}, ())
+    kept: Values = {row["id"]: tuple(value for name, value in row.items() if name != "id") for row in rows}
+    return gone | {number: row for number, row in kept.items() if any(row)}
+
+
+BESIDE: dict[str, tuple[Callable[[LanceTable, str], object], Values]] = {
+    "nothing": (lambda table, branch: table.config.set({"k": "v"}, branch=branch), {}),
+    "append": (
+        lambda table, branch: table.append(pa.table({"id": [20], "a": [1], "b": [1]}), branch=branch),
+        {20: (1, 1)},
+    ),
+    "delete": (lambda table, branch: table.delete("id = 2", branch=branch), {2: ()}),
+    "update": (lambda table, branch: table.update({"b": "9"}, where="id = 2", branch=branch), {2: (0, 9)}),
+    "in place": (lambda table, branch: write_in_place(table, branch, "a", {2: 8, 7: 8}), {2: (8, 0), 7: (8, 0)}),
+    "other column": (lambda table, branch: write_in_place(table, branch, "b", {2: 8}), {2: (0, 8)}),
+    "compaction": (lambda table, branch: table.maintenance.compact(branch=branch), {}),
+}
+
+
+@pytest.mark.parametrize("compacted", [None, "main", "run"])
+@pytest.mark.parametrize("other", ["main", "run"])
+@pytest.mark.parametrize("beside", BESIDE)
+def test_other_rows_of_the_fragment_do_not_matter(
+    table: LanceTable, beside: str, other: str, compacted: str | None
+) -> None:
+    """Whichever side wrote in place, and whether one of them was compacted since."""
+    did, expected = BESIDE[beside]
+    did(table, other)
+    write_in_place(table, "run" if other == "main" else "main", "a", {1: 7})
+    if compacted is not None:
+        table.maintenance.compact(branch=compacted)
+    table.merge("run")
+    assert {1: (7, 0), **expected} == values_of(table)
+    assert not table.maintenance.verify().problems
+
+
+SAME: dict[str, tuple[Callable[[LanceTable, str], object], Values]] = {
+    "delete": (lambda table, branch: table.delete("id = 1", branch=branch), {1: ()}),
+    "update": (lambda table, branch: table.update({"b": "9"}, where="id = 1", branch=branch), {1: (0, 9)}),
+    "in place": (lambda table, branch: write_in_place(table, branch, "a", {1: 8}), {1: (8, 0)}),
+}
+
+
+@pytest.mark.parametrize("compacted", [None, "main", "run"])
+@pytest.mark.parametrize("other", ["main", "run"])
+@pytest.mark.parametrize("same", SAME)
+def test_the_same_row_is_a_conflict(table: LanceTable, same: str, other: str, compacted: str | None) -> None:
+    """It is not lost to a deletion; a strategy says which of both it becomes."""
+    did, expected = SAME[same]
+    did(table, other)
+    one = "run" if other == "main" else "main"
+    write_in_place(table, one, "a", {1: 7, 3: 7})
+    if compacted is not None:
+        table.maintenance.compact(branch=compacted)
+    with pytest.raises(MergeConflictError, match="1 row in fragment 0"):
+        table.merge("run")
+    table.branches.create("again", "main")
+    table.merge("run", into="again", strategy="source-wins" if one == "run" else "dest-wins")
+    assert {1: (7, 0), 3: (7, 0)} == values_of(table, "again")
+    table.merge("run", strategy="source-wins" if other == "run" else "dest-wins")
+    assert {**expected, 3: (7, 0)} == values_of(table)
+
+
+def test_a_row_that_was_merged_is_not_lost_to_a_deletion(table: LanceTable) -> None:
+    """Of a third branch; nor is one that is written in place again after the merge."""
+    table.branches.create("late")
+    write_in_place(table, "run", "a", {1: 7})
+    table.merge("run")
+    table.delete("id = 1", branch="late")
+    with pytest.raises(MergeConflictError, match="1 row"):
+        table.merge("late")
+    write_in_place(table, "run", "a", {2: 8, 1: 9})
+    table.merge("run")
+    assert {1: (9, 0), 2: (8, 0)} == values_of(table)
+    table.merge("main", into="run")
+    assert {1: (9, 0), 2: (8, 0)} == values_of(table, "run")
+
+
+def test_it_can_be_taken_over_and_back(table: LanceTable) -> None:
+    """The row alone: the other rows of its fragment were changed meanwhile."""
+    write_in_place(table, "run", "a", {1: 7})
+    table.update({"b": "9"}, where="id = 2")
+    picked = table.cherry_pick("run")
+    assert {1: (7, 0), 2: (0, 9)} == values_of(table)
+    table.update({"b": "9"}, where="id = 3")
+    table.revert(str(picked))
+    assert {2: (0, 9), 3: (0, 9)} == values_of(table)
+    table.delete("id = 4", branch="run")
+    table.revert("run~1", branch="run")
+    assert {4: ()} == values_of(table, "run")
+
+
+@pytest.mark.parametrize("other", ["main", "run"])
+def test_a_column_that_is_added_on_the_other_side(table: LanceTable, other: str) -> None:
+    """Beside rows of the dest it can be put where they are; rows of the source have no values in it."""
+    table.columns.add({"more": "id"}, branch=other)
+    write_in_place(table, "run" if other == "main" else "main", "a", {1: 7})
+    if other == "main":
+        with pytest.raises(MergeConflictError, match="column more"):
+            table.merge("run")
+    else:
+        table.merge("run")
+        assert {1: (7, 0, 1)} == {1: values_of(table)[1]}
+        assert set(range(10)) == set(table.read(columns=["more"])["more"].to_pylist())

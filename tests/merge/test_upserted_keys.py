@@ -1,0 +1,105 @@
+"""Upserts on both sides of a merge: keys that both put in are contested, and nothing else is."""
+
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import MergeConflictError
+from tests.table_factory import as_pylance
+
+
+@pytest.fixture(params=[True, False], ids=["stable row ids", "row addresses"])
+def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
+    """One row, and a branch `run`."""
+    uri = str(tmp_path / "keys")
+    lance.write_dataset(rows(0, -1), uri, enable_stable_row_ids=request.param)
+    made = LanceTable.open(uri)
+    made.branches.create("run")
+    return made
+
+
+def rows(value: int, *ids: int | None) -> pa.Table:
+    """Rows of a value."""
+    parts = pa.array([str((one or 0) % 2) for one in ids])
+    return pa.table({"id": pa.array(ids, pa.int64()), "part": parts, "v": pa.array([value] * len(ids))})
+
+
+def values_of(table: LanceTable, branch: str = "main") -> dict[int, int]:
+    """The value of each id, which may be there once."""
+    found = as_pylance(table, branch).to_table().to_pylist()
+    assert len(found) == len({row["id"] for row in found})
+    return {row["id"]: row["v"] for row in found}
+
+
+@pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
+def test_a_strategy_decides_about_contested_keys_only(table: LanceTable, strategy: str) -> None:
+    """The other keys of the side that loses are kept, however many there are."""
+    table.upsert(rows(1, 1, 2000), on=["id"], branch="run")
+    table.upsert(rows(2, *range(1, 1001)), on=["id"])
+    preview = table.preview_merge("run")
+    assert ["rows where `id` IN (1)"] == [conflict.unit for conflict in preview.conflicts]
+    listed = preview.conflicting_rows(on=["id"]).read_all().to_pylist()
+    assert [{"id": 1}] == [row["key"] for row in listed]
+    table.merge("run", strategy=strategy)
+    expected = {-1: 0, 2000: 1, **dict.fromkeys(range(1, 1001), 2)}
+    assert expected | ({1: 1} if strategy == "source-wins" else {}) == values_of(table)
+    as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("other", ["append", "upsert", "update"])
+def test_other_keys_between_those_of_an_upsert_are_not_contested(table: LanceTable, other: str) -> None:
+    """Of very many keys only the lowest and the highest are recorded."""
+    table.upsert(rows(1, *range(0, 1000, 2)), on=["id"], branch="run")
+    match other:
+        case "append":
+            table.append(rows(2, 11, 501))
+        case "upsert":
+            table.upsert(rows(2, 11, 501), on=["id"])
+        case _:
+            table.update({"id": "11"}, where="id = -1")
+    table.merge("run")
+    assert set(range(0, 1000, 2)) | {11} <= values_of(table).keys()
+
+
+def test_a_row_that_was_given_a_key_is_contested(table: LanceTable) -> None:
+    """It was not put in, and would have the key of another row all the same."""
+    table.upsert(rows(1, 1, 2), on=["id"], branch="run")
+    table.update({"id": "1"}, where="id = -1")
+    with pytest.raises(MergeConflictError, match=r"`id` IN \(1\)"):
+        table.merge("run")
+    if as_pylance(table).has_stable_row_ids:
+        table.merge("run", strategy="source-wins")
+        assert {-1: 0, 1: 1, 2: 1} == values_of(table)
+
+
+def test_keys_decide_also_where_partitions_are_named(table: LanceTable) -> None:
+    """An upsert does not claim the partition that its rows are in."""
+    table.upsert(rows(1, 1, 3), on=["id"], branch="run", partitions=["1"])
+    table.upsert(rows(2, 5, 7), on=["id"], partitions=["1"])
+    table.merge("run")
+    assert {-1: 0, 1: 1, 3: 1, 5: 2, 7: 2} == values_of(table)
+
+
+def test_a_key_of_several_columns_is_contested_as_a_whole(table: LanceTable) -> None:
+    """The same value in one of the columns is another key; a null is no key."""
+    table.upsert(rows(1, 1, 2, None), on=["id", "v"], branch="run")
+    table.upsert(rows(2, 1, 2, None), on=["id", "v"])
+    table.merge("run")
+    assert 7 == table.count_rows()
+    table.upsert(rows(3, 8), on=["id", "v"], branch="run")
+    table.upsert(rows(3, 8), on=["id", "v"])
+    with pytest.raises(MergeConflictError, match=r"`id` IN \(8\) AND `v` IN \(3\)"):
+        table.merge("run")
+
+
+@pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
+def test_of_two_replacements_only_the_shared_scope_is_contested(table: LanceTable, strategy: str) -> None:
+    """What one side alone replaced stays as that side has it, whoever wins."""
+    table.replace_where("id IN (1, 2)", rows(1, 1, 2), branch="run", partitions=["1", "2"])
+    table.replace_where("id IN (2, 3)", rows(2, 2, 3), partitions=["2", "3"])
+    assert ["partition 2"] == [conflict.unit for conflict in table.preview_merge("run").conflicts]
+    table.merge("run", strategy=strategy)
+    assert {-1: 0, 1: 1, 2: 1 if strategy == "source-wins" else 2, 3: 2} == values_of(table)
