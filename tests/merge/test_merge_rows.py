@@ -355,3 +355,45 @@ def test_without_row_ids_a_row_that_left_a_partition_does_not_come_back_beside_i
     assert before == contents(table)
     table.merge("run", strategy="dest-wins")
     assert before == contents(table)
+
+
+@pytest.mark.parametrize("late", ["update", "delete"])
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_row_that_a_strategy_brought_back_is_not_doubled_without_row_ids(
+    tmp_path: Path, late: str, *, compacted: bool
+) -> None:
+    """Nobody can tell that it is the row which a third branch updates or deletes, so that is a conflict."""
+    uri = str(tmp_path / "addresses")
+    lance.write_dataset(entries("a", 1, 2), uri)
+    table = LanceTable.open(uri)
+    for name in ("run", "late"):
+        table.branches.create(name)
+    table.delete("value = 1")
+    table.update({"key": "'run'"}, where="value = 1", branch="run")
+    merged = table.merge("run", strategy="source-wins")
+    assert "source-wins" in merged.properties["lance_dagster.merge.strategy"]
+    assert [("a", 2), ("run", 1)] == contents(table)
+    if compacted:
+        table.maintenance.compact()
+    if late == "update":
+        table.update({"key": "'late'"}, where="value = 1", branch="late")
+    else:
+        table.delete("value = 1", branch="late")
+    for strategy in (None, "source-wins"):
+        with pytest.raises(MergeConflictError, match="1 row"):
+            table.merge("late", strategy=strategy)
+    assert [("a", 2), ("run", 1)] == contents(table)
+
+
+def test_a_row_that_was_brought_back_is_not_lost_with_the_claim_to_it(tmp_path: Path) -> None:
+    """Without row ids, the loser's new row is dropped and its old one cannot be told: refused."""
+    uri = str(tmp_path / "addresses")
+    lance.write_dataset(entries("a", 1, 2), uri)
+    table = LanceTable.open(uri)
+    for name in ("run", "late"):
+        table.branches.create(name)
+    table.replace_where("value = 1", entries("a"))
+    table.append(entries("n", 9), branch="run")
+    table.update({"key": "'late'"}, where="value = 1", branch="late")
+    with pytest.raises(MergeConflictError, match="value = 1"):
+        table.merge("late", strategy="dest-wins")

@@ -95,6 +95,8 @@ def _settle(
         # The predicate is about columns that the loser's rows do not have, so nobody can tell which of them match.
         return replace(finding, options=())
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
+    # Of the rows that are dropped, any may be one that the loser wrote anew, and would be lost with its old values too.
+    rewritten |= bool(loss.dropped) and any(loser.rows.rewritten.values())
     if rewritten and found.scope is not None:
         # The loser wrote rows of the scope anew, perhaps as rows outside of it. Without stable row ids nobody can tell
         # which, and bringing the old ones back would leave both.

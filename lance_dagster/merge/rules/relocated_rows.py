@@ -26,6 +26,7 @@ from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns, VersionRuns, bitmap_of
 from lance_dagster.format.transaction import (
     CHANGE_ORIGIN_PROPERTIES,
+    MERGE_STRATEGY,
     Append,
     Delete,
     Merge,
@@ -391,7 +392,9 @@ def _puts_in(change: Change) -> bool:
 
 def _brings_back(change: Change) -> bool:
     """Tell whether a version may have put in rows that were there before."""
-    took = change.transaction is not None and not CHANGE_ORIGIN_PROPERTIES.isdisjoint(change.transaction.properties)
+    # Without a strategy, a merge never brings a row back that one of its sides took out.
+    telling = CHANGE_ORIGIN_PROPERTIES | {MERGE_STRATEGY}
+    took = change.transaction is not None and not telling.isdisjoint(change.transaction.properties)
     return took and not isinstance(change.operation, Delete)
 
 
