@@ -32,11 +32,14 @@ MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30  # noqa: S108 - the folders of tes
 
 
 def pytest_configure() -> None:
-    """Put the folders of all tests on a disk in memory, where there is room: a sync costs milliseconds elsewhere.
+    """Name no committer, and put the folders of all tests on a disk in memory, where there is room.
+
+    Without a committer, what tests expect does not depend on who runs them. A sync costs milliseconds elsewhere.
 
     What a sync asks of the system is the same there, so tests of durability hold too. A test may run a program that it
     wrote, so a file system without execution does not serve.
     """
+    os.environ["LANCE_DAGSTER_COMMITTER"] = ""
     if "TMPDIR" in os.environ or not os.access(MEMORY_DISK, os.W_OK | os.X_OK):
         return
     state = os.statvfs(MEMORY_DISK)

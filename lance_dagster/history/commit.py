@@ -33,6 +33,7 @@ A writer that keeps losing gives up by the clock, not by a count of attempts: th
 and tends to win again, so a fixed number of attempts would fail early on a busy table.
 """
 
+import getpass
 import importlib.metadata
 import logging
 import os
@@ -57,7 +58,10 @@ from lance_dagster.transactions.identity import commit_id
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
 COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"
-"""The environment variable that names the committer where the properties of a transaction do not."""
+"""The environment variable that names the committer where the properties of a transaction do not.
+
+Set to an empty value, it says that nobody is to be named. Unset, the user of the operating system is the committer.
+"""
 _log = logging.getLogger(__name__)
 _DEADLINE_SECONDS = 300.0
 # How often the manifest is put and read back before its state counts as unknown.
@@ -81,8 +85,18 @@ It is called again with the newer head whenever another writer was first.
 
 
 def committer() -> str | None:
-    """Return who commits, as far as the environment says."""
-    return os.environ.get(COMMITTER_VARIABLE, "").strip() or None
+    """Return who commits: whom the environment names, else the user of the operating system; None for nobody."""
+    named = os.environ.get(COMMITTER_VARIABLE)
+    if named is not None:
+        return named.strip() or None
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        # A container may run under a uid that has no account: KeyError up to Python 3.12, OSError from 3.13 on. A
+        # system without a user database has no `pwd` to import.
+        return None
+    # The name may come from the environment, where any bytes can stand; what cannot be encoded must not fail a commit.
+    return user if user.isprintable() else None
 
 
 def writer_name(writer: WriterVersion) -> str:

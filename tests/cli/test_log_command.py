@@ -101,7 +101,7 @@ def test_conflicts_name_who_committed(table: LanceTable, monkeypatch: pytest.Mon
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
     table.branches.create("right")
     table.update({"value": "11"}, where="value = 1", branch="right")
-    monkeypatch.delenv("LANCE_DAGSTER_COMMITTER")
+    monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "")
     table.update({"value": "12"}, where="value = 1")
     (conflict,) = document_of("merge", table.uri, "right", code=1)["conflicts"]
     assert "ann (right@4)" in conflict["source"]

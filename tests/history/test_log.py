@@ -1,5 +1,8 @@
 """The history of a version."""
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -275,3 +278,31 @@ def test_the_committer_is_who_the_environment_says(tmp_path: Path, monkeypatch: 
     ann = "Ann <ann@example.org>"
     assert [ann, "bot", ann, ann] == [table.at(ref).committer for ref in ("main", "run", "run@3", "run@2")]
     assert "bot" == LanceTable.open(table.uri).log("run")[0].committer
+
+
+def test_the_user_of_the_system_commits_where_nobody_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty variable names nobody, and then the program stands for the committer."""
+    table = new_table(tmp_path, entries("a", 1))
+    monkeypatch.setenv("LOGNAME", "grace")
+    assert table.head().writer == table.append(entries("b", 1)).committer
+    monkeypatch.delenv("LANCE_DAGSTER_COMMITTER")
+    assert "grace" == table.append(entries("c", 1)).committer
+    assert "bot" == table.append(entries("d", 1), properties={"lance_dagster.committer": "bot"}).committer
+
+
+def test_a_user_whose_name_is_no_text_can_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program stands for them."""
+    monkeypatch.delenv("LANCE_DAGSTER_COMMITTER")
+    monkeypatch.setenv("LOGNAME", "\udcff")
+    version = new_table(tmp_path, entries("a", 1)).head()
+    assert version.writer == version.committer
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process as a user without an account")
+def test_a_user_without_an_account_is_nobody() -> None:
+    """As in a container that runs under any uid; there the program stands for the committer."""
+    code = "import os\nfrom lance_dagster.history.commit import committer\nos.setuid(1_999_999_999)\nprint(committer())"
+    unnamed = {"LANCE_DAGSTER_COMMITTER", "LOGNAME", "USER", "LNAME", "USERNAME"}
+    environment = {name: value for name, value in os.environ.items() if name not in unnamed}
+    command = [sys.executable, "-c", code]
+    assert "None\n" == subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
