@@ -1,4 +1,4 @@
-"""Dagster on Lance: a branch per run, checks on it, a publisher behind them, sensors for everything else."""
+"""Connect Dagster to Lance tables: run branches, checks of them, a publisher that merges them, and sensors."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,13 +1,12 @@
-"""What a table can be checked for.
+"""Blocking asset checks on the candidate that a run wrote.
 
-Each check asks the table only for what it needs: a count with a filter, or the columns it compares.
+A check is a frozen value, such as `NotNull("id")`, that says what must hold. `build_table_checks` turns such
+values into Dagster's asset checks. The result of each check names the version that was checked: the publisher
+refuses a version on which a blocking check did not pass.
 
-Blocking asset checks that read the candidate of their run.
-
-A check takes the table from the resource and not as an input: an input would go through the IO manager, which
-reads every column of every row before the check can say which one it wants. What a check is about is a small
-value, so that it can be compared and printed; what it found names the version it looked at, which the
-publisher compares with the version it is about to publish.
+A check opens its table through the resource and not as an input of the asset. An input would go through the
+IO manager, which cannot know the columns that a check needs and would read all of them. A check reads only a
+count under a filter, or the columns that it compares.
 """
 
 import datetime as dt
@@ -31,7 +30,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What a check may look at: the candidate, and the other tables it asked for."""
+    """The tables that a check reads: the candidate, and the other tables that it names."""
 
     candidate: PinnedTable
     others: Mapping[dg.AssetKey, PinnedTable]
@@ -39,7 +38,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check found, in words and as numbers that Dagster plots."""
+    """The result of a check: a sentence for people, and numbers that Dagster plots over time."""
 
     passed: bool
     description: str
@@ -48,19 +47,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCount:
-    """The table has at least `minimum` and at most `maximum` rows."""
+    """Require at least `minimum` and at most `maximum` rows; None sets no upper limit."""
 
     minimum: int = 1
     maximum: int | None = None
 
     @property
     def name(self) -> str:
-        """The check's name."""
+        """The name of the asset check."""
         return "row_count"
 
     @property
     def description(self) -> str:
-        """What is checked."""
+        """The sentence that Dagster's pages show about the check."""
         return f"The table has {_between(self.minimum, self.maximum)} rows."
 
     def evaluate(self, audit: Audit) -> Finding:
@@ -76,22 +75,22 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class NotNull:
-    """A column has a value in every row."""
+    """Require that no row has a null in a column."""
 
     column: str
 
     @property
     def name(self) -> str:
-        """The check's name."""
+        """The name of the asset check."""
         return f"not_null_{_slug(self.column)}"
 
     @property
     def description(self) -> str:
-        """What is checked."""
+        """The sentence that Dagster's pages show about the check."""
         return f"Every row has a value in {self.column!r}."
 
     def evaluate(self, audit: Audit) -> Finding:
-        """Count the rows without a value."""
+        """Count the rows in which the column is null."""
         nulls = _count(audit.candidate, self.column, "{0} IS NULL")
         return Finding(
             passed=nulls == 0,
@@ -102,28 +101,28 @@ class NotNull:
 
 @dataclass(frozen=True, slots=True)
 class NullRate:
-    """At most a share of a column's rows has no value: 0.05 allows one in twenty."""
+    """Limit the share of rows in which a column is null: 0.05 allows one row in twenty."""
 
     column: str
     maximum: float
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none."""
+        """Validate that the share is from 0 to 1: a percentage such as 5 would let every table pass."""
         if not 0 <= self.maximum <= 1:
             raise InvalidInputError(f"NullRate of {self.column!r} allows {self.maximum}; give a share from 0 to 1")
 
     @property
     def name(self) -> str:
-        """The check's name."""
+        """The name of the asset check."""
         return f"null_rate_{_slug(self.column)}"
 
     @property
     def description(self) -> str:
-        """What is checked."""
+        """The sentence that Dagster's pages show about the check."""
         return f"At most {self.maximum:.2%} of the rows have no value in {self.column!r}."
 
     def evaluate(self, audit: Audit) -> Finding:
-        """Count the rows without a value, as a share of all rows."""
+        """Count the rows in which the column is null, as a share of all rows; an empty table has the share 0."""
         nulls = _count(audit.candidate, self.column, "{0} IS NULL")
         rows = audit.candidate.count_rows()
         rate = nulls / rows if rows else 0.0
@@ -136,36 +135,39 @@ class NullRate:
 
 @dataclass(frozen=True, slots=True)
 class InRange:
-    """Every value of a column lies between two bounds, which may be missing. Rows without a value pass; NaN fails."""
+    """Require that every value of a column lies between two inclusive bounds, one of which may be None.
+
+    A null passes. NaN fails.
+    """
 
     column: str
     minimum: Bound | None = None
     maximum: Bound | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a range without an end."""
+        """Validate that at least one bound is given."""
         if self.minimum is None and self.maximum is None:
             raise InvalidInputError(f"InRange of {self.column!r} has neither minimum nor maximum")
 
     @property
     def name(self) -> str:
-        """The check's name."""
+        """The name of the asset check."""
         return f"in_range_{_slug(self.column)}"
 
     @property
     def description(self) -> str:
-        """What is checked."""
+        """The sentence that Dagster's pages show about the check."""
         return f"Every value of {self.column!r} is {_between(self.minimum, self.maximum)}."
 
     def evaluate(self, audit: Audit) -> Finding:
-        """Count the values outside."""
+        """Count the values outside the bounds."""
         inside = []
         if self.minimum is not None:
             inside.append(f"{{0}} >= {_literal(self.minimum)}")
         if self.maximum is not None:
             inside.append(f"{{0}} <= {_literal(self.maximum)}")
-        # Not inside, and not below or above: NaN is larger than every maximum, and a minimum alone would let
-        # it pass.
+        # NaN needs a term of its own: Lance orders NaN above every number, so a range with only a minimum
+        # would accept it. The condition negates "inside" because NOT of a null is null, so that nulls pass.
         nan = " OR isnan({0})" if _is_float(audit.candidate, self.column) else ""
         outside = _count(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
         return Finding(
@@ -179,18 +181,21 @@ class InRange:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """No two rows have the same values in some columns. Rows without a value in one of them are not compared."""
+    """Require that no two rows have the same values in some columns.
+
+    A row with a null in one of these columns is not compared, as in a unique constraint of SQL.
+    """
 
     columns: str | tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The check's name."""
+        """The name of the asset check."""
         return f"unique_{_slug('_'.join(self._names))}"
 
     @property
     def description(self) -> str:
-        """What is checked."""
+        """The sentence that Dagster's pages show about the check."""
         return f"No two rows have the same {', '.join(self._names)}."
 
     @property
@@ -198,14 +203,19 @@ class Unique:
         return (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
 
     def evaluate(self, audit: Audit) -> Finding:
-        """Count the rows whose values another row has too; reads these columns and no others."""
+        """Count the rows that repeat the key of another row.
+
+        Reads the key columns, all rows of them in memory at once.
+        """
         names = self._names
         for name in names:
             _field(audit.candidate, name)
+        # Filter in the scan rather than in Arrow: rows with a null key are never read into memory.
         present = " AND ".join(f"{quote_name(name)} IS NOT NULL" for name in names)
         keys = audit.candidate.read(names, filter=present)
         groups = keys.group_by(list(names)).aggregate([([], "count_all")])
         repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
+        # The surplus rows: of three equal keys, two rows are too many.
         extra = keys.num_rows - groups.num_rows
         shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, _SHOWN).to_pylist()]
         return Finding(
@@ -217,9 +227,10 @@ class Unique:
 
 @dataclass(frozen=True, slots=True)
 class KeysExist:
-    """Every value of a column is also in the column `key` of another table, as the run sees that table.
+    """Require that every value of a column is also in the column `key` of another table.
 
-    A table written in the same run is compared as its candidate, else as it is at the resource's `read_ref`.
+    The check reads the candidate of the other table when the run wrote it, and else the version that the
+    resource's `read_ref` names. A null passes.
     """
 
     column: str
@@ -228,18 +239,19 @@ class KeysExist:
 
     @property
     def name(self) -> str:
-        """The check's name."""
+        """The name of the asset check."""
         return f"keys_exist_{_slug(self.column)}"
 
     @property
     def description(self) -> str:
-        """What is checked."""
+        """The sentence that Dagster's pages show about the check."""
         return f"Every value of {self.column!r} is a {self.key!r} of {self.in_table}."
 
     def evaluate(self, audit: Audit) -> Finding:
-        """Look up the distinct values; reads one column of each table, as streams."""
+        """Look up the distinct values; reads one column of each table, batch by batch."""
         other = audit.others[dg.AssetKey(self.in_table.split("/"))]
         wanted = _distinct(audit.candidate, self.column)
+        # The tables may store the key in different types, such as int32 and int64; is_in wants one type.
         known = _distinct(other, self.key).cast(wanted.type)
         left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
         shown = [str(value) for value in left.slice(0, _SHOWN).to_pylist()]
@@ -271,12 +283,15 @@ def _is_float(table: PinnedTable, column: str) -> bool:
 
 def _count(table: PinnedTable, column: str, condition: str) -> int:
     _field(table, column)
+    # The lookup above is for its error, which lists the columns; Lance would only reject the filter.
     return table.count_rows(condition.format(quote_name(column)))
 
 
 def _distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
     kind = _field(table, column).type
     batches = table.scan([column], filter=f"{quote_name(column)} IS NOT NULL")
+    # Batches are reduced to distinct values one by one, so memory holds distinct values and not the column.
+    # The empty array gives concat_arrays a type when there is no batch.
     found: pa.Array[Any] = pc.unique(
         pa.concat_arrays([pa.array([], kind), *(pc.unique(one.column(0)) for one in batches)])
     )
@@ -285,6 +300,7 @@ def _distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
 
 def _literal(bound: Bound) -> str:
     match bound:
+        # Before date: a datetime is a date too.
         case dt.datetime():
             zoned = bound.astimezone(dt.UTC).replace(tzinfo=None) if bound.tzinfo else bound
             return f"timestamp '{zoned.isoformat(sep=' ')}{'+00:00' if bound.tzinfo else ''}'"
@@ -307,7 +323,7 @@ def _such_as(shown: list[str]) -> str:
 
 
 def _slug(column: str) -> str:
-    """Return a column's name in the characters a check's name may have."""
+    """Replace the characters of a column's name that Dagster does not allow in the name of a check."""
     return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column).lower()
 
 
@@ -316,13 +332,13 @@ CheckedAsset = dg.AssetKey | str | Sequence[str] | dg.AssetsDefinition | dg.Asse
 
 
 def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.AssetChecksDefinition]:
-    """Return one blocking asset check for each check value.
+    """Build one blocking asset check for each check value.
 
-    A failing check stops everything downstream of the asset in its run, and its publication in every run.
+    A check that fails stops the downstream assets in its run, and the publisher refuses the version in every run.
 
     Args:
-        asset: The candidate: its definition, or its key. With the key, the asset's metadata about where its
-            table lies is not known here.
+        asset: The candidate, as its definition or its key. Give the definition when its metadata decides where
+            the table is: a key carries no metadata.
         checks: `RowCount`, `NotNull`, `NullRate`, `InRange`, `Unique` and `KeysExist` values.
 
     Raises:
@@ -343,9 +359,9 @@ def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.
 
 
 def asset_key_of(asset: CheckedAsset) -> dg.AssetKey:
-    """Return the key of an asset given as a key or a definition of one asset.
+    """Return the key of an asset that is given as a key or as the definition of one asset.
 
-    Text is a path: `shop/orders` is the table `orders` in `shop`.
+    A string is a path: `shop/orders` means the key `["shop", "orders"]`.
     """
     if isinstance(asset, (dg.AssetsDefinition, dg.AssetSpec)):
         return asset.key
@@ -355,7 +371,7 @@ def asset_key_of(asset: CheckedAsset) -> dg.AssetKey:
 
 
 def metadata_of(asset: CheckedAsset) -> dict[str, object]:
-    """Return the definition metadata of an asset given as a definition; empty for a key."""
+    """Return the metadata of an asset's definition; empty when only the key is given."""
     if isinstance(asset, dg.AssetsDefinition):
         return dict(asset.metadata_by_key[asset.key])
     return dict(asset.metadata) if isinstance(asset, dg.AssetSpec) else {}
@@ -369,6 +385,8 @@ def _build(key: dg.AssetKey, metadata: dict[str, object], check: Check) -> dg.As
         name=check.name,
         description=check.description,
         blocking=True,
+        # The order of steps: a table that the same run writes must be written before the check reads it.
+        # Dagster refuses the checked asset itself as an additional dependency.
         additional_deps=[other for other in others if other != key],
         required_resource_keys={RESOURCE_KEY},
     )
@@ -380,6 +398,7 @@ def _build(key: dg.AssetKey, metadata: dict[str, object], check: Check) -> dg.As
         return dg.AssetCheckResult(
             passed=finding.passed,
             description=finding.description,
+            # The publisher compares this version with the one that it is about to publish.
             metadata={**md.version_metadata(audit.candidate.version), **finding.counts},
         )
 

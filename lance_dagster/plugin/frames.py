@@ -1,8 +1,10 @@
-"""The kinds of values assets return and take: one handler for each.
+"""Handlers that convert between the values assets return or take and the rows of a table.
 
-Arrow is the way between all of them and a table. Only Spark goes around it: its executors write and read the
-data files themselves. A library is looked up among the loaded modules, never imported to find out whether a
-value is one of its frames: a value of a library that is not loaded cannot exist.
+There is one handler for each library. All of them convert by way of Arrow, except Spark's: Spark's executors
+write and read the data files themselves, so no row passes through the process of the step.
+
+A handler looks its library up in `sys.modules` and never imports it to recognise a value: a frame can only
+exist when its library is loaded, and an import of a large library costs seconds.
 """
 
 import sys
@@ -28,9 +30,9 @@ Rows = pa.Table | pa.RecordBatchReader | StagedFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where rows are about to be committed.
+    """The table and branch that rows are about to be committed to.
 
-    `schema` is the one they must have: the branch's, or None when the commit may change it.
+    `schema` is the schema of the branch, which the rows must have; None when the commit may change the schema.
     """
 
     table: LanceTable
@@ -40,18 +42,18 @@ class Destination:
 
 
 class FrameHandler(Protocol):
-    """How one kind of value becomes rows, and how rows become one."""
+    """Convert the values of one library to rows, and rows to such a value."""
 
     def accepts(self, kind: type) -> bool:
-        """Return whether values of this type are this handler's."""
+        """Return whether this handler converts values of a type."""
         ...
 
     def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401
-        """Return the schema of a table made for this value."""
+        """Return the schema of a table that is created for this value."""
         ...
 
     def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401
-        """Return the value's rows in a form a table can commit."""
+        """Return the rows of a value in a form that a table can commit."""
         ...
 
     def load(self, view: PinnedTable, kind: type) -> object:
@@ -60,22 +62,23 @@ class FrameHandler(Protocol):
 
 
 class ArrowFrames:
-    """`pyarrow.Table`, `pyarrow.RecordBatch` (written only) and `pyarrow.RecordBatchReader` (streamed both ways)."""
+    """Handle `pyarrow.Table`, `pyarrow.RecordBatch` (outputs only) and `pyarrow.RecordBatchReader` (streamed)."""
 
     def accepts(self, kind: type) -> bool:
-        """Return whether the type is one of Arrow's three."""
+        """Return whether the type is one of these three classes of Arrow."""
         return issubclass(kind, (pa.Table, pa.RecordBatch, pa.RecordBatchReader))
 
     def schema(self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader, vectors: Mapping[str, int]) -> pa.Schema:
-        """Return the value's schema, with vector columns of a fixed length."""
+        """Return the value's schema, in which vector columns are lists of a fixed size."""
         return with_vectors(value.schema, vectors)
 
     def rows(
         self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader, destination: Destination
     ) -> pa.Table | pa.RecordBatchReader:
-        """Return the value with vector columns of a fixed length; a stream stays one."""
+        """Return the value with vector columns as lists of a fixed size; a stream is not read into memory."""
         if isinstance(value, pa.RecordBatch):
             value = pa.Table.from_batches([value])
+        # With a schema to keep, the write itself casts the rows, and vector columns with them.
         if destination.schema is not None or not destination.vectors:
             return value
         schema = self.schema(value, destination.vectors)
@@ -83,7 +86,7 @@ class ArrowFrames:
         return pa.RecordBatchReader.from_batches(schema, (conform(batch, schema) for batch in batches))
 
     def load(self, view: PinnedTable, kind: type) -> object:
-        """Return a table in memory, or a stream."""
+        """Return a table in memory, or a stream of batches."""
         if issubclass(kind, pa.RecordBatch):
             raise InvalidInputError(
                 "rows cannot be read as one pyarrow.RecordBatch; annotate the input as pyarrow.Table or "
@@ -93,10 +96,10 @@ class ArrowFrames:
 
 
 class PandasFrames:
-    """`pandas.DataFrame`. Named index levels become columns; an index without a name is left out."""
+    """Handle `pandas.DataFrame`. Named index levels become columns; an index without a name is dropped."""
 
     def accepts(self, kind: type) -> bool:
-        """Return whether the type is pandas' frame."""
+        """Return whether the type is a pandas frame."""
         pandas = sys.modules.get("pandas")
         return pandas is not None and issubclass(kind, pandas.DataFrame)
 
@@ -109,35 +112,40 @@ class PandasFrames:
         return ArrowFrames().rows(self._arrow(value), destination)
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
-        """Return a frame in memory."""
+        """Return a pandas frame in memory."""
         return view.read().to_pandas()
 
     def _arrow(self, value: Any) -> pa.Table:  # noqa: ANN401
         named = any(name is not None for name in value.index.names)
-        # Arrow keeps a description of the frame beside the schema, which says nothing about the table.
+        # Arrow adds a JSON description of the frame to the schema's metadata. It would become metadata of the
+        # table, where it changes with every frame.
         return pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
 
 
 class PolarsFrames:
-    """`polars.DataFrame` and `polars.LazyFrame`, which is read batch by batch, and only the columns it asks for."""
+    """Handle `polars.DataFrame` and `polars.LazyFrame`.
+
+    A lazy frame is read batch by batch, and only the columns that its plan uses.
+    """
 
     def accepts(self, kind: type) -> bool:
-        """Return whether the type is one of Polars' two frames."""
+        """Return whether the type is one of these two classes of Polars."""
         polars = sys.modules.get("polars")
         return polars is not None and issubclass(kind, (polars.DataFrame, polars.LazyFrame))
 
     def schema(self, value: "pl.DataFrame | pl.LazyFrame", vectors: Mapping[str, int]) -> pa.Schema:
-        """Return the frame's schema in Arrow's ordinary types."""
+        """Return the frame's schema in Arrow's ordinary types; computes no row of a lazy frame."""
+        # An empty frame carries the schema to Arrow; the plan of a lazy frame is not run for it.
         empty = value.lazy().collect_schema().to_frame()
         return with_vectors(_ordinary(empty.to_arrow()).schema, vectors)
 
     def rows(self, value: "pl.DataFrame | pl.LazyFrame", destination: Destination) -> Rows:
-        """Return the frame as an Arrow table; a lazy one is computed."""
+        """Return the frame as an Arrow table; a lazy frame is computed."""
         frame = value.lazy().collect(engine="streaming")
         return ArrowFrames().rows(_ordinary(frame.to_arrow()), destination)
 
     def load(self, view: PinnedTable, kind: type) -> object:
-        """Return a frame in memory, or a lazy one."""
+        """Return a frame in memory, or a lazy frame over the pinned version."""
         import polars as pl
 
         if issubclass(kind, pl.LazyFrame):
@@ -146,15 +154,17 @@ class PolarsFrames:
 
 
 class SparkFrames:
-    """`pyspark.sql.DataFrame`, classic or Connect: the executors write and read the files."""
+    """Handle `pyspark.sql.DataFrame`, classic or Connect, whose rows the executors write and read."""
 
     def __init__(self, spark: "SparkResource | None" = None) -> None:
-        """Remember where a session comes from when none is running."""
+        """Keep the resource that starts a session when none is active."""
         self._spark = spark
 
     def accepts(self, kind: type) -> bool:
-        """Return whether the type is Spark's frame or one of its two kinds."""
+        """Return whether the type is a Spark frame, classic or Connect."""
         spark = sys.modules.get("pyspark.sql")
+        # The parent class of classic and Connect frames. To import the class of Connect frames would need the
+        # optional packages of Connect.
         return spark is not None and issubclass(kind, spark.DataFrame)
 
     def schema(self, value: "DataFrame", vectors: Mapping[str, int]) -> pa.Schema:
@@ -164,7 +174,7 @@ class SparkFrames:
         return target_schema(value.schema, vectors)
 
     def rows(self, value: "DataFrame", destination: Destination) -> StagedFiles:
-        """Compute the frame and write its rows as data files."""
+        """Compute the frame on the executors, which write its rows as data files that are not committed yet."""
         from lance_dagster.spark import replacement_schema, stage
 
         schema = destination.schema
@@ -174,7 +184,7 @@ class SparkFrames:
         return stage(value, destination.table, destination.branch, schema=schema)
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
-        """Return a frame that the executors read."""
+        """Return a lazy Spark frame, in the active session if there is one."""
         from pyspark.sql import SparkSession
 
         from lance_dagster.spark import local_session
@@ -186,10 +196,10 @@ class SparkFrames:
 
 
 class StagedFrames:
-    """`StagedFiles`: rows an asset has already written as data files, with Spark's `stage` or `write_files`."""
+    """Handle `StagedFiles`: data files that an asset wrote with Spark's `stage` or with `write_files`."""
 
     def accepts(self, kind: type) -> bool:
-        """Return whether the type is the description of staged files."""
+        """Return whether the type is `StagedFiles`."""
         return issubclass(kind, StagedFiles)
 
     def schema(self, value: StagedFiles, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ARG002
@@ -197,31 +207,31 @@ class StagedFrames:
         return value.schema
 
     def rows(self, value: StagedFiles, destination: Destination) -> StagedFiles:  # noqa: ARG002
-        """Return the files."""
+        """Return the files as they are: they are on storage already."""
         return value
 
     def load(self, view: PinnedTable, kind: type) -> object:
-        """Refuse: files that wait for a commit are no way to read."""
+        """Refuse, because staged files describe a write and cannot hold the rows of a version."""
         raise InvalidInputError(f"{view.ref} of {view.table.uri} cannot be read as {kind.__name__}")
 
 
 class LazyFrames:
-    """`PinnedTable` and `lance.LanceDataset`: handles that read nothing by themselves. Inputs only."""
+    """Handle `PinnedTable` and `lance.LanceDataset`, which read nothing until they are used. Inputs only."""
 
     def accepts(self, kind: type) -> bool:
-        """Return whether the type is one of the two handles."""
+        """Return whether the type is one of these two handles."""
         return issubclass(kind, (PinnedTable, LanceDataset))
 
     def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401, ARG002
-        """Refuse: a handle has no rows of its own."""
+        """Refuse, because a handle has no rows of its own to store."""
         raise InvalidInputError(_handle_returned(value))
 
     def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401, ARG002
-        """Refuse: a handle has no rows of its own."""
+        """Refuse, because a handle has no rows of its own to store."""
         raise InvalidInputError(_handle_returned(value))
 
     def load(self, view: PinnedTable, kind: type) -> object:
-        """Return the handle."""
+        """Return the handle; a `LanceDataset` only when the input is not narrowed."""
         if issubclass(kind, PinnedTable):
             return view
         if view.is_narrowed:
@@ -234,7 +244,7 @@ class LazyFrames:
 
 
 def handlers(spark: "SparkResource | None" = None) -> tuple[FrameHandler, ...]:
-    """Return every handler."""
+    """Return a handler for each library."""
     return (
         ArrowFrames(),
         PandasFrames(),
@@ -249,7 +259,7 @@ def handler_for(kind: type, known: Sequence[FrameHandler]) -> FrameHandler:
     """Return the handler of a type.
 
     Raises:
-        InvalidInputError: No handler knows it.
+        InvalidInputError: No handler accepts the type.
     """
     found = next((handler for handler in known if handler.accepts(kind)), None)
     if found is None:
@@ -262,10 +272,12 @@ def handler_for(kind: type, known: Sequence[FrameHandler]) -> FrameHandler:
 
 
 def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
-    """Return a schema in which the columns named have lists of a fixed length, which Lance can search by.
+    """Return a schema in which the named columns are lists of a fixed size.
+
+    Lance builds vector indices only on lists of a fixed size.
 
     Raises:
-        InvalidInputError: A column does not exist or holds no lists.
+        InvalidInputError: A column does not exist, or its type is not a list.
     """
     for name, length in vectors.items():
         index = schema.get_field_index(name)
@@ -286,7 +298,11 @@ def _handle_returned(value: object) -> str:
 
 
 def _ordinary(table: pa.Table) -> pa.Table:
-    """Return a table without Polars' own metadata, and in the types that every engine writes."""
+    """Return a table without Polars' own metadata, in the types that the other engines write.
+
+    Polars uses Arrow's large and view types. An asset that changes from pandas to Polars would otherwise have
+    another schema than its table.
+    """
     fields = [pa.field(field.name, _ordinary_type(field.type), field.nullable) for field in table.schema]
     return table.cast(pa.schema(fields))
 
@@ -308,12 +324,15 @@ def _lazy_frame(view: PinnedTable) -> "pl.LazyFrame":
     def batches(
         columns: list[str] | None, predicate: "pl.Expr | None", rows: int | None, size: int | None
     ) -> Iterator["pl.DataFrame"]:
-        del size  # Lance chooses
+        # A hint that Polars allows a source to ignore: Lance chooses the size of its batches.
+        del size
         left = rows
         for batch in view.scan(columns):
             frame = cast("pl.DataFrame", pl.from_arrow(batch))
+            # Polars' expressions have no exact counterpart in Lance's SQL, so batches are filtered here.
             if predicate is not None:
                 frame = frame.filter(predicate)
+            # The limit counts rows after the filter.
             if left is not None:
                 frame = frame.head(left)
                 left -= frame.height

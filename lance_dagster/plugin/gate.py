@@ -1,10 +1,14 @@
-"""Whether a version has passed its audit, asked of Dagster's event log and of nothing else.
+"""Decide from Dagster's event log whether a version passed its audit.
 
-The graph already keeps the publisher behind the blocking checks, but only in runs that include them: checks
-can be deselected at launch, and a publisher started by hand has none before it. So the publisher asks again,
-and it asks about one exact version: the materialization of the candidate must be of that version, and every
-blocking check must have passed after it. A check that did not run counts as failed. So does one that looked
-at another version.
+In a run that includes the blocking checks, Dagster's graph already keeps the publisher behind them. That is not
+enough: checks can be deselected at launch, and a publisher that is started by hand has no check before it. The
+publisher therefore verifies the audit of the exact version that it is about to publish:
+
+1. the newest materialization of the candidate on that run branch must name the version
+2. every blocking check must have an evaluation after that materialization
+3. the newest evaluation of each check must name the version, where it names one, and must have passed
+
+A check that did not run counts as failed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +26,7 @@ _PARENTS_OF_A_MERGE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The version whose audit is in question: where a run wrote it, whatever it was merged into since."""
+    """The version whose audit decides: on the branch where a run wrote it, even when it was merged since."""
 
     asset: dg.AssetKey
     branch: str
@@ -31,15 +35,17 @@ class Subject:
 
     @classmethod
     def of(cls, asset: dg.AssetKey, version: Version) -> "Subject | str":
-        """Return what was audited for a version, or the reason why nothing was.
+        """Return the audited version behind a version, or the reason why there is none.
 
-        For a version of `main` that is the version of the run branch it was merged from.
+        A merge commit on `main` stands for the version of the run branch that it merged.
         """
         run_id = version.properties.get(md.RUN_ID)
         if version.branch == MAIN:
             if run_id is None or len(version.parents) != _PARENTS_OF_A_MERGE:
                 made = f"{version.operation} by {version.committer}"
                 return f"{_name(asset)}: {version} was not made by a published run ({made}), so nothing audited it"
+            # The second parent of a merge commit is its source. The branch may be deleted by now; only its
+            # name and the number are compared with events, so that is no obstacle.
             branch, _, number = version.parents[1].rpartition("@")
             return cls(asset=asset, branch=branch, number=int(number), run_id=run_id)
         run_id = run_id or run_of(version.branch)
@@ -55,7 +61,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A materialization, or an evaluation of a check, with what it says about versions."""
+    """A materialization of the asset, or (when `check` is set) an evaluation of one of its checks."""
 
     order: tuple[int, int]
     asset: dg.AssetKey
@@ -68,16 +74,17 @@ class _Event:
 def blocking_checks(
     context: dg.AssetExecutionContext, assets: Iterable[dg.AssetKey], named: Iterable[dg.AssetCheckKey] = ()
 ) -> tuple[dg.AssetCheckKey, ...]:
-    """Return every blocking check of some assets, whether or not the current run includes it.
+    """Return every blocking check of some assets, including checks that the current run leaves out.
 
     Args:
         context: The publisher's context.
         assets: The candidates.
-        named: Checks that count as blocking even if the definitions do not say so, or cannot be seen from
-            here.
+        named: Checks that count as blocking although their definitions are not marked so, or are not in the
+            code location of the publisher.
     """
     wanted = set(assets)
     found = {check for check in named if check.asset_key in wanted}
+    # Not `context.repository_def`: under `dg.materialize` that one is only a placeholder.
     graph = context.job_def.asset_layer.asset_graph
     # The graph of a job knows the graph it was cut out of, and only that one still has the deselected checks.
     for known in (graph, graph.source_asset_graph):
@@ -89,9 +96,13 @@ def blocking_checks(
 def reasons_against(
     subject: Subject, checks: Sequence[dg.AssetCheckKey], *, instance: dg.DagsterInstance, chain: RunChain
 ) -> list[str]:
-    """Return every reason why a version may not be published; none when it passed its audit.
+    """Return every reason why a version may not be published; empty when it passed its audit.
 
-    `chain` is the run that asks: a re-execution may have run checks for the run that wrote the version.
+    Args:
+        subject: The version.
+        checks: The blocking checks.
+        instance: The Dagster instance, whose event log is read.
+        chain: The run that publishes. A re-execution may have run the checks of a version that its parent wrote.
     """
     events = list(_events(subject, family_of(subject.run_id, instance, chain.run_ids), instance))
     materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
@@ -102,12 +113,14 @@ def reasons_against(
     if (found := md.audited_version(last.metadata)) != (subject.branch, subject.number):
         seen = f"{found[0]}@{found[1]}" if found else "an unknown version"
         return [f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"]
+    # An evaluation before the last materialization was of an earlier attempt of the step, whose rows are
+    # gone.
     after = [event for event in events if event.check is not None and event.order > last.order]
     return [reason for check in checks if check.asset_key == subject.asset for reason in _failed(check, subject, after)]
 
 
 def was_materialized(asset: dg.AssetKey, run_id: str, instance: dg.DagsterInstance) -> bool:
-    """Return whether a run recorded a materialization of an asset."""
+    """Return whether the event log has a materialization of an asset by a run."""
     records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
     events = (record.event_log_entry.dagster_event for record in records)
     return any(event is not None and event.asset_key == asset for event in events)
@@ -119,8 +132,10 @@ def _failed(check: dg.AssetCheckKey, subject: Subject, after: Sequence[_Event]) 
     if not evaluations:
         yield f"{title} was not run on {subject.ref}"
         return
+    # The newest one counts, so that a check which failed and passed when it was re-executed does not refuse.
     last = max(evaluations, key=lambda event: event.order)
     seen = md.audited_version(last.metadata)
+    # A check that a user wrote may name no version; its place in the log is all that is known about it.
     if seen not in (None, (subject.branch, subject.number)):
         yield f"{title} looked at {seen[0]}@{seen[1]}, not at {subject.ref}"
     elif not last.passed:
@@ -128,9 +143,10 @@ def _failed(check: dg.AssetCheckKey, subject: Subject, after: Sequence[_Event]) 
 
 
 def _events(subject: Subject, run_ids: Sequence[str], instance: dg.DagsterInstance) -> Iterator[_Event]:
-    """Yield the materializations and evaluations of an asset in some runs, given oldest first."""
+    """Yield the materializations and check evaluations of an asset in some runs; run ids are oldest first."""
     kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
-    # Storage ids are counted per run in some event logs, so they order events of one run only.
+    # Some event logs, such as SQLite's with a file for each run, count storage ids per run. They order the
+    # events of one run only, so the place of the run comes first.
     for place, run_id in enumerate(run_ids):
         for record in instance.get_records_for_run(run_id, of_type=kinds).records:
             event = record.event_log_entry.dagster_event
@@ -144,7 +160,7 @@ def _event_of(order: tuple[int, int], event: dg.DagsterEvent) -> _Event | None:
         made = event.step_materialization_data.materialization
         return _Event(order, made.asset_key, None, made.metadata)
     found = event.asset_check_evaluation_data
-    # Dagster itself lets a blocking check pass that fails with a warning.
+    # As in Dagster: a blocking check that fails with severity WARN does not stop the downstream assets.
     passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN
     key = found.asset_check_key
     return _Event(order, key.asset_key, key, found.metadata, passed, found.description or "")

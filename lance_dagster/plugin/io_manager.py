@@ -1,4 +1,8 @@
-"""Stores what assets return on the branch of their run, and gives inputs the version their run should see."""
+"""The IO manager: it commits outputs to the branch of their run and reads inputs from one pinned version.
+
+The class extends `dg.ConfigurableIOManager` and not Dagster's `DbIOManager`. That one is a private module, it
+handles only contiguous partitions, and it deletes and writes in two commits.
+"""
 
 import json
 from collections.abc import Mapping
@@ -24,16 +28,17 @@ from lance_dagster.table import LanceTable
 
 
 class LanceIOManager(dg.ConfigurableIOManager):
-    """Keeps assets in Lance tables: an output is one commit on its run's branch, an input is one version.
+    """Store assets in Lance tables: an output is one commit on its run's branch, an input is one version.
 
     The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars,
-    Arrow, staged files; an input without an annotation is a lazy `lance.LanceDataset`. A partitioned asset
-    replaces the rows of its partitions, found by its metadata `partition_expr`; another one overwrites its
-    table. Metadata `write_mode` (`append`, `overwrite`, `replace`) of the asset, or of the output at run
-    time, changes that.
+    Arrow or staged files. An input without an annotation is a lazy `lance.LanceDataset`. A partitioned asset
+    replaces the rows of its partitions, which its metadata `partition_expr` identifies; an asset without
+    partitions overwrites its table. The metadata `write_mode` (`append`, `overwrite`, `replace`) of the asset,
+    or of the output at run time, overrides this.
 
-    An append is safe to retry: rows that an earlier attempt of the step left on the branch are taken out by
-    the same commit. Outside of a run, as in a test that calls this directly, writes go to `main`.
+    An append is safe to retry: the commit of the retry also removes the rows that an earlier attempt of the
+    step left on the branch. Outside of a run, as in a test that calls the IO manager directly, writes go to
+    `main`.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -50,37 +55,42 @@ class LanceIOManager(dg.ConfigurableIOManager):
     _instance: dg.DagsterInstance | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: object) -> None:
-        """Refuse unknown fields and modes where they are written."""
+        """Refuse unknown fields and write modes when the resource is constructed, rather than in the first run."""
         check_fields(type(self), fields)
         super().__init__(**fields)
         if self.write_mode and not isinstance(self.write_mode, dg.EnvVar):
             write_mode(self.write_mode)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Find out which run this is and which runs it continues; once per step process."""
+        """Find the current run and the runs it continues; Dagster calls this once in each step process."""
         self._instance = context.instance
+        # Only this context offers the run, with its tags and its parent, by Dagster's public API.
         self._chain = RunChain.of(context.run, context.instance)
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Commit a value to the run's branch of the asset's table, as one version.
 
         Raises:
-            InvalidInputError: The value, the write mode or the partition column cannot work; nothing was
-                written. SchemaMismatchError: The rows do not fit the table.
+            InvalidInputError: The value, the write mode or the partition column cannot be used; nothing was
+                written.
+            SchemaMismatchError: The rows do not fit the schema of the table.
         """
         write = Write.of(context, self.write_mode)
         handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
         vectors = _vectors(context.definition_metadata)
         schema = handler.schema(obj, vectors)
-        # A partition column that cannot work is refused here, because the next step may create the table.
+        # Refuse an unusable partition column here: the next lines may create the table.
         write.scope(schema)
         uri = self.lance.uri_of(context.asset_key, context.definition_metadata)
         # Another process of the run may create the table at the same time.
         table = LanceTable.create(uri, schema, storage_options=self.lance.storage_options, exist_ok=True)
         branch = RunBranch(table=table, chain=self._chain_of(context))
+        # Only where no branch of the chain is left can an earlier run of it be published and retired.
         if write.mode == "append" and branch.find() is None:
             self._refuse_published(write.asset, branch)
+        # The branch is forked before rows are computed: Spark stages files for the schema of the branch.
         name = branch.ensure()
+        # An overwrite may change the schema, so it has none to keep.
         current = None if write.mode == "overwrite" else table.schema(name)
         rows = handler.rows(obj, Destination(table=table, branch=name, schema=current, vectors=vectors))
         passed = PassedRows(rows, write)
@@ -88,11 +98,12 @@ class LanceIOManager(dg.ConfigurableIOManager):
         self._report(context, table, version, passed.count if write.keys else None)
 
     def load_input(self, context: dg.InputContext) -> object:
-        """Return the upstream table as this run should see it, as the type the input is annotated with.
+        """Return the upstream table as the type that the input is annotated with.
 
-        The first that applies: `lance/ref` in the input's metadata; the tag of a promoted node; the branch of
-        the run that produced the value or of a run this one continues; the resource's `read_ref`. Input
-        metadata `columns` and `filter`, and the partitions asked for, narrow what is read.
+        The version is the first of these that applies: `lance/ref` in the input's metadata; the tag of a
+        promoted node; the branch of the run that produced the value, or of a run that this one continues; the
+        resource's `read_ref`. The metadata `columns` and `filter` of the input, and the partitions of the run,
+        narrow what is read.
         """
         kind = _type_of_input(context)
         return handler_for(kind, handlers(self.spark)).load(self._view(context), kind)
@@ -108,21 +119,26 @@ class LanceIOManager(dg.ConfigurableIOManager):
         columns = md.plain(wanted.get(md.COLUMNS))
         chosen = None if columns is None else string_list("columns in the metadata of an input", columns, "id")
         narrowed = all_of(md.text(wanted, md.FILTER), _partition_filter(context, upstream, pinned))
+        # A log line and not input metadata: Dagster records input metadata as an observation of the upstream
+        # asset on each read, which floods its events and breaks its plots.
         context.log.debug("%s is read at %s", context.asset_key.to_user_string(), pinned.ref)
         return PinnedTable(table=table, version=pinned.version, columns=chosen, filter=narrowed)
 
     def _chain_of(self, context: dg.OutputContext) -> RunChain:
+        # A context that was built by hand may have a run id although no resource was set up for a run.
         return self._chain if self._chain.run_ids else RunChain.of_run_id(context.run_id)
 
     def _read_chain(self, context: dg.InputContext) -> RunChain:
         produced_in = context.upstream_output.run_id if context.upstream_output else EPHEMERAL_RUN_ID
+        # The chain has to be consulted too: after a re-execution from asset failure Dagster names no
+        # producer, although the parent run wrote the value.
         return self._chain.after(produced_in)
 
     def _refuse_published(self, asset: str, branch: RunBranch) -> None:
-        """Refuse to append what a run that this one continues has published: its rows would be there twice.
+        """Refuse to repeat an append that a run which this one continues has published: it would add its rows twice.
 
         Raises:
-            InvalidInputError: Such a run has published its append to the asset.
+            InvalidInputError: Such a run appended to the asset and was published.
         """
         earlier = branch.chain.run_ids[1:]
         if not earlier or self._instance is None:
@@ -138,14 +154,14 @@ class LanceIOManager(dg.ConfigurableIOManager):
     def _report(
         self, context: dg.OutputContext, table: LanceTable, version: Version, partition_rows: int | None
     ) -> None:
-        """Put what was committed on the event of the output."""
+        """Describe the commit in the metadata and the data version of the materialization event."""
         metadata: dict[str, dg.MetadataValue | dg.TableSchema | str | int] = {
             md.ROW_COUNT: version.rows,
             md.COLUMN_SCHEMA: md.column_schema(table.schema(version)),
             md.URI: table.uri,
             md.TABLE_NAME: self.lance.address_of(context.asset_key, context.definition_metadata).dotted,
             **md.version_metadata(version),
-            # What the commit was made on, which is not the head read before where another step came first.
+            # From the commit itself: another step of the run may have moved the head since it was read.
             md.BASE_VERSION: version.parents[0],
         }
         if partition_rows is not None:
@@ -155,13 +171,16 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
 
 def set_data_version(context: dg.OutputContext, data_version: str) -> None:
-    """Make an output's data version the transaction that wrote it, so that staleness follows commits.
+    """Set the data version of an output, so that Dagster's staleness follows commits.
 
-    Version numbers would not do: they are counted per branch, and a merge gives the same rows another one.
+    The data version is the uuid of the transaction. A version number would not do: numbers are counted per
+    branch, and a merge gives the same rows another number.
     """
     try:
+        # Not marked public by Dagster, and the only route from an IO manager to the data version of its
+        # output.
         step = context.step_context
-    except dg.DagsterInvariantViolationError:  # called directly: there is no event to put it on
+    except dg.DagsterInvariantViolationError:  # called outside of a run: there is no event
         return
     step.set_data_version(context.asset_key, dg.DataVersion(data_version))
 
@@ -196,10 +215,13 @@ def _type_of_output(asset: str, value: object) -> type:
 
 
 def _type_of_input(context: dg.InputContext) -> type:
-    """Return the class an input is annotated with; a lazy handle when it has no annotation."""
+    """Return the class that an input is annotated with; `LanceDataset` when it has no annotation.
+
+    A lazy handle is the default because asset checks often annotate nothing, and a full read could fill memory.
+    """
     try:
         annotated: object = context.dagster_type.typing_type
-    except dg.DagsterInvariantViolationError:  # called directly
+    except dg.DagsterInvariantViolationError:  # called outside of a run
         return LanceDataset
     if annotated is Any or annotated is None:
         return LanceDataset

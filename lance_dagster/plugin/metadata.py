@@ -1,8 +1,8 @@
-"""The names and values this plugin writes on Dagster's definitions and events, and on the commits it makes.
+"""The metadata keys and values that the plugin writes to Dagster and to commits.
 
-Keys that start with `dagster/` on events are Dagster's own vocabulary, which its pages draw; the ones that
-start with `lance/` say which version of which branch an event speaks of. The publisher reads them back, so a
-key here is a format and not a decoration.
+On definitions and events, keys that start with `dagster/` are Dagster's own, and its pages show them in special
+places. Keys that start with `lance/` name the branch and version that an event is about. The publisher and the
+sensors read keys back from events, commits, branches and tags of earlier releases, so a key must not change.
 """
 
 import json
@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from lance_dagster.history.versions import Version
 
-# On definitions and events, for Dagster's pages.
+# On definitions and events, for Dagster's pages. Dagster's own sets of these keys are private classes, so the
+# keys are spelled out; it accepts any key that starts with `dagster/`.
 TABLE_NAME = "dagster/table_name"
 URI = "dagster/uri"
 STORAGE_KIND = "dagster/storage_kind"
@@ -22,13 +23,14 @@ ROW_COUNT = "dagster/row_count"
 PARTITION_ROW_COUNT = "dagster/partition_row_count"
 COLUMN_SCHEMA = "dagster/column_schema"
 
-# On events, for the publisher and for people.
+# On events: the publisher compares them, and people read them.
 BRANCH = "lance/branch"
 VERSION = "lance/version"
 TRANSACTION = "lance/transaction"
 BASE_VERSION = "lance/base_version"
 
-# On definitions, from the user or from the publisher.
+# On definitions, written by the user or by the publisher. The keys without a prefix are the ones that other IO
+# managers for Dagster use.
 TABLE = "lance/table"
 REF = "lance/ref"
 VECTORS = "lance/vectors"
@@ -38,7 +40,7 @@ WRITE_MODE = "write_mode"
 COLUMNS = "columns"
 FILTER = "filter"
 
-# On commits, branches and tags, as strings.
+# In the properties of commits and the metadata of branches and tags, whose values are strings.
 RUN_ID = "dagster/run_id"
 ROOT_RUN_ID = "dagster/root_run_id"
 JOB_NAME = "dagster/job"
@@ -53,7 +55,7 @@ MetadataMap = Mapping[str, object]
 
 
 def plain(value: object) -> object:
-    """Return what a metadata value holds, or the value itself when Dagster has not wrapped it."""
+    """Return the value inside a `MetadataValue`; any other value is returned as it is."""
     return value.value if isinstance(value, dg.MetadataValue) else value
 
 
@@ -64,23 +66,23 @@ def text(metadata: MetadataMap, key: str) -> str | None:
 
 
 def definition_metadata(table_name: str, uri: str | None) -> dict[str, str]:
-    """Return what the definition of a node that stands for a table carries.
+    """Return the metadata that the definition of an asset carries about its table.
 
     Args:
         table_name: `schema.table`.
-        uri: Where the table is, or None when that is known only at run time.
+        uri: The URI of the table, or None when it is known only at run time.
     """
     found = {TABLE_NAME: table_name, STORAGE_KIND: "lance"}
     return found | ({URI: uri} if uri else {})
 
 
 def version_metadata(version: Version) -> dict[str, str | int]:
-    """Return the entries that say exactly which version an event speaks of."""
+    """Return the entries that identify the version an event is about."""
     return {BRANCH: version.branch, VERSION: version.number, TRANSACTION: version.transaction}
 
 
 def column_schema(schema: pa.Schema) -> dg.TableSchema:
-    """Return a table's columns for Dagster's pages, with the descriptions that the Lance fields carry."""
+    """Return a table's columns for Dagster's pages, with the descriptions in the metadata of the fields."""
     return dg.TableSchema(
         columns=[
             dg.TableColumn(
@@ -95,12 +97,13 @@ def column_schema(schema: pa.Schema) -> dg.TableSchema:
 
 
 def _description(field: "pa.Field[Any]") -> str | None:
+    # Spark calls the description of a column its `comment`.
     found = (field.metadata or {}).get(b"description") or (field.metadata or {}).get(b"comment")
     return found.decode("utf-8", errors="replace") if found else None
 
 
 def audited_version(metadata: MetadataMap) -> tuple[str, int] | None:
-    """Return the branch and version number an event speaks of, or None when it names none."""
+    """Return the branch and version number that an event is about, or None when it names no version."""
     branch, number = text(metadata, BRANCH), plain(metadata.get(VERSION))
     if branch is None or not isinstance(number, int):
         return None

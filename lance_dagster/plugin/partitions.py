@@ -1,10 +1,9 @@
-"""Dagster partitions as a filter over the rows of one table.
+"""Translate Dagster partitions into a filter over the rows of one table.
 
-A partition is not a thing of its own in a table: it is the rows that a predicate over one column per
-dimension selects. Everything starts from the list of partition keys, because that is the only form Dagster
-gives for every kind of partition and every set of them: ranges and time windows fail for sets with gaps and
-for dynamic partitions. Neighbouring time windows are joined, so that a year of days is one comparison and not
-365.
+A Lance table stores no partitions. A partition is the set of rows that a predicate selects, over one column for
+each dimension. The input is always the list of partition keys, because Dagster offers no other form for every
+kind of partition: its ranges and time windows fail for sets with gaps and for dynamic partitions. Adjacent time
+windows are merged, so that a year of days becomes one comparison and not 365.
 """
 
 import functools
@@ -24,27 +23,30 @@ from lance_dagster.plugin import metadata as md
 
 @dataclass(frozen=True, slots=True)
 class PartitionFilter:
-    """Which rows belong to some partitions, for Lance and for Arrow."""
+    """A filter that selects the rows of some partitions, as Lance SQL and as an Arrow expression."""
 
     predicate: str
     expression: pc.Expression
 
     def outside(self, rows: pa.Table) -> int:
-        """Count the rows that belong to none of the partitions; a row without a value is one of them."""
+        """Count the rows outside the partitions. A null belongs to no partition, so its row is counted."""
+        # Subtract rather than filter by the inverse: the inverse of a null is null, which would miss such
+        # rows.
         return rows.num_rows - rows.filter(self.expression).num_rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Dimension:
-    """One dimension of the partitions: the column that holds it, and what its keys mean."""
+    """One dimension of the partitions: its column, and the definition that gives its keys a meaning."""
 
     column: "pa.Field[Any]"
     definition: dg.PartitionsDefinition | None
 
     def select(self, keys: Iterable[str]) -> PartitionFilter:
-        """Return the filter for any number of this dimension's keys."""
+        """Return the filter for some keys of this dimension."""
         kind = self.column.type
         timed = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+        # A time partition over a text column, such as `2026-05-01`, is compared as text below.
         if isinstance(self.definition, dg.TimeWindowPartitionsDefinition) and timed:
             windows = _joined(self.definition.time_window_for_partition_key(key) for key in keys)
             return _any([_window(self.column, start, end) for start, end in windows])
@@ -52,6 +54,7 @@ class _Dimension:
             raise InvalidInputError(
                 f"column {self.column.name!r} is {kind}, which only partitions by time can select from"
             )
+        # Sorted, so that the predicate of the same partitions is the same text in each run.
         values = {key: _value(key, self.column) for key in sorted(set(keys))}
         listed = ", ".join(_literal(value) for value in values.values())
         return PartitionFilter(
@@ -68,14 +71,14 @@ def partition_filter(
     partition_expr: object,
     asset: str,
 ) -> PartitionFilter:
-    """Return what selects the rows of some partitions.
+    """Return the filter that selects the rows of some partitions.
 
     Args:
-        keys: The partition keys; none selects no rows.
+        keys: The partition keys. Without keys the filter selects no row.
         schema: The columns of the table.
-        definition: The partitions of the asset; None takes the keys as plain values.
-        partition_expr: The asset's metadata of that name: a column, or one for each dimension.
-        asset: The asset's name, for errors.
+        definition: The partitions of the asset. With None, keys are compared with the column as plain values.
+        partition_expr: The asset's metadata of that name: a column, or a column for each dimension.
+        asset: The asset's name, for error messages.
 
     Raises:
         InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
@@ -87,6 +90,7 @@ def partition_filter(
         return PartitionFilter("false", pc.scalar(False))  # noqa: FBT003
     if not isinstance(definition, dg.MultiPartitionsDefinition):
         return _Dimension(columns[0], definition).select(keys)
+    # In the order of the names of the dimensions, as `_column_names` returns the columns.
     parts = sorted(definition.partitions_defs, key=lambda part: part.name)
     axes = [_Dimension(column, part.partitions_def) for column, part in zip(columns, parts, strict=True)]
     points = {tuple(_coordinates(definition, key)[part.name] for part in parts) for key in keys}
@@ -100,7 +104,7 @@ def _dimension_names(definition: dg.PartitionsDefinition | None) -> list[str] | 
 
 
 def _column_names(asset: str, dimensions: list[str] | None, partition_expr: object) -> list[str]:
-    """Return the name of the column of each dimension, dimensions in the order of their names."""
+    """Return the column of each dimension, in the order of the names of the dimensions."""
     quoted = ", ".join(f'"{name}": "<column>"' for name in dimensions or ())
     example = f"{{{quoted}}}" if dimensions else '"<column>"'
     if partition_expr is None:
@@ -129,7 +133,11 @@ def _coordinates(definition: dg.MultiPartitionsDefinition, key: str) -> Mapping[
 
 
 def _select_points(points: set[tuple[str, ...]], dimensions: Sequence[_Dimension]) -> PartitionFilter:
-    """Return the filter for any set of points; values of the first dimension with equal rests share a term."""
+    """Return the filter for a set of points in several dimensions.
+
+    Values of the first dimension that occur with the same points of the other dimensions share one term. A full
+    grid thus becomes one term, and not one for each point.
+    """
     first, *others = dimensions
     if not others:
         return first.select(point[0] for point in points)
@@ -157,9 +165,10 @@ def _any(filters: Sequence[PartitionFilter]) -> PartitionFilter:
 
 
 def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]:
-    """Return windows in order, neighbours joined to one."""
+    """Return the windows in order, with adjacent ones merged."""
     joined: list[tuple[datetime, datetime]] = []
     for window in sorted(windows, key=lambda one: one.start):
+        # `<=`: a window ends where the next one starts, since its end is exclusive.
         if joined and window.start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(window.end, joined[-1][1]))
         else:
@@ -174,10 +183,10 @@ def _window(column: "pa.Field[Any]", start: datetime, end: datetime) -> Partitio
 
 
 def _moment(moment: datetime, column: "pa.Field[Any]") -> "tuple[str, pa.Scalar[Any]]":
-    """Return the boundary of a window as a literal and as a value of the column's type.
+    """Return the boundary of a window as a SQL literal and as a value of the column's type.
 
-    A column with a time zone holds instants. One without holds what a clock in the time zone of the
-    partitions shows.
+    A timestamp column with a time zone holds instants. A column without one holds local times in the time zone
+    of the partitions.
     """
     kind = column.type
     if pa.types.is_date(kind):
@@ -209,18 +218,19 @@ def _value(key: str, column: "pa.Field[Any]") -> str | int | bool:
 
 
 def _literal(value: str | int | bool) -> str:  # noqa: FBT001
+    # A bool is an int in Python too, but SQL spells its literals `true` and `false`.
     if isinstance(value, bool):
         return str(value).lower()
     return quote_text(value) if isinstance(value, str) else str(value)
 
 
 def quote_text(value: str) -> str:
-    """Return text as a Lance SQL literal."""
+    """Return text as a string literal of Lance SQL."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quote_name(column: str) -> str:
-    """Return a column's name for Lance SQL, whatever characters it has."""
+    """Return a column's name quoted for Lance SQL; it may have any character except a backtick."""
     if "`" in column:
         raise InvalidInputError(f"column {column!r} cannot be used in a filter: its name has a backtick")
     return f"`{column}`"

@@ -1,4 +1,4 @@
-"""A table at one version: what checks, assets and lazy inputs read."""
+"""A table pinned to one version, which checks, assets and lazy inputs read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def all_of(*filters: str | None) -> str | None:
-    """Return one filter that holds where every given one holds, or None when none is given."""
+    """Combine filters with AND; an empty or missing filter is left out, and None means that none is left."""
     given = [one for one in filters if one]
     if len(given) <= 1:
         return given[0] if given else None
@@ -25,10 +25,10 @@ def all_of(*filters: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedTable:
-    """A table at the version its ref had when it was opened, whatever is committed meanwhile.
+    """A table at the version that a ref named when the table was opened; later commits do not show.
 
-    Nothing is read before a method asks for it. `columns` and `filter`, where set, narrow everything read
-    from here; the arguments of the methods narrow it further.
+    Nothing is read before a method asks for it. `columns` and `filter`, where set, narrow every read, and the
+    arguments of the methods narrow it further.
     """
 
     table: LanceTable
@@ -48,12 +48,13 @@ class PinnedTable:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether only a part of the rows or columns is read from here."""
+        """Whether `columns` or `filter` is set."""
         return self.columns is not None or self.filter is not None
 
     def count_rows(self, filter: str | None = None) -> int:
-        """Return the number of rows a Lance SQL filter selects, without reading the others."""
+        """Return the number of rows that a Lance SQL filter selects; reads only the columns that it names."""
         wanted = all_of(self.filter, filter)
+        # The manifest holds the number of rows, so nothing is read without a filter.
         return self.version.rows if wanted is None else self.table.count_rows(self.version, filter=wanted)
 
     def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
@@ -67,16 +68,17 @@ class PinnedTable:
     def spark(
         self, spark: "SparkSession", columns: Sequence[str] | None = None, filter: str | None = None
     ) -> "DataFrame":
-        """Return rows as a Spark frame, read by the executors."""
+        """Return rows as a lazy Spark frame, which the executors read."""
+        # Imported here: PySpark is an optional extra, and most steps do not use it.
         from lance_dagster.spark import read_table
 
         narrowed = all_of(self.filter, filter)
         return read_table(spark, self.table, self.ref, columns=self._columns(columns), filter=narrowed)
 
     def to_lance(self) -> LanceDataset:
-        """Return pylance's own handle of the whole table at this version, for vector search and SQL.
+        """Return the table at this version as pylance's dataset, for vector search and SQL.
 
-        Such a handle cannot carry `columns` and `filter`.
+        A dataset cannot carry `columns` and `filter`, so it shows the whole version.
         """
         return self.table.to_lance(self.version)
 

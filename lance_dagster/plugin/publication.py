@@ -1,13 +1,17 @@
-"""The steps from an audited run branch to the name readers use, each safe to do again.
+"""The steps that take audited run branches to the tag that readers follow.
 
-1. find:   which version of which branch is to be published, in every table
-2. merge:  all of them into `main`; a branch that is merged already is left as it is
-3. move:   the tag in every table. Tags move last: whoever sees one must find every table behind it merged.
-4. retire: delete the branches. Nothing needs them any more, so failing here fails nothing.
+1. find:   look up the version to publish in every table
+2. merge:  merge these versions into `main`; a version that `main` contains already is skipped
+3. move:   move the tag of every table
+4. retire: delete the run branches, which nothing needs after the merge; a failure is only reported
 
-A process may be killed between any two steps, and between any two tables within a step. Whoever comes next
-starts at the first step again, finds what is done and does the rest. After the branches are gone, the log of
-`main` says which run was merged where (`landed_as`).
+Lance has no transaction over several tables. The order of the steps replaces it as far as possible: no tag moves
+before all tables are merged, so a reader who follows a tag never finds a table that is not merged yet. Readers
+can see one tag moved before the next.
+
+Each step is idempotent. A process may be killed between two steps, or between two tables within a step; the next
+publication starts at the first step, recognises what is done and does the rest. When the branches are deleted,
+the properties of the merge commits on `main` still tell which run was published (`landed_as`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,12 +38,13 @@ _SOME_MERGED = "cannot merge, so no tag moved; what was merged before stays merg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One table on its way to its readers.
+    """The publication of one table.
 
-    `sources` are the audited versions to merge. `landed` is the version of `main` that holds them, once one
-    does. `previous` is the tag as it was at first, and `promoted_to` the version it names in the end. `chosen`
-    says that a person picked the version, which may be older than the tag's. Everything else moves a tag only
-    forward: when a later run got there first, its version holds this one's rows.
+    `sources` are the versions to merge. `landed` is the version of `main` that contains them, None before the
+    merge. `previous` is the tag before the publication, and `promoted_to` the version that the tag names after
+    it. `chosen` means that a person named a version of `main`, which may be older than the tag's version.
+    Otherwise a tag moves only forward: when another publisher has moved it to a later version of `main`, that
+    version contains the rows of this publication.
     """
 
     candidate: dg.AssetKey
@@ -53,17 +58,17 @@ class Publication:
 
     @property
     def audited(self) -> tuple[Version, ...]:
-        """The versions whose audit decides."""
+        """The versions whose audit decides whether the publication is allowed."""
         return self.sources or ((self.landed,) if self.landed else ())
 
     @property
     def name(self) -> str:
-        """The candidate's key as text."""
+        """The key of the candidate as text."""
         return self.candidate.to_user_string()
 
     @property
     def version(self) -> Version:
-        """The version of `main` to promote, after merging."""
+        """The version of `main` to promote; valid after the merge."""
         if self.landed is None:
             raise RuntimeError(f"{self.name} is not merged")
         return self.landed
@@ -72,20 +77,21 @@ class Publication:
 def find_by_run(
     publication: Publication, chain: RunChain, *, instance: dg.DagsterInstance, with_backfill: bool
 ) -> Publication:
-    """Return a publication of what a chain of runs wrote, without sources when that is nothing.
+    """Return the publication of the rows that a chain of runs wrote; without sources when it wrote none.
 
     Args:
         publication: The table.
-        chain: The run that publishes and the runs it continues.
-        instance: Where runs are recorded.
-        with_backfill: Whether to publish what the other runs of the same backfill wrote, when this chain
-            wrote nothing: for a publisher that runs once, after all of them.
+        chain: The run that publishes and the runs that it continues.
+        instance: The Dagster instance that records runs.
+        with_backfill: Whether to publish the branches of the other runs of the same backfill when this chain
+            wrote nothing. A publisher without partitions needs this: Dagster runs it once, after all of them.
     """
     table = publication.table
     head = RunBranch(table=table, chain=chain).written()
     if head is not None and run_of(head.branch) in (None, chain.run_id):
         return replace(publication, sources=(head,))
-    # A newer run of the chain than this branch's may be published already, and its own branch deleted.
+    # The branch found belongs to an older run of the chain. A newer run may be published already and its branch
+    # deleted; then the log of main has the newer rows.
     runs = dg.RunsFilter(run_ids=list(chain.run_ids))
     landed = landed_as(table, {md.RUN_ID: chain.run_ids}, started_at(runs, instance))
     if landed is not None and (head is None or _is_newer(landed, head, chain)):
@@ -98,7 +104,9 @@ def find_by_run(
 
 
 def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
-    """Return whether what was published is of a newer run of the chain than a branch."""
+    """Return whether a published version comes from a newer run of the chain than the head of a branch."""
+    # The chain is newest first, so a smaller age is newer. A branch of a run outside of the chain, which a
+    # tag of the run named, counts as the newest.
     ages = {run_id: age for age, run_id in enumerate(chain.run_ids)}
     return ages[landed.properties[md.RUN_ID]] < ages.get(run_of(head.branch) or "", -1)
 
@@ -115,17 +123,17 @@ def _find_by_backfill(publication: Publication, backfill_id: str, instance: dg.D
 
 
 def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInstance) -> Publication:
-    """Return a publication of what a ref expression names: a branch to merge, or a version to promote.
+    """Return the publication of a ref expression: a branch to merge, or a version of `main` to promote.
 
     Raises:
-        RefNotFoundError: There is no such ref, and no run of that name was published.
+        RefNotFoundError: There is no such ref, and the log of `main` has no merge of such a run branch.
     """
     table = publication.table
     run_id = run_of(ref)
     if run_id is not None and not table.branches.list(ref):
         since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
         landed = landed_as(table, {md.RUN_ID: (run_id,)}, since)
-        # The run was published before and its branch deleted; its merge is still in the log of main.
+        # The run was published and its branch deleted. Its merge is in the log of main, so the tag can follow.
         if landed is not None:
             return replace(publication, landed=landed)
     version = table.at(ref)
@@ -135,10 +143,12 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
 
 
 def check_mergeable(publications: Iterable[Publication]) -> None:
-    """Refuse what cannot be merged as things are now, in any table, before the first table is merged.
+    """Refuse the publication when a merge of any table has conflicts, before the first table is merged.
+
+    A commit between this check and the merge can still cause a conflict; `merge_all` reports that one.
 
     Raises:
-        MergeConflictError: With the conflicts of all tables; nothing was written.
+        MergeConflictError: Some merges have conflicts; the error lists those of all tables. Nothing was written.
     """
     found = [
         conflict
@@ -151,7 +161,7 @@ def check_mergeable(publications: Iterable[Publication]) -> None:
 
 
 def _named(publication: Publication, source: Version, conflicts: Iterable[object]) -> list[Conflict]:
-    """Return the conflicts of a merge with the table and the source in front of their units."""
+    """Return the conflicts of a merge, with the table and the source prepended to their units."""
     return [
         replace(conflict, unit=f"{publication.name} ({source}): {conflict.unit}")
         for conflict in conflicts
@@ -160,11 +170,10 @@ def _named(publication: Publication, source: Version, conflicts: Iterable[object
 
 
 def merge_all(publications: Iterable[Publication], chain: RunChain) -> list[Publication]:
-    """Merge every source into `main`, and return the publications with the versions that hold them.
+    """Merge every source into `main`, and return the publications with the versions that contain them.
 
     Raises:
-        MergeConflictError: The first table that cannot be merged; tables before it are merged, no tag has
-            moved.
+        MergeConflictError: A table cannot be merged. The tables before it are merged, and no tag has moved.
     """
     merged: list[Publication] = []
     for publication in publications:
@@ -182,6 +191,7 @@ def _merged(publication: Publication, chain: RunChain, refusal: str) -> Publicat
             md.PUBLISHED_BY: chain.run_id,
             md.BACKFILL_ID: chain.backfill_id,
         }
+        # `landed_as` finds the merge by these properties when the branch is deleted.
         properties = {key: value for key, value in found.items() if value}
         message = f"publish {publication.name} from {source}"
         try:
@@ -189,29 +199,32 @@ def _merged(publication: Publication, chain: RunChain, refusal: str) -> Publicat
         except MergeConflictError as error:
             raise MergeConflictError(refusal, _named(publication, source, error.conflicts)) from error
         refusal = _SOME_MERGED
-        # Resumed, the merges of a backfill may be found in another order than they were made in.
+        # In a resumed publication some sources are merged already, and `merge` returns an existing version for
+        # them, not in the order of this loop. The newest version contains the others.
         landed = version if landed is None or version.number > landed.number else landed
     return replace(publication, landed=landed)
 
 
 def move_tags(publications: Sequence[Publication], tag: str, metadata: Mapping[str, str]) -> list[Publication]:
-    """Move the tag of every table to the version that was merged or chosen; returns where the tags are.
+    """Move the tag of every table to its version, and return the publications with the versions tagged.
 
     Args:
-        publications: The tables, all merged.
-        tag: The tag.
-        metadata: What the tag remembers about the move.
+        publications: The tables, all of them merged.
+        tag: The name of the tag.
+        metadata: Metadata of the tag about the move, such as its reason.
 
     Raises:
-        RefMovedError: The tag moved since the person who chose a version looked at it.
+        RefMovedError: A person chose the version, and the tag moved since this publication looked at it.
     """
     return [_moved(publication, tag, metadata) for publication in publications]
 
 
 def _moved(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Publication:
-    # pylance keeps a tag's metadata when it moves the tag, so what is said about a move names its end.
+    # pylance keeps the metadata of a tag when it moves the tag. The metadata therefore names the version it is
+    # about, so that a reader can tell whether it describes the latest move.
     about = {**metadata, md.MOVED_TO: str(publication.version)}
     tagged = _choose(publication, tag, about) if publication.chosen else _advance(publication, tag, about)
+    # With `branch:`, because other programs allow a tag and a branch of the same name.
     return replace(publication, promoted_to=publication.table.at(f"branch:{tagged.ref}"))
 
 
@@ -220,6 +233,7 @@ def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> 
     current = table.tags.list().get(tag)
     if current is not None and current.ref == wanted:
         return current
+    # Compare and swap: the person decided by the version that the tag had then.
     expected = None if previous is None else table.at(f"branch:{previous.ref}")
     return table.tags.move(tag, wanted, expected=expected, metadata=metadata)
 
@@ -228,9 +242,10 @@ def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) ->
     table, version = publication.table, publication.version
     for _ in range(_TRIES):
         current = table.tags.list().get(tag)
+        # Never move the tag back: a slower publisher must not undo a faster one that merged later rows.
         if current is not None and current.branch == MAIN and current.version >= version.number:
             return current
-        # Another publisher may create or move the tag between the look and the move: look again then.
+        # Another publisher may create or move the tag between this read and the write; then read it again.
         with suppress(RefMovedError, AlreadyExistsError):
             if current is None:
                 return table.tags.create(tag, version, metadata=metadata)
@@ -240,11 +255,12 @@ def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) ->
 
 
 def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str]:
-    """Delete the run branches that were published, and return what could not be deleted and why."""
+    """Delete the run branches that were published, and return which ones could not be deleted and why."""
     kept = []
     for publication in publications:
         runs = [run_of(source.branch) for source in publication.sources]
         run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
+        # The sources may be branches of other runs: of a backfill, or of a run that a person named.
         retired = replace(chain, run_ids=tuple(run_ids))
         kept += [
             f"{publication.name}: {reason}" for reason in RunBranch(table=publication.table, chain=retired).retire()
@@ -252,17 +268,19 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
     return kept
 
 
-# Where Dagster no longer knows when a run began: one that was interrupted is resumed before so many others land.
+# The search of the log stops at the start of the runs. When Dagster has deleted their records, the start is unknown
+# and this number of versions limits the search: an interrupted publication is resumed before that many others land.
 _SEARCHED = 200
 
 
 def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: datetime | None) -> Version | None:
-    """Return the newest version of `main` that has one of some values of each property given.
+    """Return the newest version of `main` whose properties match.
 
     Args:
         table: The table.
-        made_by: Properties of a publication's commit, and the values looked for.
-        since: When the runs began that may have made it; nothing older is read. None if that is not known.
+        made_by: By property, the values of which one must match. All properties must match.
+        since: The start of the runs that may have made the version; older versions are not searched. None when
+            it is unknown.
     """
     wanted = {key: frozenset(values) for key, values in made_by.items()}
     for number in reversed(table.branches.version_numbers()[-_SEARCHED:]):

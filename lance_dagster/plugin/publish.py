@@ -1,10 +1,13 @@
-"""The publisher: one asset that stands for what readers may see, and the button that moves it.
+"""The publisher: a multi-asset that merges audited run branches and moves the tag that readers follow.
 
-Every table has two nodes. The candidate, `shop/orders`, is materialized when a run writes its branch; nobody
-outside of the run can see those rows yet. The promoted node, `production/shop/orders`, is materialized when
-the tag moves, so whatever waits for it finds the rows. The publisher is the asset of all promoted nodes: the
-last step of a job, and by hand from its *Materialize* button the way to promote, roll back and publish what
-was left behind.
+Every table has two nodes in Dagster's graph. The candidate, `shop/orders`, is materialized when a run writes its
+branch, where only that run reads the rows. The promoted node, `production/shop/orders`, is materialized when the
+tag moves. With one node there would be a race: automation would start a reader as soon as the candidate is
+materialized, before the rows are on `main`. Readers therefore depend on the promoted node.
+
+One publisher produces the promoted nodes of several tables. As the last step of a job it publishes what the run
+wrote. From its *Materialize* button a person promotes a version, rolls back, or publishes a run branch that was
+left behind.
 """
 
 import re
@@ -41,6 +44,7 @@ from lance_dagster.plugin.resource import LanceResource, table_address
 from lance_dagster.plugin.run_chain import RunChain, run_of
 
 POOL = "lance_publish"
+# The tags by which Dagster says who or what launched a run. A person comes before an automatism.
 _WHO_TAGS = (
     "dagster/user",
     "user",
@@ -49,15 +53,16 @@ _WHO_TAGS = (
     "dagster/automation_condition_name",
 )
 
-# Markdown, for the page that has the button.
+# Markdown, shown on the page of the promoted node, beside its *Materialize* button.
 _ABOUT = """`{table}` as readers of `{tag}` see it.
 
 To roll back or to promote another version, choose *Open launchpad* beside *Materialize* and set `ref`, for example to
 `main@2`; *Events* lists where the tag has been. *Materialize* alone publishes what its own run wrote."""
 
 
+# Text fields default to "" and not to None: the Launchpad hides fields whose default is None.
 class PublishConfig(dg.Config):
-    """What to publish. Left alone, the publisher publishes what its own run wrote."""
+    """What to publish. By default the publisher publishes what its own run wrote."""
 
     ref: str = Field(
         default="",
@@ -80,31 +85,32 @@ def build_publisher(
     partitions_def: dg.PartitionsDefinition | None = None,
     checks: Sequence[dg.AssetCheckKey | dg.AssetChecksDefinition] = (),
 ) -> dg.AssetsDefinition:
-    """Return the asset that merges audited run branches into `main` and moves a tag to the result.
+    """Build the asset that merges audited run branches into `main` and moves a tag to the result.
 
-    Nothing moves unless every blocking check of every table selected passed on exactly the version to be
-    published, or its config says otherwise and why. All tables are merged before the first tag moves; tables
-    are not one transaction, so a reader may see one tag moved and not yet the next. Doing it again after a
-    crash finishes what was begun. It expects the `LanceResource` under the resource key `lance`.
+    It publishes only when every blocking check of every selected table passed on exactly the version to publish;
+    the config `ignore_failed_checks` overrides this and demands a reason. All tables are merged before the first
+    tag moves. Tables have no common transaction, so a reader may see one tag moved before the next. The step is
+    idempotent: a retry after a crash does the rest. It expects the `LanceResource` under the resource key
+    `lance`.
 
-    The promoted nodes form a group named after the tag; `map_asset_specs` puts them into another.
+    The promoted nodes form a group named after the tag; `map_asset_specs` can move them to another group.
 
-    A table that no run of the chain wrote is left out and its promoted node is not materialized, with a
-    warning: assets downstream of that node are skipped in this run. When that is so for all tables, the step
-    fails.
+    A table that no run of the chain wrote is left out with a warning, and its promoted node is not materialized:
+    the assets downstream of that node are skipped in this run. The step fails when no table is left.
 
     Args:
-        tables: The candidates: definitions, or keys.
-        tag: The name readers use, and the first part of the promoted nodes' keys.
+        tables: The candidates, as definitions or keys.
+        tag: The tag that readers follow, and the first part of the promoted nodes' keys.
         name: Name of the op; `publish_<tag>` if None.
-        pool: Dagster pool that keeps two publishers apart; limit it to 1 in the instance's settings. None: no
-            pool.
-        partitions_def: The partitions of the candidates, to publish within each run of a backfill. None
-            publishes once, after all of them.
-        checks: Blocking checks that the definitions do not show, or do not mark as blocking.
+        pool: Dagster pool of the step. Limit the pool to 1 in the instance's settings, so that publishers run
+            one after the other. None means no pool.
+        partitions_def: The partitions of the candidates, to publish within each run of a backfill. With None, a
+            backfill is published once, after all its runs.
+        checks: Further checks that must pass: checks that are not in the publisher's code location, or not marked
+            as blocking.
 
     Raises:
-        InvalidInputError: No table is given, or one twice.
+        InvalidInputError: No table is given, or one is given twice.
     """
     require_sequence("tables", tables, "shop/orders")
     nodes = [_Node.of(table, tag, partitioned=partitions_def is not None) for table in tables]
@@ -115,6 +121,7 @@ def build_publisher(
 
     @dg.multi_asset(
         name=name or f"publish_{tag}",
+        # One step for all tables, so that they are all merged before any tag moves.
         specs=[node.spec for node in nodes],
         can_subset=True,
         pool=pool,
@@ -127,7 +134,7 @@ def build_publisher(
         try:
             yield from step.publish(selected, with_backfill=partitions_def is None)
         except (PublishRefusedError, ProtectedError, ConflictError, InvalidInputError, NotFoundError) as error:
-            # A retry by Dagster would be refused for the same reason.
+            # A retry by Dagster would fail for the same reason. A StoreError may pass, so it is retried.
             raise dg.Failure(description=str(error), allow_retries=False) from error
 
     return publisher
@@ -135,7 +142,7 @@ def build_publisher(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """A table's two nodes."""
+    """The candidate and the promoted node of one table."""
 
     candidate: dg.AssetKey
     promoted: dg.AssetKey
@@ -146,21 +153,24 @@ class _Node:
     def of(cls, table: CheckedAsset, tag: str, *, partitioned: bool) -> "_Node":
         candidate, metadata = asset_key_of(table), metadata_of(table)
         promoted = dg.AssetKey([tag, *candidate.path])
+        # The promoted node stands for the same table, so it needs the metadata that decides about its place. With
+        # `partition_expr`, partitioned readers of the node can read their partitions.
         kept = (md.SCHEMA, md.PARTITION_EXPR) if partitioned else (md.SCHEMA,)
         about = {key: metadata[key] for key in kept if key in metadata}
         spec = dg.AssetSpec(
             promoted,
             deps=[candidate],
             description=_ABOUT.format(table=candidate.to_user_string(), tag=tag),
-            # A tag may have characters that a group may not.
+            # Dagster allows fewer characters in the name of a group than Lance in that of a tag.
             group_name=re.sub(r"\W", "_", tag, flags=re.ASCII),
-            # Not materialized when its tag does not move: a dry run, or nothing to publish.
+            # Not materialized when its tag does not move: in a dry run, or when there is nothing to publish.
             skippable=True,
             kinds={"lance"},
             metadata={
                 **about,
                 md.TABLE: candidate.to_user_string(),
                 md.REF: tag,
+                # Without a URI: the root belongs to the resource, which only a run has.
                 **md.definition_metadata(table_address(candidate, metadata).dotted, None),
             },
         )
@@ -169,7 +179,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Publisher:
-    """One run of the publisher's step."""
+    """One execution of the publisher's step."""
 
     context: dg.AssetExecutionContext
     config: PublishConfig
@@ -182,7 +192,8 @@ class _Publisher:
         chain = RunChain.of_context(self.context)
         found = self._find(nodes, chain, with_backfill=with_backfill)
         ignored = self._gate(found, chain)
-        # One merge alone is refused whole by itself. A preview of it would work out the same merge twice.
+        # A single merge writes nothing when it conflicts, so a preview of it would only do its work twice. With
+        # several merges, the first ones would be on `main` when a later one is refused.
         if self.config.dry_run or sum(len(one.sources) for one in found) > 1:
             check_mergeable(found)
         if self.config.dry_run:
@@ -195,11 +206,16 @@ class _Publisher:
             origin = one.previous.ref if one.previous else "nowhere"
             self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
             yield self._result(one, ignored)
+        # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
         for reason in retire_all(merged, chain):
             self.context.log.warning("branch kept: %s", reason)
 
     def _find(self, nodes: Sequence[_Node], chain: RunChain, *, with_backfill: bool) -> list[Publication]:
-        """Return what there is to publish in each table, and leave out tables with nothing."""
+        """Return the publications of the tables that have something to publish.
+
+        Raises:
+            PublishRefusedError: No table has anything, or a table lacks what it should have.
+        """
         found: list[Publication] = []
         missing: list[str] = []
         wrong: list[str] = []
@@ -208,11 +224,14 @@ class _Publisher:
             try:
                 one = self._look(node, chain, with_backfill=with_backfill)
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
-                # A run writes some of the tables, so its branch may be missing in one; any other ref may not.
+                # A run may write only some of the tables, so its branch may be missing in others. Any other ref
+                # must exist in every table.
                 (missing if self._by_run else wrong).append(f"{name}: {error}")
                 continue
             if one.audited:
                 found.append(one)
+            # The event log says that a run wrote the table. A missing branch is then an error: it was
+            # deleted, or the run wrote under another root.
             elif runs := [run for run in chain.run_ids if was_materialized(node.candidate, run, self.instance)]:
                 wrong.append(f"{name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
             else:
@@ -234,10 +253,10 @@ class _Publisher:
         return find_by_run(empty, chain, instance=self.instance, with_backfill=with_backfill)
 
     def _gate(self, found: Sequence[Publication], chain: RunChain) -> list[str]:
-        """Return the reasons that were ignored.
+        """Verify the audit of every version, and return the reasons against it that the config ignores.
 
         Raises:
-            PublishRefusedError: There are reasons, and nobody said to ignore them.
+            PublishRefusedError: There are reasons, and the config does not ignore them.
         """
         reasons: list[str] = []
         for one in found:
@@ -279,6 +298,8 @@ class _Publisher:
         return dg.MaterializeResult(
             asset_key=one.promoted,
             metadata=metadata,
+            # As for the candidate: the uuid of the transaction is the data version, and staleness follows the
+            # tag.
             data_version=dg.DataVersion(version.transaction),
         )
 
@@ -289,7 +310,7 @@ class _Publisher:
 
     @property
     def who(self) -> str:
-        """Who asked for it, as far as Dagster knows."""
+        """The person or automation that launched the run, as far as its tags say; else empty."""
         tags = self.context.run.tags
         return next((f"{tag.rpartition('/')[2]} {tags[tag]}" for tag in _WHO_TAGS if tag in tags), "")
 

@@ -1,6 +1,7 @@
-"""Where the tables are, and which version of them a run sees.
+"""The two resources: `LanceResource` locates and opens tables, `SparkResource` starts a Spark session.
 
-A Spark session for assets and for the IO manager.
+`LanceResource` is the only place that maps an asset to a table and a run to the version that it reads. The IO
+manager, the checks, the publisher and the sensors all ask it, so that they agree.
 """
 
 import difflib
@@ -26,7 +27,7 @@ _DEFAULT_SCHEMA = "public"
 
 @dataclass(frozen=True, slots=True)
 class TableAddress:
-    """The place of a table below the root: the folder it is in and its own name."""
+    """The place of a table below the root: the folder `schema` and the name `table`."""
 
     schema: str
     table: str
@@ -37,23 +38,23 @@ class TableAddress:
 
     @property
     def dotted(self) -> str:
-        """Return `schema.table`, the way Dagster's pages name tables."""
+        """The name `schema.table`, as Dagster's pages show it."""
         return f"{self.schema}.{self.table}"
 
 
 class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """The folder of Lance tables that assets, checks, the publisher and sensors work on.
+    """Locate and open the Lance tables of assets, for IO managers, checks, publishers and sensors.
 
-    An asset's table is `{root}/{schema}/{table}.lance`. The table is the last part of the asset key. The
-    schema is, in this order: the asset's metadata `schema`, `schema_name` here, the part of the key before
-    the last, `public`.
+    The table of an asset is at `{root}/{schema}/{table}.lance`. `table` is the last part of the asset key.
+    `schema` is the first of these that is set: the asset's metadata `schema`, the field `schema_name`, the
+    second to last part of the key, and `public`.
 
     Example:
         >>> LanceResource(root="/data/lake").uri_of(dg.AssetKey(["shop", "orders"]))
         '/data/lake/shop/orders.lance'
     """
 
-    # A rejected value may be a credential.
+    # Pydantic quotes a rejected value in its error, and the value may be a credential.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     root: str = Field(description="Folder of the tables: an absolute local path or s3://bucket/path.")
@@ -74,9 +75,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     _root_uri: str = PrivateAttr(default="")
 
     def __init__(self, **fields: object) -> None:
-        """Refuse unknown fields, and a root that can never work, where they are written."""
+        """Refuse unknown fields and an unusable root when the resource is constructed."""
         check_fields(type(self), fields)
         super().__init__(**fields)
+        # Dagster resolves an EnvVar when a run starts; such a root is checked at its first use.
         if not isinstance(self.root, dg.EnvVar):
             self._check_root()
 
@@ -85,13 +87,13 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             asset_key: An asset key, or its path written `schema/table`.
-            metadata: The asset's definition metadata. `schema` overrides the schema; a promoted node names
-                its candidate in `lance/table`.
+            metadata: The asset's definition metadata. `schema` overrides the schema. A promoted node names its
+                candidate in `lance/table`, and has the address of the candidate.
         """
         return table_address(asset_key, metadata or {}, self.schema_name)
 
     def uri_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> str:
-        """Return the URI of an asset's table, whether it exists or not."""
+        """Return the URI of an asset's table; the table need not exist."""
         address = self.address_of(asset_key, metadata)
         return f"{self._check_root()}/{address}.lance"
 
@@ -99,7 +101,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Open an asset's table.
 
         Raises:
-            TableNotFoundError: No run has written it yet.
+            TableNotFoundError: There is no table at the URI.
         """
         uri = self.uri_of(key, metadata)
         try:
@@ -109,31 +111,35 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise TableNotFoundError(f"no table {name} at {uri}: no run has written it yet") from None
 
     def open(self, context: object, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> PinnedTable:
-        """Return what the current run sees of a table, pinned to one version.
+        """Open a table pinned to the version that the current run reads.
 
-        Inside a run that wrote the table, or that continues one that did, this is the candidate on the run
-        branch; else it is the table at `read_ref`.
+        In a run that wrote the table, or that continues a run which wrote it, this is the head of the run
+        branch. Otherwise it is the version that `read_ref` names.
 
         Args:
             context: The context of the asset, check or op that reads.
             asset_key: The asset whose table is read.
-            metadata: The asset's definition metadata, where it decides about the place.
+            metadata: The asset's definition metadata, needed when it decides where the table is.
         """
         return self.pin(RunChain.of_context(context), self.table(asset_key, metadata))
 
     def pin(self, chain: RunChain, table: LanceTable) -> PinnedTable:
-        """Return a table at the version a chain of runs sees."""
+        """Return a table pinned to the version that a chain of runs reads."""
         branch = RunBranch(table=table, chain=chain).find()
         return PinnedTable(table=table, version=table.at(branch.name if branch else self.read_ref))
 
     def definition_metadata(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> dict[str, str]:
-        """Return metadata for an asset's definition, so that its page names the table and where it is stored."""
-        # Definitions load without the environment of a run, so a root from there is not known yet.
+        """Return metadata for an asset's definition, which makes its page show the table's name and URI."""
+        # A code location may load without the environment of a run, so the value of an EnvVar is unknown here.
         uri = None if isinstance(self.root, dg.EnvVar) else self.uri_of(asset_key, metadata)
         return md.definition_metadata(self.address_of(asset_key, metadata).dotted, uri)
 
     def _check_root(self) -> str:
-        """Return the root as a canonical URI, or say why it cannot be one; done once for each resource."""
+        """Return the root as a canonical URI; computed once for each resource.
+
+        Raises:
+            InvalidInputError: The root is empty, relative, or no location that a store can have.
+        """
         if self._root_uri:
             return self._root_uri
         if not self.root.strip():
@@ -144,7 +150,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 f"folders, so give an absolute path such as {os.path.abspath(self.root)!r}"  # noqa: PTH100
             )
         try:
-            # No options: they may still be names of environment variables, and opening a table checks them.
+            # Without storage options: they may still be unresolved EnvVars. Opening a table checks them.
             self._root_uri = open_store(self.root).uri
         except InvalidInputError as error:
             raise InvalidInputError(f"LanceResource.root {self.root!r}: {error}") from None
@@ -152,17 +158,17 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 def table_address(asset_key: TableKey, metadata: Mapping[str, object], schema_name: str = "") -> TableAddress:
-    """Return the schema and table of an asset, by the order the resource documents."""
+    """Return the schema and table of an asset, in the order of precedence that `LanceResource` documents."""
     path = _path(md.text(metadata, md.TABLE) or asset_key)
     prefix = path[-2] if len(path) > 1 else ""
     return TableAddress(md.text(metadata, md.SCHEMA) or schema_name or prefix or _DEFAULT_SCHEMA, path[-1])
 
 
 def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
-    """Refuse field names a resource does not have; pydantic alone would ignore them.
+    """Refuse names that are no fields of a resource; pydantic would ignore them silently.
 
     Raises:
-        InvalidInputError: Names the field, the resource and the nearest field it does have.
+        InvalidInputError: A name is unknown. The message suggests the nearest field.
     """
     known = sorted(model.model_fields)
     for name in fields:
@@ -184,10 +190,10 @@ if TYPE_CHECKING:
 
 
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Starts Spark when it is first asked for.
+    """Start a Spark session at its first use.
 
-    Every step process has a session of its own, so with the multiprocess executor each step pays for the
-    start. Jobs made of Spark assets run best with `dg.in_process_executor`.
+    Every step process has its own session, so with the multiprocess executor each step starts a Java process.
+    Jobs of Spark assets run faster with `dg.in_process_executor`.
     """
 
     master: str = Field(default="local[*]", description="Spark master URL.")
@@ -195,13 +201,13 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     config: dict[str, str] = Field(default_factory=dict, description="Further Spark settings.")
 
     def __init__(self, **fields: object) -> None:
-        """Refuse unknown fields where they are written."""
+        """Refuse unknown fields when the resource is constructed."""
         check_fields(type(self), fields)
         super().__init__(**fields)
 
     @property
     def session(self) -> "SparkSession":
-        """The session of this process, started when there is none."""
+        """The Spark session of this process, which is started if there is none."""
         from lance_dagster.spark import local_session
 
         return local_session(app_name=self.app_name, master=self.master, config=self.config)

@@ -1,8 +1,10 @@
 """The branch of one Dagster run in one table.
 
-A run writes each table on a branch of its own, `run/<run id>`, forked when it first writes that table: from
-the newest branch of the runs it continues, else from `main`. Reading follows the same chain. No state is kept
-between calls, because under the multiprocess executor every step is a process of its own.
+A run writes each table on its own branch, `run/<run id>`. The branch is forked at the run's first write to the
+table: from the newest branch of the runs that it continues, or else from `main`. Reads follow the same chain.
+
+All state is in the table's refs and commits. With the multiprocess executor every step is a process of its own,
+so a value kept in memory would be unknown to the next step.
 """
 
 import math
@@ -21,37 +23,38 @@ from lance_dagster.table import LanceTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBranch:
-    """The branch that a run writes to in a table, and the ones it reads through."""
+    """The branches of a chain of runs in one table: the branch that the run writes, and those that it reads."""
 
     table: LanceTable
     chain: RunChain
 
     @property
     def name(self) -> str:
-        """The branch this run writes to; `main` outside of a run."""
+        """The branch that this run writes; `main` outside of a run."""
         return self.chain.branch_names[0] if self.chain.branch_names else MAIN
 
     def find(self) -> Branch | None:
-        """Return the newest branch of the chain that this table has, or None when no run of the chain wrote it."""
-        # By name: a table may have the branches of thousands of runs, and a list reads the file of each.
+        """Return the newest branch of the chain in this table, or None when no run of the chain has a branch here."""
+        # Look branches up by name: a list reads the file of every branch, and a table may have thousands.
         for name in self.chain.branch_names:
             with suppress(RefNotFoundError):
                 return self.table.branches.get(name)
         return None
 
     def written(self) -> Version | None:
-        """Return the head of the newest branch of the chain that has a commit of its own, or None."""
+        """Return the head of the newest branch of the chain that has its own commits, or None."""
         for name in self.chain.branch_names:
             with suppress(RefNotFoundError):
                 head = self.table.head(name)
+                # A step that failed after the fork leaves a branch without commits of its own.
                 if is_written(head):
                     return head
         return None
 
     def ensure(self) -> str:
-        """Fork the branch unless it is there, and return its name.
+        """Fork the branch of the run unless it exists, and return its name.
 
-        Two processes of a run may do this at once: both get the same branch.
+        Two processes of a run may call this at the same time; both get the same branch.
 
         Raises:
             InvalidInputError: The run's tag `lance/branch` names `main`.
@@ -69,10 +72,15 @@ class RunBranch:
         return self.name
 
     def earlier_attempt(self, properties: Mapping[str, str]) -> Version | None:
-        """Return what an earlier attempt of the same step committed for the same partitions, or None.
+        """Return the version that an earlier attempt of the same step committed, or None.
 
-        The earlier attempt may be a retry within this run, or belong to a run this one continues.
+        An attempt is the same when the step, the asset and the partitions are equal. It may be in this run, before
+        a retry by Dagster, or in a run that this one continues.
+
+        Args:
+            properties: The properties of the commit that is about to be made.
         """
+        # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another one.
         same = (md.STEP_KEY, md.ASSET_KEY, md.PARTITION_KEYS)
         if md.STEP_KEY not in properties:
             return None
@@ -84,12 +92,14 @@ class RunBranch:
         return None
 
     def retire(self) -> tuple[str, ...]:
-        """Delete the published run branches of the chain, child before parent; return what was kept and why.
+        """Delete the published run branches of the chain, and return which ones were kept and why.
 
-        A branch that has something `main` has not is kept, and one that others were forked from or a tag
-        names. So is one the run was told to use by its `lance/branch` tag, which belongs to whoever made it.
+        A branch is kept when `main` does not contain all its versions, when another branch was forked from it,
+        and when a tag names one of its versions. The branch that the run's tag `lance/branch` names is always
+        kept: the run did not create it.
         """
         kept = []
+        # Newest run first: its branch was forked from the next one, which cannot be deleted before it.
         for name in map(branch_of, self.chain.run_ids):
             try:
                 if self.table.branches.is_merged(name) is None:
@@ -97,17 +107,18 @@ class RunBranch:
                 else:
                     self.table.branches.delete(name)
             except RefNotFoundError:
-                # The run wrote another table, or an interrupted publisher has deleted the branch already.
+                # The run did not write this table, or an interrupted publisher deleted the branch already.
                 continue
             except LanceDagsterError as error:
                 kept.append(f"{name}: {error}")
         return tuple(kept)
 
     def _own_versions(self) -> Iterator[Version]:
-        """Yield the versions of the branch and of the run branches it was forked from, newest first."""
+        """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first."""
         branches = self.table.branches.list()
         name, until = self.name, math.inf
-        # The list has no main, so the search ends there: what main contains is published and not repeated.
+        # The list of branches does not contain main, so the search ends there: versions of main are published,
+        # and a commit on the run branch cannot take their rows back.
         while name in branches:
             for number in reversed(self.table.branches.version_numbers(name)):
                 if number <= until:
@@ -116,5 +127,5 @@ class RunBranch:
 
 
 def is_written(head: Version) -> bool:
-    """Return whether a branch has a commit of its own; its first manifest only records the fork."""
+    """Return whether the head of a branch is its own commit; the first manifest of a branch only records the fork."""
     return head.operation != "Clone"
