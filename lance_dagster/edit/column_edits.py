@@ -1,10 +1,12 @@
-"""Values for new columns looked up in another table by key.
+"""Add, cast, rename, reorder and drop columns, and change field, table and schema metadata.
 
-Change the columns of a table. What does not change is not written again: columns are found by field id.
+Readers find a column by its field id, so a schema change rewrites no existing data file. The values of a new column
+go to one additional data file per fragment. A column of nulls needs no file, because a field id without a data file
+reads as null.
 
-A new column is one new file for each fragment, beside those that are there; a column of nulls is none at all. Rows
-that others add or take out meanwhile do no harm: the change is made again from what they left, and only fragments
-whose files are new to it are computed again.
+Each edit is one commit. When a concurrent commit conflicts with it, the edit is made again from the new head; values
+are computed only for fragments whose data files the previous attempt did not see. The values of a new column can be
+constant nulls, SQL expressions, the result of a function, or the columns of another table matched by key.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,34 +41,40 @@ from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import placed
 from lance_dagster.transactions.index_updates import indices_of
 
+# Names of auxiliary columns in the key join. The prefix makes a collision with a column of the user unlikely.
 _PLACE = "__place"
 _ROW = "__row"
 
 
 def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa.Schema, Compute]:
-    """Return the columns a table gives beside its keys, and what finds their values for rows of keys.
+    """Return the schema of a table's value columns, and a function that looks their values up by key.
 
-    Rows whose key the table does not have get nulls; a null is no key.
+    A row gets nulls when its key does not occur in the table or contains a null.
 
     Raises:
-        InvalidInputError: A key is in the table twice, or there is no column beside the keys.
-        SchemaMismatchError: A key column is missing, or of a type that cannot become the other's.
+        InvalidInputError: A key occurs twice in the table, or the table has only key columns.
+        SchemaMismatchError: A key column is missing, or its type cannot be cast to the type in the schema.
     """
     _check_keys(table, keys, schema)
     names = [name for name in table.column_names if name not in keys]
     if not names:
         raise InvalidInputError("the table to join has no column beside the keys, so there is nothing to add")
+    # The keys are cast before the check for duplicates: two keys that differ may become equal by the cast.
     found = pa.Table.from_arrays([_cast_key(table, name, schema.field(name).type) for name in keys], names=list(keys))
     counts = found.group_by(list(keys)).aggregate([([], "count_all")]).sort_by([("count_all", "descending")])
+    # A null equals no other key, so several rows with a null key are no duplicates.
     doubled = next((row for row in _rows_counted_twice(counts) if None not in row.values()), None)
     if doubled is not None:
         raise InvalidInputError(f"the table to join has the key {doubled} more than once; each may be there once")
     places = found.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+    # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
     values = table.select(names).combine_chunks()
+    # Every column becomes nullable, because a row without a match has no value.
     columns = pa.schema([column.with_nullable(True) for column in values.schema])  # noqa: FBT003  # pyarrow's
 
     def compute(rows: pa.RecordBatch) -> pa.RecordBatch:
         asked = pa.Table.from_batches([rows]).append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
+        # A hash join returns rows in any order, and the new data file must follow the order of the fragment.
         matched = asked.join(places, list(keys), join_type="left outer").sort_by(_PLACE)
         taken = values.take(matched.column(_ROW).combine_chunks())
         return pa.RecordBatch.from_arrays([column.combine_chunks() for column in taken.columns], schema=columns)
@@ -75,6 +83,7 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
 
 
 def _rows_counted_twice(counts: pa.Table) -> Iterator[dict[str, object]]:
+    """Yield the keys that occur more than once; `counts` is sorted by falling count."""
     for row in counts.to_pylist():
         if row.pop("count_all") < 2:  # noqa: PLR2004
             return
@@ -99,12 +108,12 @@ def _cast_key(table: pa.Table, name: str, arrow: pa.DataType) -> "pa.ChunkedArra
 
 
 NewColumns = Union["pa.Field[Any]", pa.Schema, Sequence["pa.Field[Any]"], Mapping[str, str], Compute, pa.Table]
-"""Columns of nulls; SQL expressions by name; a function over batches; or a table to look values up in."""
+"""Arrow fields (columns of nulls), SQL expressions by name, a function over batches, or a table to look up by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where the values of new columns come from. Without `compute` they are null."""
+    """The schema of new columns and the function that computes their values. Without `compute` they are null."""
 
     columns: pa.Schema
     reads: Reads = ()
@@ -113,19 +122,23 @@ class _Source:
 
 @dataclass(slots=True)
 class _Filler:
-    """Computes new columns for fragments, once for each, however often the commit is tried."""
+    """Computes the new columns of fragments, and keeps the staged files for later attempts of the same commit.
+
+    `done` maps the data file paths of a fragment to the file with its new values.
+    """
 
     context: TableContext
     source: _Source
     done: dict[tuple[str, ...], StagedFile] = field(default_factory=dict)
 
     def filled(self, head: State, made: Fields) -> tuple[Fragment, ...]:
-        """Return the fragments of a version, each with a file of values for the fields in `made`."""
+        """Return the fragments of a version, each extended by a data file for the fields in `made`."""
         dataset = self.context.dataset(head)
         where = target(self.context, self.source.columns, head)
         found: list[Fragment] = []
         for fragment in head.manifest.fragments:
-            # Files never change: the values computed for the same files before still stand for the same rows.
+            # Data files are immutable, so the same paths hold the same rows: a retry computes only new fragments.
+            # The paths are the key rather than the fragment id, since a concurrent update may replace a file.
             known = tuple(file.path for file in fragment.files)
             if known not in self.done and self.source.compute is not None:
                 self.done[known] = backfill(dataset, fragment, where, self.source.reads, compute=self.source.compute)
@@ -133,6 +146,7 @@ class _Filler:
         return tuple(found)
 
     def _with_file(self, head: State, fragment: Fragment, made: Fields, file: StagedFile) -> Fragment:
+        # Field ids and base ids are those of this head, so the description is made for each attempt.
         staged = StagedFiles(self.source.columns, (file,))
         described = staged_fragments(staged, made, head.manifest.file_version)
         (new,) = placed(self.context, described, head, staged.base)
@@ -147,7 +161,16 @@ def add_columns(
     reads: Sequence[str] | None,
     on: Sequence[str] | None,
 ) -> State:
-    """Add columns, as one version."""
+    """Add columns in one commit.
+
+    Args:
+        context: The table.
+        columns: The new columns, in one of the forms of `NewColumns`.
+        info: The branch and the commit info.
+        reads: The columns passed to a function; None unless `columns` is a function.
+        on: The key columns of a table; None unless `columns` is a table.
+    """
+    # The source is determined once: a function is called for a sample row, which may be expensive.
     source = _source(context, columns, context.head(info.branch), reads=reads, on=on)
     filler = _Filler(context, source)
 
@@ -157,9 +180,12 @@ def add_columns(
         made = fields[len(head.manifest.fields) :]
         fragments = head.manifest.fragments if source.compute is None else filler.filled(head, made)
         nullable = all(column.nullable for column in source.columns)
+        # An empty table is allowed: no row exists that would be null.
         if not nullable and source.compute is None and len(fragments):
             names = [column.name for column in source.columns if not column.nullable]
             raise InvalidInputError(f"column {names[0]!r} would be null in every row, and says it cannot be")
+        # A concurrent append does not write the new columns, so its rows read as nulls there. With
+        # `preserves_nullability` the conflict rules accept such an append; otherwise they make it retry.
         operation = _merged(head, fragments, fields, preserves_nullability=nullable)
         return submit(context, head, operation, info.as_properties())
 
@@ -167,7 +193,7 @@ def add_columns(
 
 
 def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: CommitInfo) -> State:
-    """Give a column another type, as one version; its values are written anew, the other columns' are not."""
+    """Change the type of a column in one commit; only the values of this column are rewritten."""
     filler: _Filler | None = None
 
     def attempt() -> State:
@@ -180,8 +206,10 @@ def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: Comm
         _refuse_indexed(manifest, name)
         refuse_blobs(head, "cast")
         schema = arrow_from_fields(made)
+        # The filler outlives the attempt, so a retry does not convert the same files a second time.
         filler = filler or _Filler(context, _Source(schema, [name], lambda rows: _cast(rows, schema.field(0))))
-        # Rows that others are writing for the old type would be read as nulls: their commits have to be made again.
+        # The cast column has a new field id, so rows written concurrently under the old id would read as nulls.
+        # `preserves_nullability=False` makes such writers conflict and retry.
         operation = _merged(head, filler.filled(head, made), fields, preserves_nullability=False)
         return submit(context, head, operation, info.as_properties())
 
@@ -189,12 +217,12 @@ def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: Comm
 
 
 def project(context: TableContext, info: CommitInfo, change: Callable[[Fields], Fields]) -> State:
-    """Change the schema and nothing else, as one version; the head as it is when that changes nothing.
+    """Commit a change of the schema alone, or return the head when the fields stay equal.
 
     Args:
         context: The table.
-        info: The branch, and what the commit says about itself.
-        change: Returns the new fields; called again when somebody else changed the schema meanwhile.
+        info: The branch and the commit info.
+        change: Returns the new fields for given fields; called again when a concurrent commit changed the schema.
     """
 
     def attempt() -> State:
@@ -208,7 +236,11 @@ def project(context: TableContext, info: CommitInfo, change: Callable[[Fields], 
 
 
 def set_nullable(context: TableContext, path: str, info: CommitInfo, *, nullable: bool) -> State:
-    """Allow nulls in a column, or refuse them from now on."""
+    """Make a column nullable or non-nullable, or return the head when it already is.
+
+    Raises:
+        InvalidInputError: The path names no field, or the column contains nulls and must become non-nullable.
+    """
 
     def attempt() -> State:
         head = context.head(info.branch)
@@ -217,17 +249,18 @@ def set_nullable(context: TableContext, path: str, info: CommitInfo, *, nullable
             return head
         if not nullable:
             _refuse_nulls(context, head, path)
-        # Whoever writes values meanwhile may write nulls, so the commit must not pass theirs unseen.
+        # A concurrent writer may add nulls after the check above. Without `preserves_nullability` the two commits
+        # conflict, and the check is repeated.
         return submit(context, head, Project(fields=fields, preserves_nullability=nullable), info.as_properties())
 
     return retried(attempt)
 
 
 def map_update(what: str, given: Mapping[str, str | None], *, replace: bool) -> MapUpdate:
-    """Return a change of keys and values that a caller gave; a value of None takes a key out.
+    """Return the validated update of a string map; a value of None removes the key.
 
     Raises:
-        InvalidInputError: It is no mapping of texts.
+        InvalidInputError: `given` is not a mapping of strings to strings or None.
     """
     check_string_mapping(what, given, removing=True)
     return MapUpdate(entries=dict(given), replace=replace)
@@ -238,6 +271,7 @@ def describe_column(context: TableContext, path: str, update: MapUpdate, info: C
 
     def attempt() -> State:
         head = context.head(info.branch)
+        # The transaction names the field by id, so the path is resolved anew after a concurrent rename.
         number = evolution.find_field(head.manifest.fields, path).id
         return submit(context, head, UpdateConfig(field_metadata={number: update}), info.as_properties())
 
@@ -245,11 +279,12 @@ def describe_column(context: TableContext, path: str, update: MapUpdate, info: C
 
 
 def describe(context: TableContext, operation: UpdateConfig, info: CommitInfo) -> State:
-    """Change what the table says about itself, or its settings."""
+    """Commit an update of the table config, the table metadata or the schema metadata."""
     return retried(lambda: submit(context, context.head(info.branch), operation, info.as_properties()))
 
 
 def _merged(head: State, fragments: Sequence[Fragment], fields: Fields, *, preserves_nullability: bool) -> Operation:
+    # A Merge operation replaces the schema metadata as a whole, so the present metadata is repeated.
     return Merge(
         fragments=fragments,
         fields=fields,
@@ -271,6 +306,7 @@ def _source(
         return _Source(values, keys, compute)
     if callable(columns):
         wanted = tuple(reads or ())
+        # An unknown column fails here, with an error that names it, before any row is read.
         for name in wanted:
             evolution.find_field(head.manifest.fields, name)
         return _Source(_returned(columns, read_sample(context.dataset(head), wanted)), wanted, columns)
@@ -295,7 +331,7 @@ def _returned(function: Compute, rows: pa.RecordBatch) -> pa.Schema:
 def _cast(rows: pa.RecordBatch, column: "pa.Field[pa.DataType]") -> pa.RecordBatch:
     values = rows.column(0)
     try:
-        # Safe: nothing is rounded, cut off or made null.
+        # `cast` is safe by default: it raises an error where a value would be rounded, truncated or made null.
         converted = values.cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(f"column {column.name!r} cannot become {column.type}: {error}") from error

@@ -1,18 +1,17 @@
-"""Which fragments are worth rewriting together.
+"""Compact a branch: rewrite neighbouring small fragments, and fragments with many deleted rows, to larger ones.
 
-Many small fragments cost a file to open each, and deleted rows are read only to be left out. Neighbours are put
-together, so that rows keep their order. Fragments that different indices speak for are never put together: an index
-that knows half of a fragment's rows knows nothing it could use. Nor are fragments of different base paths, which lie
-where they lie for a reason.
+Each fragment costs readers at least one opened file, and deleted rows are read only to be skipped. Adjacent fragments
+are rewritten as one group, so rows of a group keep their order. A group never mixes fragments that different indices
+cover, because an index covers a fragment as a whole or not at all; nor fragments of different base paths, because the
+choice of a base path is the user's.
 
-Compact a branch: write neighbouring small or worn fragments anew as one.
+Rows keep their row ids and the versions at which they were created and updated. A manifest lists fragments in the order
+of their ids, so rewritten rows move behind all other rows.
 
-Rows keep their ids and the versions they were created and updated at. Fragments stand in the order of their ids, so
-rewritten rows move behind the others.
-
-Indices hold row addresses, stable row ids or not, and changing those is pylance's work. It does it rightly unless a
-branch inherited the index; there the rows are moved without it, and the index speaks for the new fragments no more:
-queries search them row by row.
+Indices hold row addresses even on tables with stable row ids, and only pylance can rewrite an index. pylance therefore
+compacts tables with indices or blobs. On a branch that inherited an index pylance would break it: the rewritten index
+keeps the base path of the parent, while its files are in the branch folder. There this package moves the rows itself,
+and the index no longer covers the new fragments, which queries then scan.
 """
 
 import uuid
@@ -49,11 +48,11 @@ Group = tuple[Fragment, ...]
 
 
 def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) -> tuple[Group, ...]:
-    """Return groups of neighbouring fragments that are better rewritten as one each, in their order.
+    """Return the groups of adjacent fragments to rewrite, in the order of the manifest.
 
     Args:
-        manifest: The version to be compacted.
-        target_rows: Rows a fragment should have; those with fewer are put together.
+        manifest: The version to compact.
+        target_rows: The number of rows a fragment should have; fragments with fewer rows are candidates.
         deleted_share: The share of deleted rows, from 0 to 1, above which a fragment is rewritten even alone.
     """
     bitmaps = [covered_fragments(index) for index in indices_of(manifest)]
@@ -64,9 +63,11 @@ def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) 
         return worn or fragment.rows < target_rows, known, frozenset(file.base_id for file in fragment.files)
 
     groups: list[Group] = []
+    # `groupby` without a sort: only adjacent fragments of equal kind may form a group.
     for (candidate, *_), run in groupby(manifest.fragments, kind):
         if candidate:
             groups += _bins(tuple(run), target_rows)
+    # A small fragment alone would be rewritten by every run, and each time to an equal fragment.
     return tuple(group for group in groups if len(group) > 1 or _worn(group[0], deleted_share))
 
 
@@ -75,7 +76,7 @@ def _worn(fragment: Fragment, deleted_share: float) -> bool:
 
 
 def _bins(run: Sequence[Fragment], target_rows: int) -> Iterator[Group]:
-    """Cut a run of neighbours wherever the target is reached."""
+    """Split a run of adjacent fragments wherever the target number of rows is reached."""
     bins: list[list[Fragment]] = [[]]
     rows = 0
     for fragment in run:
@@ -93,13 +94,17 @@ _BLOBS = ("lance-encoding:blob", "lance.blob")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What compaction aims at: rows for each fragment, and the share of deleted rows it does not put up with."""
+    """The targets of a compaction: rows per fragment, and the largest accepted share of deleted rows."""
 
     target_rows: int
     deleted_share: float
 
     def __post_init__(self) -> None:
-        """Refuse goals that cannot be reached."""
+        """Validate the targets.
+
+        Raises:
+            InvalidInputError: `target_rows` is below 1, or `deleted_share` is not between 0 and 1.
+        """
         if self.target_rows < 1:
             raise InvalidInputError(f"a fragment cannot have {self.target_rows} rows; the target has to be 1 or more")
         if not 0 <= self.deleted_share <= 1:
@@ -107,12 +112,13 @@ class Goal:
 
 
 def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progress | None = None) -> State:
-    """Rewrite what is worth it, as one version; the head as it is when nothing is.
+    """Compact a branch in one commit, or return the head when no fragment needs it.
 
     Raises:
-        InvalidInputError: The branch has an index that only pylance could take along, and would break.
-        CommitConflictError: Other writers changed the same fragments again and again.
+        InvalidInputError: Only pylance can move the rows, and it would break an index the branch inherited.
+        CommitConflictError: Concurrent commits changed the same fragments at each attempt.
     """
+    # Few attempts, unlike the other edits: each one rewrites all data of its groups.
     for attempt in range(_ATTEMPTS):
         head = context.head(info.branch)
         if not _is_ours(head):
@@ -129,7 +135,7 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
 
 
 def _is_ours(head: State) -> bool:
-    """Tell whether rows can be moved without pylance: no index can be taken along, and no blob lies beside a file."""
+    """Return whether this package can move the rows: there are no blobs, and every index is inherited."""
     return not _has_blobs(head.manifest) and all(_inherited(head, index) for index in indices_of(head.manifest))
 
 
@@ -170,15 +176,18 @@ def _rewrite(
         written.append(_written(context, head, group, goal))
         if progress is not None:
             progress(len(written), len(groups))
-    # As other writers do: ids of rewritten fragments are reserved first, so that no append is given the same.
+    # A Rewrite operation names its new fragments by id. As in pylance, a separate commit reserves the ids first, so
+    # that a concurrent append is not assigned the same ones.
     count = sum(len(new) for new in written)
     reserved = _commit(context, head, ReserveFragments(count=count), {})
+    # A commit between `head` and `reserved` may have used ids, so they are counted back from the reserving version.
     first = (reserved.manifest.max_fragment_id or 0) - count + 1
     numbered = []
     for new in written:
         numbered.append(tuple(replace(fragment, id=first + place) for place, fragment in enumerate(new)))
         first += len(new)
     pairs = zip(groups, numbered, strict=True)
+    # The transaction still reads `head`: deletions committed since then must conflict, or the rewrite would undo them.
     rewrite = Rewrite(groups=tuple(RewriteGroup(old=old, new=new) for old, new in pairs))
     properties = {**info.properties, **({COMMIT_MESSAGE: info.message} if info.message is not None else {})}
     return _commit(context, head, rewrite, properties)
@@ -192,10 +201,10 @@ def _commit(context: TableContext, head: State, operation: Operation, properties
 
 
 def _written(context: TableContext, head: State, group: Group, goal: Goal) -> tuple[Fragment, ...]:
-    """Write the live rows of some fragments to new files, and describe these as fragments."""
+    """Write the live rows of a group to new data files, and return the fragments that describe these."""
     schema, manifest = schema_of(head), head.manifest
     rows = sum(fragment.rows for fragment in group)
-    # Files of equal size, none below the target: a rest would have to be rewritten the next time.
+    # Rows are divided evenly, so no file is below the target: a small last file would be compacted again next time.
     most = -(-rows // max(1, rows // goal.target_rows))
     place = replace(target(context, schema, head, _base_of(context, head, group)), max_rows=max(1, most))
     batches = scan_fragments(context.dataset(head), [fragment.id for fragment in group])
@@ -205,17 +214,17 @@ def _written(context: TableContext, head: State, group: Group, goal: Goal) -> tu
 
 
 def _base_of(context: TableContext, head: State, group: Group) -> str | None:
-    """Return the name of the base path the files of a group lie under; None for the table itself."""
+    """Return the name of the base path that holds all files of a group; None for the table's own data folder."""
     ids = {file.base_id for fragment in group for file in fragment.files}
     bases = [base for base in head.manifest.base_paths if base.id in ids]
-    elsewhere = [
-        base for base in bases if base.path != context.uri and not base.path.startswith(f"{context.uri}/tree/")
-    ]
-    return elsewhere[0].name if len(elsewhere) == len(ids) == 1 else None
+    # Base paths inside the table exist only because a branch names inherited files; new files go to the root.
+    foreign = [base for base in bases if base.path != context.uri and not base.path.startswith(f"{context.uri}/tree/")]
+    return foreign[0].name if len(foreign) == len(ids) == 1 else None
 
 
 def _with_lineage(context: TableContext, head: State, group: Group, made: Sequence[Fragment]) -> tuple[Fragment, ...]:
-    """Give new fragments the row ids and versions of the rows they hold."""
+    """Return the new fragments with the row ids and row versions of the rows they hold."""
+    # The sequences are joined as runs and are never expanded, since a group may have millions of rows.
     live = [_live(context, head, fragment) for fragment in group]
     where = f"version {head}"
 
@@ -240,6 +249,7 @@ def _with_lineage(context: TableContext, head: State, group: Group, made: Sequen
                 updated_at=encode_version_runs(part.versions(updated)),
             )
         )
+    # A mismatch would assign ids to the wrong rows, which no later check could find.
     if start != ids.rows:
         raise InvalidInputError(f"{start} rows were read of {ids.rows} in {where}; nothing was committed")
     return tuple(found)

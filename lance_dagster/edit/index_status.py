@@ -1,4 +1,4 @@
-"""The indices of a version, and how much of it each one covers."""
+"""Describe the indices of a version and the rows they cover, and drop indices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from lance_dagster.transactions.index_updates import covered_fragments, index_ty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatus:
-    """An index and what it speaks for.
+    """An index and its coverage.
 
-    Queries stay right whatever an index covers: rows it does not know are searched one by one. `kind` is as the format
-    names it, such as "BTree"; `columns` are paths, "a.b" for a field in a struct; rows that are deleted do not count.
+    Queries are correct for every coverage, because Lance scans the rows an index does not cover. `kind` is the name in
+    the format, such as "BTree"; `columns` are paths, "a.b" for a field in a struct; deleted rows are not counted.
     """
 
     name: str
@@ -30,14 +30,15 @@ class IndexStatus:
 
     @property
     def needs_work(self) -> bool:
-        """Whether there are rows the index does not know; pylance's `optimize_indices` adds them."""
+        """Whether the index misses rows; pylance's `optimize_indices` adds them."""
         return self.unindexed_rows > 0
 
 
 def index_statuses(manifest: Manifest) -> tuple[IndexStatus, ...]:
-    """Describe the indices of a version, by name; several segments of one index are one."""
+    """Return the status of each index, sorted by name; the segments of one index are one entry."""
     fields = {field.id: field for field in manifest.fields}
     rows = {fragment.id: fragment.rows for fragment in manifest.fragments}
+    # An index without fields is a system index, such as the fragment-reuse index, which answers no query.
     indices = sorted((index for index in indices_of(manifest) if index.fields), key=lambda index: index.name)
     return tuple(
         _status(name, tuple(segments), fields, rows) for name, segments in groupby(indices, lambda index: index.name)
@@ -45,14 +46,15 @@ def index_statuses(manifest: Manifest) -> tuple[IndexStatus, ...]:
 
 
 def drop_index(context: TableContext, name: str, info: CommitInfo) -> State:
-    """Take an index, all its segments, out of a branch.
+    """Remove an index with all its segments from a branch.
 
     Raises:
-        NotFoundError: The branch has none of that name.
+        NotFoundError: The branch has no index of that name.
     """
 
     def attempt() -> State:
         head = context.head(info.branch)
+        # The segments are looked up for each attempt: a concurrent `optimize_indices` replaces them.
         found = indices_of(head.manifest)
         gone = tuple(index for index in found if index.name == name)
         if not gone:
@@ -69,8 +71,9 @@ def _status(
     known: set[int] = set()
     for index in segments:
         bitmap = covered_fragments(index)
-        # Without a bitmap an index was built when there was nothing but what it covers; Lance reads it as nothing.
+        # An old writer may omit the fragment bitmap. Lance then treats the index as covering no fragment.
         known.update(bitmap or ())
+    # A bitmap may name fragments that were compacted or deleted since the index was built.
     indexed = sum(rows[number] for number in known & rows.keys())
     return IndexStatus(
         name=name,

@@ -1,4 +1,8 @@
-"""Delete rows, and change the values of rows."""
+"""Delete rows by a predicate, and update rows by SQL expressions.
+
+Data files are immutable. A delete stores a deletion vector for each affected fragment. An update deletes the rows from
+their fragments and writes them with their new values to new fragments, where they keep their stable row ids.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,12 +39,13 @@ from lance_dagster.history.versions import State
 
 
 def delete(context: TableContext, predicate: str, info: CommitInfo) -> State:
-    """Take out the rows that match; the head as it is when none does."""
+    """Delete the rows that match a predicate, or return the head when no row matches."""
 
     def attempt() -> State:
         head = context.head(info.branch)
         found = matching_offsets(context.dataset(head), predicate)
         if not found:
+            # pylance commits a version without changes here; a rerun of a job would then grow the log.
             return head
         out = taken_out(context, head, found)
         operation = Delete(updated_fragments=out.updated, deleted_fragment_ids=out.removed, predicate=predicate)
@@ -50,7 +55,7 @@ def delete(context: TableContext, predicate: str, info: CommitInfo) -> State:
 
 
 def update(context: TableContext, values: Mapping[str, str], where: str | None, info: CommitInfo) -> State:
-    """Give the rows that match new values; the head as it is when none does."""
+    """Update the rows that match a predicate, or return the head when no row matches."""
 
     def attempt() -> State:
         head = context.head(info.branch)
@@ -58,6 +63,7 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
         changed = _Changed(context, head, values, where)
         schema = schema_of(head)
         place = target(context, schema, head)
+        # `addresses` is complete only after `write_files` has consumed the stream, so the order of these lines matters.
         staged = StagedFiles(schema, write_files(place, changed), place.base)
         addresses = changed.addresses
         if not len(addresses):
@@ -67,7 +73,8 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
             removed_fragment_ids=out.removed,
             updated_fragments=out.updated,
             new_fragments=moved_in(context, head, staged, addresses),
-            # Indices on other fields know the moved rows by their ids, and pylance lets them.
+            # These are the changed fields. pylance lets an index on other fields go on covering the moved rows, which
+            # such an index finds by their stable row ids.
             preserved_fields=field_ids(head.manifest.fields, list(values)),
         )
         return submit(context, head, operation, info.as_properties())
@@ -76,7 +83,10 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
 
 
 class _Changed:
-    """The rows that match with their new values, batch by batch; once read, it knows where they were."""
+    """A stream of the matching rows with their new values, which records the address of each row it yields.
+
+    The rows are streamed, so an update of a large table needs memory for one batch and for the row addresses.
+    """
 
     def __init__(self, context: TableContext, head: State, values: Mapping[str, str], where: str | None) -> None:
         self._schema = schema_of(head)
@@ -87,11 +97,12 @@ class _Changed:
         self._addresses: list[Addresses] = []
         _check_values(self._values, self._schema)
         for name, given in expression_types(self._dataset, self._values).items():
-            # Whether there is a way from one type to the other can be told without a value.
+            # Casting an empty array raises the error for incompatible types before any row is read.
             self._converted(pa.array([], given), name)
 
     @property
     def addresses(self) -> Addresses:
+        # The empty array gives the result its type when no row matched.
         return np.concatenate([np.empty(0, np.uint64), *self._addresses])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -110,6 +121,7 @@ class _Changed:
     def _converted(self, values: "pa.Array[Any]", name: str) -> "pa.Array[Any]":
         column = self._schema.field(name)
         if values.type == column.type or name in self._blobs:
+            # Blobs are read as bytes, whose type may differ from that of the stored column.
             return values
         try:
             return values.cast(column.type)
@@ -120,10 +132,10 @@ class _Changed:
 
 
 def _check_values(values: Mapping[str, str], schema: pa.Schema) -> None:
-    """Refuse columns that are not there, and parts of columns.
+    """Check that each key names a top-level column and each value is a string.
 
     Raises:
-        InvalidInputError: Names what is wrong.
+        InvalidInputError: A column does not exist or is a nested field, or an expression is not a string.
     """
     if not values:
         raise InvalidInputError("an update needs a column and its new value, such as {'price': 'price * 2'}")

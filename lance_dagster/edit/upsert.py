@@ -1,14 +1,13 @@
-"""Keys: which rows of a table are meant by rows of the same key.
+"""Upsert rows by key: update the rows of a table whose key occurs in the source rows, and insert the other source rows.
 
-A key is the value of one column, or of several together. A key with a null in it is equal to no other, as in SQL and
-as pylance has it. Numbers that are no numbers are equal to each other; nought and minus nought are not: values are
-compared as they are stored.
+A key is the value of one column or of several columns together. A key that contains a null equals no other key, as in
+SQL and in pylance. NaN equals NaN; 0.0 and -0.0 differ (values are compared bitwise).
 
-Bring rows into a table by key: change those that are there, add those that are not.
+The source rows are held in memory. Of the table, the key columns are scanned, and other columns are read only for
+updated rows: those that the source lacks, and those that a condition compares. The upsert is one commit.
 
-The given rows are held in memory; of the table only the key columns are read, and the other columns of rows that stay
-in part. Everything is one commit. Keys that are added are claimed: of two writers that add the same key at the same
-time, the second one looks again and changes the row of the first; branches that both added it cannot be merged.
+The commit claims the inserted keys. When two writers insert the same key concurrently, the second one conflicts, reads
+the new head and updates the row of the first. A merge of two branches that both inserted a key is a conflict.
 """
 
 import difflib
@@ -54,19 +53,20 @@ from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.claims import UPSERT
 
+# The largest number of keys listed in a claim. Claims are stored in the transaction, which every merge reads.
 _LISTED = 100
-"""Up to so many keys are named one by one in a predicate."""
+# The largest number of keys for which a filtered scan, which can use an index, replaces a scan of the whole table.
 _LOOKED_UP = 1000
-"""Up to so many keys are looked up by an index, where there is one."""
+# Larger integers do not fit the signed 64-bit literals of Lance SQL.
 _BEYOND = 2**63
 _NOWHERE = -1
 
 
 def key_columns(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of a key that a caller gave.
+    """Return the validated key columns of a call.
 
     Raises:
-        InvalidInputError: There are none, or it is no list.
+        InvalidInputError: The argument is empty or is not a list of strings.
     """
     found = string_list("key", given, "id")
     if not found:
@@ -75,17 +75,19 @@ def key_columns(given: Sequence[str]) -> tuple[str, ...]:
 
 
 class Keys:
-    """The keys of some rows, each of them once, ready to be looked up for any number of other rows.
+    """An index from unique keys to row positions, for lookups of any number of other rows.
 
-    A key of several columns is numbered column by column: two columns give a pair of numbers, each pair that occurs
-    a number, and so on. Rows with a number that does not occur are left behind on the way.
+    Each key gets an integer code. For a key of several columns, the code of the first columns and the code of the next
+    column form a pair, and each pair that occurs gets a code of its own. A row whose pair does not occur has no match.
+
+    Python tuples as dictionary keys would be simpler, but cost far more time and memory for each row.
     """
 
     def __init__(self, rows: pa.Table, columns: Sequence[str]) -> None:
-        """Give each key of some rows a number.
+        """Assign a code to the key of each row.
 
         Raises:
-            InvalidInputError: Two rows have the same key, or a column is of a type that cannot be compared.
+            InvalidInputError: Two rows have the same key, or the type of a column cannot be compared.
         """
         self._columns = tuple(columns)
         self._values: list[pa.Array[Any]] = []
@@ -94,10 +96,12 @@ class Keys:
         for values in stored:
             self._values.append(values.drop_null().unique())
         numbers = self._numbers(stored, learn=True)
+        # Rows with a null in the key have no code. They match nothing and may occur any number of times.
         places = np.flatnonzero(numbers != _NOWHERE)
         order = np.argsort(numbers[places], kind="stable")
         self._rows = places[order]
         known = numbers[self._rows]
+        # The codes are sorted, so equal keys are neighbours.
         twice = np.flatnonzero(known[1:] == known[:-1])
         if len(twice):
             row = rows.select(self._columns).slice(int(self._rows[twice[0]]), 1).to_pylist()[0]
@@ -105,18 +109,20 @@ class Keys:
             raise InvalidInputError(f"two of the rows have the key {shown}; each key may come once")
 
     def places(self, rows: pa.Table) -> Positions:
-        """Return for each row the place of the row of the same key among those given first; -1 for none."""
+        """Return for each row the position of the indexed row with the same key; -1 where no key matches."""
         numbers = self._numbers([comparable_values(rows.column(name), name) for name in self._columns], learn=False)
         if not len(self._rows):
             return np.full(rows.num_rows, _NOWHERE, np.int64)
-        # Numbers of keys that occur are dense, since each of them occurs once.
+        # Each code occurs exactly once, so the codes are dense and index the sorted positions directly.
         return np.where(numbers == _NOWHERE, _NOWHERE, self._rows[numbers])
 
     def _numbers(self, columns: "Sequence[pa.Array[Any]]", *, learn: bool) -> Positions:
+        """Return the code of each row's key; with `learn`, record the pairs that occur."""
         numbers = _codes(columns[0], self._values[0])
         for step, (column, values) in enumerate(zip(columns[1:], self._values[1:], strict=True)):
             codes = _codes(column, values)
             there = (numbers != _NOWHERE) & (codes != _NOWHERE)
+            # No overflow: both factors are bounded by the number of indexed rows, which are held in memory.
             pairs = numbers * max(len(values), 1) + codes
             if learn:
                 self._pairs.append(np.unique(pairs[there]))
@@ -125,29 +131,34 @@ class Keys:
 
 
 def _codes(column: "pa.Array[Any]", values: "pa.Array[Any]") -> Positions:
+    """Return the position of each value of a column in `values`; -1 for nulls and other values."""
     found: Any = pc.index_in(column, value_set=values, skip_nulls=True)
     codes: Positions = found.fill_null(_NOWHERE).to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
 def _found(pairs: Positions, there: np.ndarray[tuple[int], np.dtype[np.bool_]], known: Positions) -> Positions:
+    """Return the position of each pair in the sorted pairs `known`; -1 where a pair is not valid or not known."""
     if not len(known):
         return np.full(len(pairs), _NOWHERE, np.int64)
+    # `searchsorted` returns an insertion point, which is past the end for large values and needs a check of equality.
     places = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
     return np.where(there & (known[places] == pairs), places, _NOWHERE)
 
 
 def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[Any]":
-    """Return a column as one array of values that can be compared: what is stored, without a dictionary.
+    """Return a key column as one array of plain values.
 
     Raises:
-        InvalidInputError: The values are of a type that cannot be a key.
+        InvalidInputError: The column is nested or of half-precision floats.
     """
     whole: Any = column.combine_chunks()
+    # pyarrow returns a chunked array again for some types, and when there is no chunk.
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
     if isinstance(whole, pa.ExtensionArray):
         whole = whole.storage
+    # Dictionaries of two arrays may assign different codes to one value, so the values themselves are compared.
     if pa.types.is_dictionary(whole.type):
         whole = whole.dictionary_decode()
     if pa.types.is_nested(whole.type) or pa.types.is_float16(whole.type):
@@ -159,19 +170,21 @@ def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[An
 
 
 def predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
-    """Return a condition in Lance SQL that holds for every row with one of these keys, and for few others.
+    """Return a Lance SQL predicate that matches every row with one of these keys, and possibly other rows.
 
-    None when no value of the key can be written down.
+    A claim may be too wide, which causes a conflict too many; it must never be too narrow. Returns None when no column
+    of the key can be written as literals.
     """
     found = [condition for name in columns if (condition := _condition(rows.column(name), name)) is not None]
     return " AND ".join(found) or None
 
 
 def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
-    """Return a condition that names the values of one column of a key one by one, if they are few; else None.
+    """Return a predicate that lists the values of one key column; None when they are many or have no literals.
 
-    An index on the column answers it without a look at every row.
+    With a scalar index on the column, pylance evaluates the predicate without a scan of the whole column.
     """
+    # One column is enough: the complete keys of the rows found are compared afterwards.
     for name in columns:
         values = comparable_values(rows.column(name), name).drop_null().unique()
         if 0 < len(values) <= _LOOKED_UP and (condition := _listed(values, name)) is not None:
@@ -180,6 +193,7 @@ def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
 
 
 def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
+    """Return a list of the values of a column, or the range they span when there are many."""
     values = comparable_values(column, name).drop_null().unique()
     if len(values) <= _LISTED:
         return _listed(values, name)
@@ -190,13 +204,15 @@ def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
 
 def _listed(values: "pa.Array[Any]", name: str) -> str | None:
     listed = [_literal(value) for value in values.to_pylist()]
+    # A value without a literal would be missing from the list, and its rows from the result, so there is no list then.
     known = [literal for literal in listed if literal is not None]
     return f"`{name}` IN ({', '.join(known)})" if known and len(known) == len(listed) else None
 
 
 def _literal(value: object) -> str | None:
-    """Write a value in Lance SQL; None for types that have no plain literal."""
+    """Return a value as a Lance SQL literal; None for types without a plain literal."""
     match value:
+        # A bool is an int in Python, so this case comes before that of integers.
         case bool():
             return str(value).lower()
         case int() if -_BEYOND <= value < _BEYOND:
@@ -208,7 +224,7 @@ def _literal(value: object) -> str | None:
 
 
 class When(TypedDict, total=False):
-    """What becomes of rows in an upsert, by which side has their key: the keyword arguments of that name."""
+    """The keyword arguments of an upsert that say what happens to matched, unmatched and missing rows."""
 
     when_matched: str
     when_not_matched: str
@@ -217,7 +233,7 @@ class When(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What becomes of rows in an upsert, by which side has their key."""
+    """The validated rules of an upsert for matched rows, unmatched source rows and rows missing from the source."""
 
     when_matched: str = "update"
     when_not_matched: str = "insert"
@@ -225,11 +241,12 @@ class Rules:
 
     @classmethod
     def of(cls, when: When) -> "Rules":
-        """Take what an upsert was given.
+        """Build the rules from the keyword arguments of an upsert.
 
         Raises:
-            InvalidInputError: It is no rule, or there is no such choice.
+            InvalidInputError: A keyword or a value is not known.
         """
+        # `Unpack[When]` is checked by type checkers only; at runtime any keyword arrives here.
         for name in when:
             if name not in When.__annotations__:
                 close = difflib.get_close_matches(name, When.__annotations__, n=1)
@@ -238,11 +255,12 @@ class Rules:
         return cls(**when)
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule.
+        """Validate the rules.
 
         Raises:
-            InvalidInputError: Names the rules there are.
+            InvalidInputError: A rule has an unknown value; the message names the valid ones.
         """
+        # `when_matched` is not checked, because every other text is a condition, which pylance parses later.
         for what, rule, known in (
             ("when_not_matched", self.when_not_matched, ("insert", "ignore")),
             ("when_missing", self.when_missing, ("keep", "delete")),
@@ -252,15 +270,17 @@ class Rules:
 
     @property
     def condition(self) -> str | None:
-        """The condition under which a matched row is changed, if that is what decides."""
+        """The condition under which a matched row is updated; None when the rule is a keyword."""
         return None if self.when_matched in ("update", "keep") else self.when_matched
 
 
 @dataclass(slots=True)
 class _Matches:
-    """Rows of the table and the given row of the same key: addresses, and the place among the given rows.
+    """Pairs of a table row and the source row with the same key.
 
-    Where the whole table was read, also the place among all its live rows.
+    `addresses` are the row addresses in the table, `given` the positions of the source rows. `places` are the positions
+    among all live rows of the table, or None when only a part of the table was scanned. `missing` holds the addresses
+    of the rows whose key the source lacks, when these are to be deleted.
     """
 
     addresses: Addresses
@@ -269,18 +289,18 @@ class _Matches:
     missing: list[Addresses] = field(default_factory=list)
 
     def only(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]] | slice) -> "_Matches":
-        """Return some of the pairs."""
+        """Return the selected pairs; `missing` stays as it is."""
         places = None if self.places is None else self.places[chosen]
         return _Matches(self.addresses[chosen], self.given[chosen], places, self.missing)
 
 
 def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules, info: CommitInfo) -> State:
-    """Bring rows in by key; the head as it is when that changes nothing."""
+    """Upsert rows by key in one commit, or return the head when nothing changes."""
     check_rows(data)
     if isinstance(data, StagedFiles):
         raise InvalidInputError("rows are upserted by their values; give Arrow rows instead of staged files")
     keys = string_list("on", on, "id")
-    # Read once: a retry needs them again, and a stream is gone then.
+    # A stream is read into memory, because a retry needs the rows again.
     rows = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
 
     def attempt() -> State:
@@ -292,11 +312,11 @@ def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules
 
 
 def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Schema, rules: Rules) -> pa.Table:
-    """Return the rows in the table's types; columns may be left out, keys may not.
+    """Return the source rows in the types of the table. Columns other than the keys may be absent.
 
     Raises:
-        InvalidInputError: The keys are not columns of both.
-        SchemaMismatchError: A column does not fit, or one that may not be null is left out of rows to be added.
+        InvalidInputError: The key is empty, names a column twice, or names a column the table does not have.
+        SchemaMismatchError: A column does not fit, or rows to insert lack a key or a non-nullable column.
     """
     if not on or len(set(on)) < len(on):
         raise InvalidInputError(f"an upsert needs key columns, each once, such as on=['id']; not {[*on]}")
@@ -318,7 +338,7 @@ def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Sc
 
 
 class _Upsert:
-    """An upsert into one version of the table."""
+    """One attempt of an upsert, against one version of the table."""
 
     def __init__(
         self, context: TableContext, head: State, rows: pa.Table, *, on: tuple[str, ...], rules: Rules
@@ -334,11 +354,12 @@ class _Upsert:
         self._blobs = frozenset(blob_columns(self._schema))
 
     def commit(self, info: CommitInfo) -> State:
-        """Commit it; the head as it is when nothing changes."""
+        """Commit the upsert, or return the head when nothing changes."""
         keys = Keys(self._rows, self._on)
         matches = self._matched(keys)
         there = np.zeros(self._rows.num_rows, np.bool_)
         there[matches.given] = True
+        # Computed after `there`: a matched row that the condition leaves unchanged is still no row to insert.
         changed = self._chosen(matches)
         inserts = self._rules.when_not_matched == "insert"
         added = np.flatnonzero(~there) if inserts else np.empty(0, np.int64)
@@ -346,6 +367,7 @@ class _Upsert:
         if not len(gone) and not len(added):
             return self._head
         place = target(self._context, self._schema, self._head)
+        # Updated rows come first in the files, because `moved_in` assigns their row ids to the leading rows.
         staged = StagedFiles(self._schema, write_files(place, self._written(changed, added)), place.base)
         out = taken_out(self._context, self._head, offsets_by_fragment(gone))
         fields = self._head.manifest.fields
@@ -353,14 +375,17 @@ class _Upsert:
             removed_fragment_ids=out.removed,
             updated_fragments=out.updated,
             new_fragments=moved_in(self._context, self._head, staged, changed.addresses),
+            # The changed fields. An inserted row is new to every index, so all fields count as changed then.
             preserved_fields=field_ids(fields, self._rows.schema.names if not len(added) else self._schema.names),
         )
+        # Only inserts are claimed: concurrent updates of one row conflict by their deletion vectors.
         claims = predicate_of(self._rows.take(added), self._on) if len(added) else None
         mode, on = (UPSERT, self._on) if len(added) else (None, ())
         return submit(self._context, self._head, operation, info.as_properties(mode, claims, on=on))
 
     def _matched(self, keys: Keys) -> _Matches:
-        """Look up the key of every row of the table, or of those that can have one of a few keys."""
+        """Match the rows of the table with the source rows by key, by a filtered scan where the source keys are few."""
+        # Rows that the source lacks can only be found by a scan of the whole table.
         few = None if self._rules.when_missing == "delete" else exact_predicate_of(self._rows, self._on)
         addresses, given, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
         there = [np.empty(0, np.int64)]
@@ -377,20 +402,21 @@ class _Upsert:
         matches = _Matches(np.concatenate(addresses), np.concatenate(given), np.concatenate(there), missing)
         if few is None:
             return matches
-        # An index gives rows in its own order; where they lie side by side, their ids take less room.
+        # An index returns rows in its own order. Adjacent rows with ascending ids take less space in the id sequence.
         order = np.argsort(matches.addresses)
         return _Matches(matches.addresses[order], matches.given[order], None, missing)
 
     def _chosen(self, matches: _Matches) -> _Matches:
-        """Return the pairs whose row is changed."""
+        """Return the pairs whose table row is updated."""
         every = np.ones(len(matches.given), np.bool_)
         condition = self._rules.condition
         if condition is None:
             return matches.only(every if self._rules.when_matched == "update" else ~every)
         found = [every[:0]]
-        # With no pairs, the condition is looked at all the same.
+        # Without pairs the condition is evaluated on an empty part, so an invalid one fails for every table.
         for part in self._parts_of(len(every)) or [slice(0, 0)]:
             pairs = matches.only(part)
+            # A condition cannot use blobs, and reading their bytes would be expensive.
             names = [name for name in self._schema.names if name not in self._blobs]
             before = take_rows(self._dataset, pairs.addresses, names, pairs.places)
             source = self._rows.take(pairs.given).drop_columns([*self._blobs.intersection(self._rows.schema.names)])
@@ -398,11 +424,12 @@ class _Upsert:
         return matches.only(np.concatenate(found))
 
     def _written(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
-        """Make the rows to be written: first those that were there, then those that are new."""
+        """Yield the rows to write: first the updated rows, then the inserted ones."""
         for part in self._parts_of(len(changed.given)):
             pairs = changed.only(part)
             rows = self._rows.take(pairs.given)
             if self._kept:
+                # Columns that the source lacks keep the values of the table.
                 before = take_rows(self._dataset, pairs.addresses, self._kept, pairs.places)
                 for column in before.schema:
                     rows = rows.append_column(column, before.column(column.name))

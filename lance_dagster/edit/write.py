@@ -1,9 +1,11 @@
-"""Rows leave their fragments, and some enter new ones: what every change of rows has in common.
+"""Create a table, and append, overwrite or replace its rows; the steps shared by all row edits are here too.
 
-A row that is written anew keeps its id and the version it was created at, on a table with stable row ids; readers
-that knew it by its id find it where it is. The version it was last updated at is set by the commit.
+An edit reads the head, stages data files, stores deletion vectors and submits one transaction against that head. When
+a concurrent commit conflicts, `retried` runs the edit again from the new head; staged files are used again, because
+no version names them yet.
 
-Create a table, put rows into it and take rows out: append, overwrite, replace.
+On a table with stable row ids, a rewritten row keeps its row id and the version it was created at. The version it was
+last updated at is set by the commit.
 """
 
 import random
@@ -56,27 +58,28 @@ from lance_dagster.transactions.apply import apply, empty_manifest
 from lance_dagster.transactions.base_paths import data_folder
 from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, Change, Claim, encode_claims
 
+# The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+# The metadata key of the legacy blob encoding, and the prefix of the extension name of the present one.
 _BLOBS = ("lance-encoding:blob", "lance.blob")
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Rows to be taken out: fragments that lose all of theirs, and those that lose some with the new vector."""
+    """The ids of fragments that lose all rows, and the fragments that lose some, with their new deletion files."""
 
     removed: tuple[int, ...]
     updated: tuple[Fragment, ...]
 
 
 def retried(attempt: Callable[[], State]) -> State:
-    """Make a change, and make it again from the newest version when another commit got in between.
+    """Run an attempt to commit, and run it again from the new head after each retryable conflict.
 
-    Gives up by the clock, not by a count of attempts: among many writers, each of whom has to look again when another
-    one was faster, the last one needs as many attempts as there are others.
+    The limit is a deadline instead of a number of attempts: among n concurrent writers, the last one needs n attempts.
 
     Raises:
-        CommitConflictError: Nothing can be done again, or it was in vain for too long.
+        CommitConflictError: The conflict is not retryable, or the deadline passed.
     """
     deadline = time.monotonic() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
@@ -86,12 +89,14 @@ def retried(attempt: Callable[[], State]) -> State:
         except CommitConflictError as error:
             if not error.retryable or time.monotonic() > deadline:
                 raise
+        # Full jitter: writers that lost to the same commit would otherwise retry in step and collide again.
         time.sleep(random.uniform(0, pause))  # noqa: S311  # keeps writers apart, hides nothing
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def submit(context: TableContext, head: State, operation: Operation, properties: Mapping[str, str]) -> State:
-    """Commit an operation that was made from a version to the branch of that version."""
+    """Commit an operation against the version it was computed from, on the branch of that version."""
+    # The uuid identifies one attempt: `commit_transaction` recognises by it a commit whose response was lost.
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
@@ -99,33 +104,35 @@ def submit(context: TableContext, head: State, operation: Operation, properties:
 
 
 def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:
-    """Store the deletion vectors it takes to take rows out.
+    """Store the deletion vectors that remove rows from their fragments.
 
     Args:
         context: The table.
-        head: The version the rows were found in.
-        rows: Offsets of live rows by the id of their fragment.
+        head: The version in which the rows were found.
+        rows: Offsets of live rows by fragment id.
     """
     removed: list[int] = []
     updated: list[Fragment] = []
     for number, offsets in rows.items():
         fragment = _known(head, number)
         if len(offsets) == fragment.rows:
+            # A fragment without live rows is removed, so that no reader opens its files.
             removed.append(number)
         else:
+            # A fragment has at most one deletion file, so the new one repeats the earlier deletions.
             deleted = deleted_offsets(context.versions, head, fragment) | offsets
             updated.append(with_deleted(context.versions, head, fragment, deleted))
     return Removal(tuple(removed), tuple(updated))
 
 
 def moved_in(context: TableContext, head: State, staged: StagedFiles, addresses: Addresses) -> tuple[Fragment, ...]:
-    """Describe new files as fragments whose leading rows were moved there.
+    """Describe staged files as fragments whose leading rows were moved there from other fragments.
 
     Args:
         context: The table.
-        head: The version the rows were found in.
-        staged: The files.
-        addresses: Where the leading rows were, in the order in which they were written.
+        head: The version in which the rows were found.
+        staged: The staged files; new rows may follow the moved ones.
+        addresses: The former addresses of the moved rows, in the order in which they were written.
     """
     made = placed(
         context, staged_fragments(staged, head.manifest.fields, head.manifest.file_version), head, staged.base
@@ -139,6 +146,8 @@ def moved_in(context: TableContext, head: State, staged: StagedFiles, addresses:
         part = slice(start, start + fragment.physical_rows)
         start += fragment.physical_rows
         if len(ids[part]):
+            # Only the leading rows carry ids, as in the fragments of pylance's merge_insert; the commit assigns ids
+            # to the remaining rows of the fragment.
             found.append(
                 replace(fragment, row_ids=encode_row_ids(ids[part]), created_at=encode_versions(created[part]))
             )
@@ -148,12 +157,12 @@ def moved_in(context: TableContext, head: State, staged: StagedFiles, addresses:
 
 
 def _lineage(head: State, addresses: Addresses) -> tuple[Addresses, Addresses]:
-    """Return the ids of some rows and the versions they were created at."""
+    """Return the row ids at some addresses and the versions at which these rows were created."""
     ids, created = np.empty_like(addresses), np.empty_like(addresses)
     for number, places in group_by_fragment(addresses):
         fragment, where = _known(head, number), f"fragment {number} of {head}"
         offsets = row_offsets(addresses[places]).astype(np.uint64)
-        # The ids of these rows alone: a fragment of which one row is updated may have a hundred million.
+        # Only the ids at these offsets are decoded: a fragment may have a hundred million rows, of which one changes.
         ids[places] = decode_row_runs(fragment.row_ids, fragment.physical_rows, where).at_positions(offsets)
         created[places] = decode_version_runs(fragment.created_at, fragment.physical_rows, where).at_positions(offsets)
     return ids, created
@@ -167,20 +176,20 @@ def _known(head: State, number: int) -> Fragment:
 
 
 def field_ids(fields: Sequence[Field], columns: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of some columns and of everything inside them."""
+    """Return the field ids of some columns and of the fields nested in them."""
     wanted = {item.id for item in fields if item.parent_id < 0 and item.name in columns}
     for item in fields:
-        # Depth first: a parent comes before its children.
+        # One pass is enough, because a manifest lists fields depth first: a parent comes before its children.
         if item.parent_id in wanted:
             wanted.add(item.id)
     return tuple(item.id for item in fields if item.id in wanted)
 
 
 def refuse_blobs(head: State, verb: str) -> None:
-    """Refuse to write rows anew that hold blobs, which lie beside the files of the rows.
+    """Refuse to rewrite rows with blobs, because blobs are stored in separate files beside the data files.
 
     Raises:
-        InvalidInputError: Names the column.
+        InvalidInputError: The table has a blob column.
     """
     for column in head.manifest.fields:
         if column.extension_name.startswith(_BLOBS) or not column.metadata.keys().isdisjoint(_BLOBS):
@@ -191,10 +200,10 @@ def refuse_blobs(head: State, verb: str) -> None:
 
 
 def refuse_nested_blobs(head: State, verb: str) -> None:
-    """Refuse to write rows anew that hold blobs inside another column, where they cannot be read as bytes.
+    """Refuse to rewrite rows with blobs in a nested field, where pylance cannot read them as bytes.
 
     Raises:
-        InvalidInputError: Names the column.
+        InvalidInputError: The table has a blob field inside another column.
     """
     for column in head.manifest.fields:
         if column.parent_id >= 0 and column.extension_name.startswith(_BLOBS):
@@ -209,7 +218,7 @@ Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
-    """What a commit says about itself."""
+    """The branch of a commit, and the message, properties and partition keys recorded with it."""
 
     branch: str = layout.MAIN
     message: str | None = None
@@ -217,21 +226,22 @@ class CommitInfo:
     partitions: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no text.
+        """Validate the message and the properties.
 
         Raises:
-            InvalidInputError: Names it.
+            InvalidInputError: The message or a property is not a string.
         """
+        # protobuf would raise an obscure error only after the data files were written.
         validate_commit_info(self.message, self.properties)
 
     @classmethod
     def of(
         cls, branch: str, message: str | None, properties: Mapping[str, str] | None, partitions: Sequence[str] = ()
     ) -> "CommitInfo":
-        """Return what a caller gave, validated.
+        """Build the commit info from the arguments of a writing method.
 
         Raises:
-            InvalidInputError: Names what is no text, no mapping of texts or no list of texts.
+            InvalidInputError: An argument is not a string, a mapping of strings or a list of strings as required.
         """
         keys = string_list("partitions", partitions, "2026-01-31")
         return cls(branch=branch, message=message, properties=properties or {}, partitions=keys)
@@ -239,7 +249,13 @@ class CommitInfo:
     def as_properties(
         self, mode: str | None = None, predicate: str | None = None, *, on: Sequence[str] = ()
     ) -> dict[str, str]:
-        """Return the transaction properties that carry the note and what it claims; without a mode, nothing."""
+        """Return the transaction properties: those of the caller, the message, and the claim if a mode is given.
+
+        Args:
+            mode: The kind of write that is claimed, such as `APPEND`; None for an edit that claims no rows.
+            predicate: The predicate of the rows that the write replaces or adds.
+            on: The key columns of an upsert.
+        """
         found = dict(self.properties)
         if mode is not None:
             claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions), on=tuple(on))
@@ -250,9 +266,10 @@ class CommitInfo:
 
 
 def create_empty(context: TableContext, schema: pa.Schema) -> State | None:
-    """Write the first version of a table, without rows; None when there is one already."""
+    """Write the first version of a table, without rows; return None when the table exists already."""
     fields = fields_from_arrow(schema)
     check_storable(fields, FILE_VERSION)
+    # pylance records the creation of a table as an Overwrite that read version 0.
     transaction = Transaction(
         read_version=0,
         uuid=str(uuid.uuid4()),
@@ -264,7 +281,8 @@ def create_empty(context: TableContext, schema: pa.Schema) -> State | None:
 
 
 def target(context: TableContext, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
-    """Say where data files of a table go: to the same folder for every branch, or under a base path by name."""
+    """Return the write target for data files: the table's data folder, or the folder of a named base path."""
+    # Branches share the data folder of the root, so a merge copies no file.
     place = destination(head, base)
     return WriteTarget(
         data_uri=f"{context.uri}/{layout.DATA}" if place is None else data_folder(place),
@@ -276,7 +294,12 @@ def target(context: TableContext, schema: pa.Schema, head: State, base: str | No
 
 
 def stage(context: TableContext, rows: Rows, branch: str, base: str | None) -> StagedFiles:
-    """Write rows as data files that no version names yet."""
+    """Write rows to data files that no version names yet.
+
+    Raises:
+        InvalidInputError: The rows are staged already, or are not Arrow rows.
+        SchemaMismatchError: The rows do not fit the schema of the branch.
+    """
     check_rows(rows)
     if isinstance(rows, StagedFiles):
         raise InvalidInputError("these files are staged already; give them to append, overwrite or replace_where")
@@ -285,17 +308,26 @@ def stage(context: TableContext, rows: Rows, branch: str, base: str | None) -> S
 
 
 def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Version | None) -> State:
-    """Add rows; take out those an earlier attempt of the same work added, in the same commit."""
+    """Append rows in one commit.
+
+    Args:
+        context: The table.
+        rows: The rows, or staged files.
+        info: The branch and the commit info.
+        replaces: A version made by an earlier attempt of the same work; the same commit removes the rows it added.
+    """
     check_rows(rows)
     given = rows
 
     def attempt() -> State:
         nonlocal given
         head = context.head(info.branch)
+        # The staged files replace the rows: a retry commits the same files, and a stream can be read only once.
         given = staged = _staged(context, given, schema_of(head), head)
         added = _placed(context, staged, head.manifest.fields, head)
         operation: Operation = Append(fragments=added)
         if replaces is not None:
+            # One Update removes the earlier rows and adds the new ones, so no reader sees both or neither.
             operation = Update(removed_fragment_ids=_left_of(context, replaces, head), new_fragments=added)
         return submit(context, head, operation, info.as_properties(APPEND))
 
@@ -303,11 +335,13 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
 
 
 def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> State:
-    """Replace all rows, and the schema where the rows have another one."""
+    """Replace all rows in one commit, and also the schema when the rows do not fit the present one."""
     check_rows(rows)
+    # No retry from a new head: an overwrite does not depend on the rows of the version it replaces.
     head = context.head(info.branch)
     given, own = rows.schema, schema_of(head)
     fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
+    # Arrow rows may be cast to the present schema. Staged files are written already and must match it exactly.
     fits = _is_stored_as if isinstance(rows, StagedFiles) else _fits
     if not fits(given, own):
         fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
@@ -318,9 +352,9 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> State:
 
 
 def replace_where(context: TableContext, predicate: str, rows: Rows, info: CommitInfo) -> State:
-    """Take out the rows that match and put others in, as one commit.
+    """Delete the rows that match a predicate and add other rows, in one commit.
 
-    When another commit touches the same fragments meanwhile, the rows to take out are looked up again.
+    When a concurrent commit changes the same fragments, the predicate is evaluated again on the new head.
     """
     check_rows(rows)
     given = rows
@@ -328,7 +362,7 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
     def attempt() -> State:
         nonlocal given
         head = context.head(info.branch)
-        # Files written for the columns of an older version have to be what the newest one holds.
+        # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again.
         given = staged = _staged(context, given, schema_of(head), head)
         out = taken_out(context, head, matching_offsets(context.dataset(head), predicate))
         operation = Update(
@@ -342,10 +376,10 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
 
 
 def check_rows(rows: object) -> None:
-    """Refuse what is not Arrow rows or staged files.
+    """Check that an argument is Arrow rows or staged files.
 
     Raises:
-        InvalidInputError: Says what is taken and how to get there.
+        InvalidInputError: It is of another type, such as a data frame.
     """
     if not isinstance(rows, Rows):
         raise InvalidInputError(
@@ -362,7 +396,7 @@ def _staged(
         if not _is_stored_as(rows.schema, schema):
             raise SchemaMismatchError(f"files were staged as {_types(rows.schema)}, the table holds {_types(schema)}")
         return rows
-    # Before the first row is read: a stream may be long.
+    # The schema is checked before the first row is read, because a long stream would fail only at its end.
     check_schema(rows.schema, schema)
     where = target(context, schema, head, base)
     return StagedFiles(schema, write_files(where, _batches(rows)), where.base)
@@ -388,12 +422,13 @@ def _fits(given: pa.Schema, own: pa.Schema) -> bool:
 
 
 def _is_stored_as(given: pa.Schema, own: pa.Schema) -> bool:
-    """Tell whether files of one schema can be read as another: they are written, so nothing can be cast any more."""
+    """Return whether files written with schema `given` can be read with schema `own`, without a cast."""
     pairs = list(zip(given, own, strict=False))
     same = len(given) == len(own) and all(
-        mine.name == theirs.name and mine.type == theirs.type for mine, theirs in pairs
+        staged.name == stored.name and staged.type == stored.type for staged, stored in pairs
     )
-    return same and not any(mine.nullable and not theirs.nullable for mine, theirs in pairs)
+    # Files of a non-nullable column fit a nullable one, but not the reverse: they may contain nulls.
+    return same and not any(staged.nullable and not stored.nullable for staged, stored in pairs)
 
 
 def _types(schema: pa.Schema) -> str:
@@ -401,30 +436,41 @@ def _types(schema: pa.Schema) -> str:
 
 
 def _left_of(context: TableContext, earlier: Version, head: State) -> tuple[int, ...]:
-    """Return the ids of the fragments that an earlier attempt added and that are still there."""
+    """Return the ids of the fragments that an earlier attempt added and that the head still has.
+
+    Raises:
+        InvalidInputError: The head does not descend from the earlier version.
+        CommitConflictError: A later commit may have moved the rows to other fragments.
+    """
     state = context.versions.load(earlier.branch, earlier.number)
     now, then = lineage_of(head, context.refs), lineage_of(state, context.refs)
     made_from = any(line.branch == earlier.branch and line.number >= earlier.number for line in now.segments)
-    # Another branch may have had the name when that was committed.
+    # A deleted branch may have had the same name and numbers, so the ids of the versions are compared too.
     if state.id != earlier.id or not made_from:
         raise InvalidInputError(f"{head} was not made from {earlier}, so rows there cannot replace its own")
     parent = context.load_recorded(RecordedVersion(earlier.parents[0])) if earlier.parents else None
     before = frozenset() if parent is None else frozenset(parent.manifest.fragments.ids)
     added = {own.id: own for own in state.manifest.fragments if own.id not in before}
     left = {number: own for number in added if (own := head.manifest.fragments.find(number)) is not None}
-    # A fork names the same files through a base path, so fragments are compared by what identifies them.
+    # A fork names the same files through a base path, so fragments are compared by file names, not by equality.
     if {number: _identity(own) for number, own in left.items()} != {n: _identity(own) for n, own in added.items()}:
         _refuse_moved_rows(earlier, changes_since(now, then, context.versions))
     return tuple(sorted(left))
 
 
 def _identity(fragment: Fragment) -> tuple[frozenset[str], int | None]:
+    # The id of the deletion file belongs to it: a row that was updated since left a deletion behind.
     return fragment.file_names, fragment.deletion.id if fragment.deletion else None
 
 
 def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
-    """Refuse to replace the rows of a version that may be in other fragments by now: they would stay beside the new."""
+    """Refuse to replace the rows of a version that were moved to other fragments: both copies would be kept.
+
+    Raises:
+        CommitConflictError: A change since that version may have moved rows.
+    """
     for change in since:
+        # Appends, deletes and overwrites add or remove rows, but never move one to another fragment.
         if change.claims or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
             continue
         raise CommitConflictError(
