@@ -12,6 +12,7 @@ import lance_dagster
 from tests import architecture
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = architecture.PACKAGE
 
 # Everything a user may import from `lance_dagster`, and nothing else.
 PUBLIC_NAMES = [
@@ -207,6 +208,44 @@ def test_a_cycle_inside_functions_is_found() -> None:
     one = "def f():\n    from lance_dagster import b\n"
     two = "from .a import f\n"
     assert architecture.cycle({"lance_dagster/a.py": one, "lance_dagster/b.py": two})
+
+
+def modules() -> dict[str, str]:
+    """The modules of the package by path, without the generated ones and those that only start a program."""
+    written = {path: text for path, text in sources().items() if architecture.in_package(path)}
+    return {path: text for path, text in written.items() if not Path(path).name.startswith("__")}
+
+
+def test_each_file_name_stands_once() -> None:
+    """Two modules of the package do not share a file name, so that a name in a traceback or a listing is one file."""
+    names = [Path(path).name for path in modules()]
+    assert [] == sorted({name for name in names if names.count(name) > 1})
+
+
+def test_folders_stay_small() -> None:
+    """A folder shows at most fifteen modules."""
+    folders = [str(Path(path).parent) for path in modules()]
+    assert [] == sorted({folder for folder in folders if folders.count(folder) > 15})
+
+
+def test_the_architecture_page_names_every_module() -> None:
+    """ARCHITECTURE.md lists each module of a feature, and none that does not exist; cli is listed as a whole."""
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+/)` \| (.*?) \|", page, re.MULTILINE)
+    named = {f"{PACKAGE}/{folder}{name}.py" for folder, names in rows for name in re.findall(r"`(\w+)`", names)}
+    inside = {path for path in modules() if len(Path(path).parts) > 2 and not path.startswith(f"{PACKAGE}/cli/")}
+    assert (set(), set()) == (inside - named, named - inside)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md", "ARCHITECTURE.md"])
+def test_pages_name_files_that_exist(page: str) -> None:
+    """Every file of the package that a page names in code or in a link is there."""
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"`([a-z]\w*(?:/\w+)*/\w+\.py)`", text)) | set(
+        re.findall(r"\]\((lance_dagster/[^)]*)\)", text)
+    )
+    roots = (ROOT, ROOT / PACKAGE)
+    assert [] == sorted(name for name in named if not any((root / name).exists() for root in roots))
 
 
 def test_the_public_names_are_these() -> None:
