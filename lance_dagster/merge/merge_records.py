@@ -17,8 +17,7 @@ from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MERGED_PREFIX, PICKED_FROM, SQUASHED_PREFIX, Delete
 from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_base, merge_records_of
-from lance_dagster.history.refs.ref_files import READY
-from lance_dagster.history.refs.ref_store import Refs
+from lance_dagster.history.refs.ref_store import READY, Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import Translation

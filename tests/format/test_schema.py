@@ -14,7 +14,7 @@ from lance.schema import LanceSchema
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fields import fields_from_wire, fields_to_wire
+from lance_dagster.format.codec.manifest_parts import fields_from_wire, fields_to_wire
 from lance_dagster.format.model import Field
 from lance_dagster.format.schema import (
     arrow_from_fields,

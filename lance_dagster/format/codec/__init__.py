@@ -1,6 +1,6 @@
 """Wire bytes to values and back: the only door to protobuf."""
 
-from lance_dagster.format.codec.index_section import decode_indices, encode_indices, rebase_index_section
+from lance_dagster.format.codec.manifest_parts import decode_indices, encode_indices, rebase_index_section
 from lance_dagster.format.codec.manifests import (
     VersionSummary,
     check_readable,

@@ -12,19 +12,20 @@ from google.protobuf.message import DecodeError, Message
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format import transaction as ops
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fields import (
+from lance_dagster.format.codec.manifest_parts import (
+    ProtobufFragmentDecoder,
     base_paths_from_wire,
     base_paths_to_wire,
+    encode_fragments,
     fields_from_wire,
     fields_to_wire,
-    unknown_fields,
-)
-from lance_dagster.format.codec.fragments import ProtobufFragmentDecoder, encode_fragments, file_from_wire, file_to_wire
-from lance_dagster.format.codec.index_section import (
+    file_from_wire,
+    file_to_wire,
     files_from_wire,
     files_to_wire,
     index_from_wire,
     index_to_wire,
+    unknown_fields,
     uuid_from_wire,
     uuid_to_wire,
 )

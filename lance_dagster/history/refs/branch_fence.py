@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.history.refs.ref_files import CLOSING, CREATING, READY, RENAMED_FROM, RENAMING_TO, Branch
-from lance_dagster.history.refs.ref_store import Refs
+from lance_dagster.history.refs.ref_store import CLOSING, CREATING, READY, RENAMED_FROM, RENAMING_TO, Branch, Refs
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.identity import commit_id
 

@@ -39,7 +39,7 @@ from lance_dagster.format.validation import check_branch_name, check_string_mapp
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.inventory import copy_to_expired
 from lance_dagster.history.refs.protection import refuse_protected_branch
-from lance_dagster.history.refs.ref_files import (
+from lance_dagster.history.refs.ref_store import (
     CLOSING,
     CREATING,
     DELETING,
@@ -50,9 +50,10 @@ from lance_dagster.history.refs.ref_files import (
     RESERVED_PREFIX,
     STATE,
     Branch,
+    Refs,
     new_branch,
+    with_metadata,
 )
-from lance_dagster.history.refs.ref_store import Refs, with_metadata
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import fork

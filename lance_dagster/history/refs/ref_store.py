@@ -1,5 +1,19 @@
 """Read and write the files of branches and tags: create by put-if-absent, change by compare-and-swap.
 
+Each file is one small JSON object in the form that pylance reads and writes:
+
+    branch  {"parentBranch", "identifier": {"version_mapping": [[version, id], ...]}, "parentVersion", "createAt",
+             "manifestSize", "metadata"}
+    tag     {"branch", "version", "createdAt", "updatedAt", "manifestSize", "metadata"}
+
+`identifier` is the branch's lineage: one entry for each ancestor from `main` down, its own entry last. pylance's
+clean-up of a parent looks at a branch before it deletes files only if the version in the first entry is one that it
+would delete or cannot find. So the first version here is one that can never exist, and pylance always looks;
+`parentVersion` holds the true fork point.
+
+State that this package needs is kept in `metadata` under a reserved prefix, which
+pylance keeps when it moves a tag.
+
 What a change means, and which other files have to agree with it, is decided by `branch_operations`, `tag_operations`
 and `rename`.
 
@@ -12,12 +26,14 @@ Invariants:
   id of the write that produced it, since two writers may want the same content.
 """
 
+import json
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pendulum
 
@@ -25,6 +41,7 @@ from lance_dagster.errors import (
     AlreadyExistsError,
     Call,
     ConflictError,
+    CorruptFileError,
     RefMovedError,
     RefNotFoundError,
     Remedy,
@@ -34,23 +51,235 @@ from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import branch_of_version
-from lance_dagster.history.refs.ref_files import (
-    CLOSING,
-    CREATING,
-    DELETING,
-    IMMUTABLE,
-    READY,
-    RESERVED_PREFIX,
-    STATE,
-    WRITE_ID,
-    Branch,
-    Tag,
-    branch_file_of,
-    parse_branch,
-    parse_tag,
-    tag_file_of,
-)
 from lance_dagster.store import Store
+
+# JSON numbers stay exact up to here, and no table gets that many versions.
+NEVER_A_VERSION = 2**53
+RESERVED_PREFIX = "lance_dagster."
+"""Prefix of the metadata keys of branches and tags that are reserved for this package."""
+STATE = "lance_dagster.state"
+CREATING, READY, CLOSING, DELETING = "creating", "ready", "closing", "deleting"
+FIRST = "lance_dagster.first"
+RENAMING_TO, RENAMED_FROM = "lance_dagster.renaming_to", "lance_dagster.renamed_from"
+RENAMED_WRITE = "lance_dagster.renamed_write"
+WRITE_ID = "lance_dagster.write"
+IMMUTABLE = "lance_dagster.immutable"
+_MAX_BYTES = 1_000_000
+_LONGEST_PROBLEM = 200
+_NUMBER = re.compile(r"[0-9]{1,19}")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A branch: a series of versions forked from a version of another branch."""
+
+    name: str
+    id: str
+    parent_branch: str
+    parent_version: int
+    created_at: pendulum.DateTime
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    lineage: tuple[tuple[int, str], ...] = ()
+    manifest_size: int = 0
+
+    @property
+    def parent(self) -> str:
+        """The version it was forked from, such as `main@16`."""
+        return f"{self.parent_branch}@{self.parent_version}"
+
+    @property
+    def state(self) -> str:
+        """The step of its creation or deletion, such as "creating" or "ready"; a branch that pylance made is ready."""
+        return self.metadata.get(STATE, READY)
+
+    @property
+    def first(self) -> int:
+        """The number of its first version, which repeats the fork point.
+
+        It is the number of the fork point, unless an earlier branch had the name: then it is above that one's numbers.
+        """
+        return int(self.metadata.get(FIRST, self.parent_version))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """A name for one version."""
+
+    name: str
+    branch: str
+    version: int
+    created_at: pendulum.DateTime | None = None
+    updated_at: pendulum.DateTime | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    manifest_size: int = 0
+
+    @property
+    def ref(self) -> str:
+        """The version it names, such as `main@9`."""
+        return f"{self.branch}@{self.version}"
+
+    @property
+    def immutable(self) -> bool:
+        """Whether the tag was created as immutable."""
+        return IMMUTABLE in self.metadata
+
+
+def new_branch(
+    name: str, parent: Branch | None, *, version: int, manifest_size: int, metadata: Mapping[str, str]
+) -> Branch:
+    """Return a branch in state "creating", forked from `version` of `parent`; None stands for `main`."""
+    own = uuid.uuid4().hex
+    return Branch(
+        name=name,
+        id=own,
+        parent_branch=parent.name if parent else layout.MAIN,
+        parent_version=version,
+        # pylance stores whole seconds for branches.
+        created_at=pendulum.now("UTC").replace(microsecond=0),
+        metadata={**metadata, STATE: CREATING},
+        lineage=(*(parent.lineage if parent else ()), (NEVER_A_VERSION, own)),
+        manifest_size=manifest_size,
+    )
+
+
+def parse_branch(name: str, data: bytes, path: str) -> Branch:
+    """Parse the file of a branch.
+
+    Raises:
+        CorruptFileError: The bytes are no branch.
+    """
+    return _parsed(_branch_from_json, name, data, path)
+
+
+def parse_tag(name: str, data: bytes, path: str) -> Tag:
+    """Parse the file of a tag.
+
+    Raises:
+        CorruptFileError: The bytes are no tag.
+    """
+    return _parsed(_tag_from_json, name, data, path)
+
+
+def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, path: str) -> T:
+    # A ref is read at every use; a huge file would be damage, or an attack on the memory of readers.
+    if len(data) > _MAX_BYTES:
+        raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a ref needs")
+    try:
+        found = json.loads(data)
+        if not isinstance(found, dict):
+            raise CorruptFileError(path, "it does not hold a JSON object")
+        return parse(name, found)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError, OSError) as error:
+        problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
+        raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {problem}") from error
+
+
+def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
+    lineage = tuple(
+        (_count(version), _text(own)) for version, own in (found.get("identifier") or {}).get("version_mapping", ())
+    )
+    parent = _branch_name(found.get("parentBranch"))
+    if parent == name:
+        raise ValueError("it says it was forked from itself")
+    metadata = _metadata(found)
+    # Checked here, since `Branch.first` parses it without a way to report an error.
+    if FIRST in metadata and not _NUMBER.fullmatch(metadata[FIRST]):
+        raise ValueError(f"{metadata[FIRST]!r} is no number of a version")
+    return Branch(
+        name=name,
+        id=lineage[-1][1] if lineage else "",
+        parent_branch=parent,
+        parent_version=_count(found["parentVersion"]),
+        created_at=pendulum.from_timestamp(_count(found["createAt"])),
+        metadata=metadata,
+        lineage=lineage,
+        manifest_size=_count(found["manifestSize"]),
+    )
+
+
+def branch_file_of(branch: Branch) -> bytes:
+    """Return the bytes of a branch's file."""
+    return _json(
+        {
+            "parentBranch": None if branch.parent_branch == layout.MAIN else branch.parent_branch,
+            "identifier": {"version_mapping": [list(entry) for entry in branch.lineage]},
+            "parentVersion": branch.parent_version,
+            "createAt": branch.created_at.int_timestamp,
+            "manifestSize": branch.manifest_size,
+            "metadata": dict(branch.metadata),
+        }
+    )
+
+
+def _tag_from_json(name: str, found: dict[str, Any]) -> Tag:
+    return Tag(
+        name=name,
+        branch=_branch_name(found.get("branch")),
+        version=_count(found["version"]),
+        created_at=_time(found.get("createdAt")),
+        updated_at=_time(found.get("updatedAt")),
+        metadata=_metadata(found),
+        manifest_size=_count(found["manifestSize"]),
+    )
+
+
+def tag_file_of(tag: Tag) -> bytes:
+    """Return the bytes of a tag's file."""
+    now = pendulum.now("UTC")
+    return _json(
+        {
+            "branch": None if tag.branch == layout.MAIN else tag.branch,
+            "version": tag.version,
+            "createdAt": (tag.created_at or now).isoformat(),
+            "updatedAt": (tag.updated_at or now).isoformat(),
+            "manifestSize": tag.manifest_size,
+            "metadata": dict(tag.metadata),
+        }
+    )
+
+
+def _count(value: object) -> int:
+    # JSON has no unsigned integers, and True is an int in Python.
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+        raise ValueError(f"{value!r} is not a number of the kind that belongs there")
+    return value
+
+
+def _branch_name(value: object) -> str:
+    """Read the name of a branch. It is a folder too, so a name that leads out of the table is refused."""
+    if value is None or value == layout.MAIN:
+        return layout.MAIN
+    if not isinstance(value, str) or not is_path_inside(value):
+        raise ValueError(f"{value!r} is no name of a branch")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _metadata(found: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _text(value) for key, value in (found.get("metadata") or {}).items()}
+
+
+def _time(value: object) -> pendulum.DateTime | None:
+    if value is None:
+        return None
+    text = _text(value).replace("Z", "+00:00")
+    # pylance writes nanoseconds, and a datetime holds microseconds.
+    whole, dot, rest = text.partition(".")
+    if dot:
+        digits = rest[: next((at for at, c in enumerate(rest) if not c.isdigit()), len(rest))]
+        text = f"{whole}.{digits[:6]}{rest[len(digits) :]}"
+    return pendulum.instance(pendulum.DateTime.fromisoformat(text))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=2).encode()
+
 
 __all__ = [
     "CREATING",
@@ -65,7 +294,6 @@ __all__ = [
 _ATTEMPTS = 5
 # A thread pool costs more than reading a few small files one after the other.
 _READERS, _FEW = 8, 4
-T = TypeVar("T")
 N = TypeVar("N", Branch, Tag)
 
 

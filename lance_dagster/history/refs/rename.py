@@ -27,7 +27,7 @@ from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.validation import check_branch_name, check_tag_name
 from lance_dagster.history.refs import branch_operations
 from lance_dagster.history.refs.protection import refuse_protected_branch, refuse_protected_tag
-from lance_dagster.history.refs.ref_files import (
+from lance_dagster.history.refs.ref_store import (
     CREATING,
     READY,
     RENAMED_FROM,
@@ -36,8 +36,10 @@ from lance_dagster.history.refs.ref_files import (
     STATE,
     WRITE_ID,
     Branch,
+    Refs,
+    Tag,
+    with_metadata,
 )
-from lance_dagster.history.refs.ref_store import Refs, Tag, with_metadata
 from lance_dagster.history.refs.tag_operations import refuse_immutable
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import copy_folder

@@ -29,7 +29,6 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.claim_conflicts import SettledClaims, settle_claims
-from lance_dagster.merge.rules.column_losses import lost_columns, unfit_returned_rows
 from lance_dagster.merge.rules.merge_input import MergeInput
 from lance_dagster.merge.rules.merge_side import MergeSide, shared_outside_base, sides_of
 from lance_dagster.merge.rules.preconditions import blocking_findings, incompatible_columns, missing_versions
@@ -38,7 +37,7 @@ from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, Re
 from lance_dagster.merge.rules.row_changes import present
 from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules
-from lance_dagster.merge.rules.schema_merge import MergedSchema, merge_schemas
+from lance_dagster.merge.rules.schema_merge import MergedSchema, lost_columns, merge_schemas, unfit_returned_rows
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
 from lance_dagster.merge.rules.settings_merge import MergedSettings, merge_settings
 from lance_dagster.merge.rules.strategy import BOTH, HISTORY, KINDS, Conflict, Finding, ParsedStrategy, RowsLookup

@@ -3,20 +3,24 @@
 A field is known by its id in the merge base. A field one side added gets an id of the dest's, since both sides count
 on from the same number. A cast drops a field and adds another one of the same name with the values converted: rows
 that only the other side has would lose their values, so such rows are a conflict (`lost_columns`).
+
+Rows of one side do not always fit the column of the other: a cast gives a column a new id and converts only the rows
+that are there, and a column that may not be null has no value for rows that were written without it. No strategy
+settles either, since columns and rows would have to be given up together.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lance_dagster.format.evolution import next_field_id, subtree
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.transaction import Append, Delete, Rewrite
+from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update
 from lance_dagster.merge.rules.column_matching import Columns, paths_of
 from lance_dagster.merge.rules.merge_input import makers
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.settings_merge import merge_map
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, ParsedStrategy
+from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, ParsedStrategy, on_side
 
 _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
 
@@ -368,3 +372,44 @@ def _ordered(fields: Mapping[int, Field], order: Iterable[int]) -> tuple[Field, 
 
 def _word(facet: str) -> str:
     return facet.replace("_", " ")
+
+
+def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
+    """Find columns whose type or nullability one side changed while the other wrote rows of the old kind."""
+    for changer, writer in ((source, dest), (dest, source)):
+        added = schema.added_by_source if changer.is_source else schema.added_by_dest
+        changed = [(path, "changed its type") for path in changer.casts]
+        changed += [(path, "added it as not null") for path in _required(schema, added)]
+        # Only where a column changed are the rows looked up: for most merges that is never.
+        if changed and writer.written:
+            rows = on_side(writer.written, source=writer.is_source)
+            for path, did in changed:
+                yield Finding(conflict=_conflict(path, did, changer, writer), options=(), rows=rows)
+        for number, path in changer.made_required.items():
+            nulls = writer.nulls(number, path)
+            if nulls:
+                rows = on_side(nulls, source=writer.is_source)
+                yield Finding(conflict=_conflict(path, "made it not null", changer, writer), options=(), rows=rows)
+
+
+def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
+    """Find columns a side changed so that rows it took out, and that a strategy brings back, do not fit them."""
+    for path in (*side.casts, *side.made_required.values(), *side.new_required):
+        changer = f"{side.name} changed its type, or made it not null"
+        returned = "rows it changed or took out are brought back"
+        source, dest = (changer, returned) if side.is_source else (returned, changer)
+        yield Finding(conflict=Conflict(kind="column", unit=f"column {path}", source=source, dest=dest), options=())
+
+
+def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[str]:
+    for field in schema.fields:
+        if field.id in added and field.parent_id < 0 and not field.nullable:
+            yield field.name
+
+
+def _conflict(path: str, did: str, changer: MergeSide, writer: MergeSide) -> Conflict:
+    changed_by = makers(changer.history, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
+    written_by = makers(writer.history, lambda change: isinstance(change.operation, Append | Update | Overwrite))
+    told = f"{changed_by} {did}", f"{written_by} wrote rows without that"
+    source, dest = told if changer.is_source else told[::-1]
+    return Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)

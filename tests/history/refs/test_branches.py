@@ -19,7 +19,7 @@ from lance_dagster.errors import (
     StoreError,
     VersionNotFoundError,
 )
-from lance_dagster.history.refs.ref_files import CREATING, NEVER_A_VERSION, READY, STATE
+from lance_dagster.history.refs.ref_store import CREATING, NEVER_A_VERSION, READY, STATE
 from lance_dagster.store import LocalStore
 from tests.store.scripted import (
     PlugPulledError,
