@@ -65,7 +65,7 @@ def assert_usable(table: LanceTable, name: str) -> None:
 
 def test_creating_writes_what_is_counted_here(table: LanceTable) -> None:
     """The tests that interrupt a creation or deletion interrupt it everywhere."""
-    for expected, job in ((WRITES_TO_CREATE, "create_branch"), (WRITES_TO_DELETE, "delete_branch")):
+    for expected, job in ((WRITES_TO_CREATE, "create"), (WRITES_TO_DELETE, "delete")):
         written: list[str] = []
 
         def script(request: Request, written: list[str] = written) -> object:
@@ -73,7 +73,7 @@ def test_creating_writes_what_is_counted_here(table: LanceTable) -> None:
                 written.append(f"{request.verb} {request.key}")
             return request.send()
 
-        getattr(through(table, script), job)("run")
+        getattr(through(table, script).branches, job)("run")
         assert expected == len(written), written
 
 
@@ -405,7 +405,14 @@ def test_who_refers_to_a_branch_while_it_is_deleted(table: LanceTable, referrer:
     assert_usable(table, "run")
 
 
-@pytest.mark.parametrize("job", ["create_branch", "create_tag", "move_tag"])
+REFERRERS: dict[str, Callable[[LanceTable], object]] = {
+    "branch": lambda table: table.branches.create("other", "run"),
+    "new tag": lambda table: table.tags.create("other", "run"),
+    "moved tag": lambda table: table.tags.move("moving", "run"),
+}
+
+
+@pytest.mark.parametrize("job", REFERRERS)
 def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable, job: str) -> None:
     """Before every request of the other: either it is refused, or the reference is good."""
     table.tags.create("moving", "main@1")
@@ -423,12 +430,12 @@ def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable,
 
         made = False
         with suppress(RefNotFoundError, VersionNotFoundError, ConflictError):
-            getattr(through(table, script), job)("moving" if job == "move_tag" else "other", "run")
+            REFERRERS[job](through(table, script))
             made = True
         users = table._context.refs.referrers_of("run")  # noqa: SLF001 - those being made included
         assert made == bool(users)
         assert not made or "run" in table.branches.list()
-        assert "other" in table.branches.list() or "other" in table.tags.list() or not made or job == "move_tag"
+        assert "other" in table.branches.list() or "other" in table.tags.list() or not made or job == "moved tag"
         if "other" in table.branches.list():
             table.branches.delete("other")
         if "other" in table.tags.list():

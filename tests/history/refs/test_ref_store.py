@@ -35,7 +35,7 @@ def test_a_tag_names_a_version(table: LanceTable) -> None:
 def test_a_tag_is_created_once(table: LanceTable) -> None:
     """The second caller is told to move it."""
     table.tags.create("release", "main@2")
-    with pytest.raises(AlreadyExistsError, match=r"tag 'release' of .*; move_tag\('release', 'main@3'\) moves it"):
+    with pytest.raises(AlreadyExistsError, match=r"tag 'release' of .*; tags.move\('release', 'main@3'\) moves it"):
         table.tags.create("release", "main@3")
     assert "main@2" == table.tags.list()["release"].ref
 
