@@ -1,1 +1,1 @@
-"""Where a table's files lie: base paths, clones, and tables that were moved."""
+"""The placement of a table's files: base paths, clones, and relocation of tables and base paths."""

@@ -1,7 +1,8 @@
-"""Base paths of a table: other places its files may lie in.
+"""Base paths of a table: further roots under which its files may be stored.
 
-New fragments can be written to a base path by name: older data to cheaper storage, each region's data beside its
-readers. Readers need to know nothing of it. Deletion files, indices and versions always stay with the table.
+New fragments can be written to a named base path, such as cheaper storage for old data, or a bucket in the region of
+the readers. A reader follows the base ids in the manifest and needs no configuration beyond storage options. New
+deletion files, indices and manifests are always written to the table's own folder.
 """
 
 import uuid
@@ -33,7 +34,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBase:
-    """A base path to be added, and what the commit says about itself."""
+    """A base path to add, and the message and properties of the commit."""
 
     name: str
     uri: str
@@ -42,30 +43,33 @@ class NewBase:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what is no text.
+        """Validate the message and the properties.
 
         Raises:
-            InvalidInputError: Names it.
+            InvalidInputError: The message or a property is not a string.
         """
         validate_commit_info(self.message, self.properties)
 
 
 def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
-    """Add a base path to a branch, under an id that means the same place on every branch that has it.
+    """Add a base path to a branch, with the id that other branches use for the same path where possible.
 
     Raises:
-        AlreadyExistsError: The branch has another one of that name or path.
-        InvalidInputError: The name or the place cannot be one.
+        AlreadyExistsError: The branch has another base path with the same name or path.
+        InvalidInputError: The name is reserved, or the path is inside the table or cannot be opened.
     """
     base = _checked(context, wanted)
     refuse_protected_branch("add a base path to", branch, context.store)
+    # The id is chosen from the heads of all branches, so it is read once and not for each proposal.
     number = _free_id(context, branch, base)
+    # One uuid for all proposals, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
     properties = dict(wanted.properties) | ({} if wanted.message is None else {COMMIT_MESSAGE: wanted.message})
 
     def propose(head: State) -> Proposal | State:
         if _is_there(head, base):
             return head
+        # A concurrent commit may have used the id; then the commit takes the next free one of this branch.
         taken = {other.id for other in head.manifest.base_paths}
         new = replace(base, id=max(taken) + 1 if number in taken else number)
         transaction = Transaction(
@@ -76,6 +80,7 @@ def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
         )
         return Proposal(transaction, next_manifest(context.versions, head, transaction))
 
+    # Raises the error that names the known branches when this one does not exist.
     context.head(branch)
     state = commit(context.versions, branch, propose)
     return find_base_path(state.manifest, base.name or "", context.uri)
@@ -89,12 +94,18 @@ def _checked(context: TableContext, wanted: NewBase) -> BasePath:
     below = uri.removeprefix(f"{context.uri}/").partition("/")[0] if inside else ""
     if uri == context.uri or below.startswith("_") or below in {layout.DATA, "tree"}:
         raise InvalidInputError(f"{uri} is a folder of the table itself; a base path is another place")
-    # Refuses a place that cannot be reached with the options that are known.
+    # Opening the store checks the storage options before the base path is committed. The base has no id yet, so the
+    # options of id 0 are used.
     open_store(uri, base_options(context.storage_options, 0, uri))
     return BasePath(id=0, name=wanted.name, path=uri, is_dataset_root=wanted.is_dataset_root)
 
 
 def _is_there(head: State, base: BasePath) -> bool:
+    """Return whether a version has an equal base path, whatever its id.
+
+    Raises:
+        AlreadyExistsError: The version has another base path with the same name or path.
+    """
     for other in head.manifest.base_paths:
         if replace(other, id=0) == base:
             return True
@@ -108,34 +119,35 @@ def _is_there(head: State, base: BasePath) -> bool:
 
 
 def _free_id(context: TableContext, branch: str, base: BasePath) -> int:
-    """Choose an id: the one another branch has for the place, else one that no branch has for anything."""
+    """Return the id that another branch uses for the same path, or else one that no branch uses."""
     known = [other for head in heads(context) if head.branch != branch for other in head.manifest.base_paths]
     own = context.head(branch).manifest.base_paths
     same = next((other.id for other in known if other.path == base.path and other.id), None)
     if same is not None and same not in {other.id for other in own}:
         return same
-    # Options are given as `base_<id>.region`: one id had better be one place.
+    # Storage options are given per id (`base_<id>.region`) for all branches, so one id should mean one path.
     return max((other.id for other in (*known, *own)), default=0) + 1
 
 
 def heads(context: TableContext) -> list[State]:
-    """Read the newest version of main and of every branch, those a crash left half made included."""
+    """Load the newest version of main and of every branch, including branches whose creation was interrupted."""
     found = [branch.name for branch in context.refs.branches().values() if branch.state != DELETING]
     lines = [layout.MAIN, *sorted(found)]
     return [context.versions.head(line) for line in lines if context.versions.newest(line) is not None]
 
 
 def base_store(context: TableContext, base: BasePath) -> Store:
-    """Open the store of a base path; for folders of the table itself with the table's own options."""
+    """Open the store of a base path; folders of the table itself are opened with the table's own options."""
     if base.path == context.uri:
         return context.store
     if base.path.startswith(f"{context.uri}/"):
+        # A branch names a folder below the table's root, such as `tree/<branch>`, as a base path.
         return open_store(base.path, context.storage_options)
     return open_store(base.path, options_of(context, base))
 
 
 def destination(head: State, name: str | None) -> BasePath | None:
-    """Return the base path new data files go to; None is the table itself.
+    """Return the base path for new data files; None for the table's own data folder.
 
     Raises:
         InvalidInputError: The branch has no base path of that name.
@@ -147,11 +159,11 @@ def destination(head: State, name: str | None) -> BasePath | None:
 
 
 def spelled(path: str) -> str:
-    """Return the canonical spelling of a base path that another program may have stored in another one."""
+    """Return the canonical spelling of a base path; pylance stores the URI exactly as a caller wrote it."""
     try:
         return canonical_uri(path)
     except InvalidInputError:
-        # A place only others can reach; it can still be told from another one.
+        # This package cannot open the scheme, but the path can still be compared with others.
         return path.rstrip("/")
 
 
@@ -163,26 +175,33 @@ def options_of(context: TableContext, base: BasePath) -> Mapping[str, str]:
 def placed(
     context: TableContext, fragments: tuple[Fragment, ...], head: State, path: str | None
 ) -> tuple[Fragment, ...]:
-    """Name new data files as a branch has to name them, whatever base path they were written to.
+    """Return new fragments with the base id that a branch uses for the place of their data files.
+
+    Args:
+        context: The table.
+        fragments: Fragments that describe new data files, without base ids.
+        head: The version the fragments are committed on.
+        path: The base path the files were written to; None for the table's own data folder.
 
     Raises:
-        InvalidInputError: The branch has no such base path, or calls the table something else.
+        InvalidInputError: The branch has no base path at `path`, or names the table's root by another URI.
     """
     if path is None:
         return with_root_base(fragments, head.manifest, context.uri)
     base = next((base for base in head.manifest.base_paths if spelled(base.path) == path), None)
     if base is None:
         raise InvalidInputError(f"{head} has no base path at {path}, where files were staged; add_base adds it")
-    # A commit makes the names in the table's own folder last, and knows nothing of this one.
+    # A commit syncs the data folder of the table to disk, but not those of base paths. Without this call a power
+    # failure could lose directory entries of files that the new version names.
     base_store(context, base).sync_folder(layout.DATA if base.is_dataset_root else "")
     return with_base(fragments, base)
 
 
 def check_files(context: TableContext, state: State, base_ids: Iterable[int]) -> int:
-    """Look whether every file a version names through some base paths is there, whole; returns how many there are.
+    """Check that each file a version references through some base paths exists with its size; return their number.
 
     Raises:
-        CorruptFileError: Some are missing or of another size.
+        CorruptFileError: Files are missing or have another size.
     """
     wanted = frozenset(base_ids)
     branch_uri = context.versions.branch_uri(state.branch)
@@ -201,15 +220,19 @@ def check_files(context: TableContext, state: State, base_ids: Iterable[int]) ->
 
 
 def _missing(store: Store, place: FileReferences) -> list[str]:
+    """Return the names of the referenced files that a store lacks or has with another size."""
+
+    # Only a dataset root has the subfolders `data`, `_deletions` and `_indices`; another base holds files directly.
     def folder(name: str) -> str:
         return name if place.base.is_dataset_root else ""
 
+    # One listing per folder instead of one request per file. A recorded size of 0 means that the size is unknown.
     found = store.sizes(folder(layout.DATA)) if place.data else {}
     missing = [name for name, size in place.data.items() if name not in found or size not in (0, found[name])]
     deletions = store.sizes(folder(layout.DELETIONS)) if place.deletions else {}
     missing += [name for name in sorted(place.deletions) if name not in deletions]
     for index, files in place.indices.items():
         there = store.sizes(layout.join(folder(layout.INDICES), index)) if files else {}
-        # Files in folders below are not listed here.
+        # The listing is not recursive, so files in subfolders of an index are not checked.
         missing += [f"{index}/{name}" for name in files if "/" not in name and name not in there]
     return missing

@@ -1,13 +1,15 @@
-"""Make a table of its own out of a version of another one.
+"""Clone one version of a table to a new, independent table.
 
-A shallow clone is one manifest that names the files of the source through a base path. It lives as long as those
-files do, and a clean-up of the source does not see it: so a tag is left on the version that was cloned, called
-`clone-` and a digest, with the clone's place in its metadata. Delete it when the clone is gone. A deep clone has
-copies of the files of that one version and needs nothing of the source any more. Either way the clone is there whole
-when its manifest is, and a clone that was interrupted is made by the same call again.
+A shallow clone is one manifest that references the files of the source through a base path. It can be read as long as
+those files exist. Garbage collection of the source does not know the clone, so the clone leaves a tag on the cloned
+version, named `clone-<digest>`, with the URI of the clone in its metadata. Delete the tag when the clone is deleted.
 
-The first version of a clone has the number of the version cloned, so that the versions its rows came with stay
-smaller. Branches, tags and older versions stay with the source.
+A deep clone copies the files of the version and is independent of the source. In both cases the manifest is written
+last, so a table exists at the new place only when it is complete. Idempotent: repeat an interrupted clone by the same
+call.
+
+The first version of a clone has the number of the cloned version, because the row versions recorded in its fragments
+must not exceed the version of the table. Branches, tags and older versions are not cloned.
 """
 
 import hashlib
@@ -33,9 +35,10 @@ from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import FileReferences, deep_clone, file_references, shallow_clone
 
 CLONE = "lance_dagster.clone"
-"""The metadata key of a tag that keeps a version for a shallow clone: where the clone lies."""
+"""The metadata key of a tag that keeps a version for a shallow clone; its value is the URI of the clone."""
 _log = logging.getLogger(__name__)
 _WORKERS = 8
+# The name of a file at the new root that excludes concurrent clones to the same place.
 _CLAIM = ".clone"
 _BLOB = "lance.blob"
 _LEGACY_BLOB = "lance-encoding:blob"
@@ -50,18 +53,18 @@ def clone(
     storage_options: Mapping[str, str] | None,
     progress: Progress | None = None,
 ) -> TableContext:
-    """Clone a version to a new table and return its parts.
+    """Clone a version to a new table and return the context of the new table.
 
     Args:
-        context: The table that is cloned.
-        source: Its version.
-        uri: Where the clone shall lie.
-        shallow: Whether it names the source's files, or has copies of them.
-        storage_options: For the clone; None for those of the source, where they fit.
-        progress: Told how many files were copied.
+        context: The table to clone.
+        source: The version to clone.
+        uri: The URI of the clone.
+        shallow: Reference the files of the source instead of copying them.
+        storage_options: The options of the clone; None for those of the source, where they apply.
+        progress: Called with the number of copied files and their total.
 
     Raises:
-        AlreadyExistsError: There is a table already; nothing was written.
+        AlreadyExistsError: A table exists at `uri`; nothing was written.
         CorruptFileError: A file of the source is missing.
     """
     source_uri = context.versions.branch_uri(source.branch)
@@ -77,16 +80,18 @@ def clone(
 def write_clone(
     context: TableContext, source: State, made: TableContext, manifest: Manifest, *, progress: Progress | None = None
 ) -> None:
-    """Make a manifest the first version of a table, once the files it has of its own are there.
+    """Commit a manifest as the first version of a new table, after its files were copied or its source was tagged.
 
     Raises:
-        AlreadyExistsError: There is a table already.
+        AlreadyExistsError: A table exists at the place of the clone.
         CorruptFileError: A file of the source is missing.
     """
+    # A deep clone references only its own files, so it has no base path.
     shallow = bool(manifest.base_paths)
     with _claimed(made, f"{context.uri} {source} {'shallow' if shallow else 'deep'}"):
         if made.versions.newest(layout.MAIN) is not None:
             raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
+        # The manifest is written last: before it, the tag protects the files, or the copies are complete.
         if shallow:
             _pin(context, source, made.uri)
         else:
@@ -95,7 +100,8 @@ def write_clone(
 
 
 def _pin(context: TableContext, source: State, uri: str) -> None:
-    """Leave a tag on a version whose files a clone names, before the clone is there."""
+    """Tag the cloned version, so that garbage collection keeps the files the clone references."""
+    # The name depends on source and target alone, so a repeated call finds the tag of the first one.
     digest = hashlib.sha256(f"{source} {source.id} {uri}".encode()).hexdigest()[:16]
     size = context.versions.manifest_size(source)
     tag = Tag(
@@ -108,23 +114,26 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
     try:
         context.refs.add_tag(tag)
     except AlreadyExistsError:
-        # The same clone was begun before.
+        # An interrupted call for the same clone has left the tag.
         return
     except StoreError as error:
-        # A table may be cloned by somebody who can only read it.
+        # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
         _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, error)
 
 
 @contextmanager
 def _claimed(made: TableContext, what: str) -> Iterator[None]:
-    """Keep others from making another clone at the same place: first versions of different numbers do not collide.
+    """Hold a claim file at the new root, so that two clones to the same place exclude each other.
 
-    A claim that a crash left behind is that of whoever makes the same clone again.
+    The conditional write of the manifest is not enough: the first versions of two clones may have different numbers and
+    thus different names. The claim holds a description of the clone, so a repeated call takes over the claim that a
+    crash left behind.
     """
     if made.versions.newest(layout.MAIN) is not None:
         raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
     claim = what.encode()
     while not made.store.put_if_absent(_CLAIM, claim):
+        # Another caller may remove the claim between the two requests; then `found` is None and the loop tries again.
         found = made.store.get(_CLAIM)
         if found == claim:
             break
@@ -156,9 +165,10 @@ def _commit_first(context: TableContext, source: State, made: TableContext, mani
 
 
 def _options(context: TableContext, manifest: Manifest, uri: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the options the clone is opened with: its own, and for its base paths those of the source."""
+    """Return the storage options of the clone: its own, and for its base paths those of the source."""
     source = context.storage_options
     result = dict(given or {})
+    # A local clone gets no options of an object store, which its store would not know.
     if given is None and "://" in canonical_uri(uri):
         result = table_options(source)
     kept = {base.id for base in manifest.base_paths}
@@ -166,7 +176,8 @@ def _options(context: TableContext, manifest: Manifest, uri: str, given: Mapping
         if key not in table_options(source) and any(key.startswith(f"base_{number}.") for number in kept):
             result.setdefault(key, value)
     for base in manifest.base_paths:
-        # A base that was reached with the source's options is reached with the clone's only if they are the same.
+        # A base path without options of its own was opened with the source's. When the clone has other options, the
+        # source's are given to that base path explicitly.
         if "://" in base.path and table_options(source) != table_options(result):
             for key, value in table_options(source).items():
                 result.setdefault(f"base_{base.id}.{key}", value)
@@ -174,7 +185,7 @@ def _options(context: TableContext, manifest: Manifest, uri: str, given: Mapping
 
 
 def _copy_files(context: TableContext, source: State, dest: Store, progress: Progress | None) -> None:
-    """Copy every file a version names to a table's own folder, those that are there by now excepted."""
+    """Copy every file a version references to the folder of the clone, except files that were copied before."""
     there = dest.sizes(layout.DATA)
     blobs = _has_blobs(source.manifest)
     jobs: list[Callable[[], None]] = []
@@ -183,27 +194,31 @@ def _copy_files(context: TableContext, source: State, dest: Store, progress: Pro
         jobs += _data_jobs(place, store, dest, there, blobs=blobs)
         jobs += _other_jobs(place, store, dest)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        # The first failure is raised here; what was copied stays, and is not copied again.
+        # The first failure is raised here. Copied files stay, and a repeated call skips them.
         for done, result in enumerate([pool.submit(job) for job in jobs], 1):
             result.result()
             if progress is not None:
                 progress(done, len(jobs))
+    # The names of the copies must be durable before the manifest that references them is written.
     dest.sync_folder(layout.DATA)
 
 
 def _data_jobs(
     place: FileReferences, store: Store, dest: Store, there: Mapping[str, int], *, blobs: bool
 ) -> list[Callable[[], None]]:
+    """Return a job for each data file that is missing at `dest` or has another size there; 0 is an unknown size."""
+
+    # A function per name binds the name; a closure over the loop variable would see its last value.
     def job(name: str) -> Callable[[], None]:
         def copy() -> None:
             key = _key(place.base, layout.DATA, name)
             if blobs:
-                # Blobs lie in a folder called like the file; most files have none. They come first: the file being
-                # there says that they are.
+                # Blobs are in a folder named like the data file without its suffix. They are copied before the file,
+                # because a repeated call takes an existing data file as proof that its blobs exist too.
                 stem = name.removesuffix(".lance")
                 copy_folder(store, key.removesuffix(".lance"), dest, f"{layout.DATA}/{stem}")
             if name in there:
-                # What this call writes is there whole; this one somebody else began to copy.
+                # This package writes files atomically, so another program left an incomplete copy.
                 dest.delete(f"{layout.DATA}/{name}")
             if not copy_file(store, key, dest, f"{layout.DATA}/{name}"):
                 raise CorruptFileError(f"{store.uri}/{key}", "it is missing")

@@ -1,21 +1,20 @@
-"""Make a table work at another place than the one it was made at, by commits of metadata alone.
+"""Repair the references to files that moved: relocated tables, moved base paths, and old manifest names.
 
-Base paths are absolute. `main` has none as a rule and works wherever its folder is; a branch names what it inherited
-through the table's own URI, so after a move its files are looked for at the old place. A version cannot be changed,
-so each branch gets one more, with the same rows, whose base paths say where things are by now. It is recorded as the
-base paths that changed, which other programs' unfinished commits can follow.
+Base paths are absolute. `main` usually has none and works wherever its folder is. A branch references inherited files
+through the URI of the table, so after a move readers of the branch look for them at the old place. Versions are
+immutable; `relocate` therefore commits one more version to each branch, with the same rows and corrected base paths.
+The operation of that commit is UpdateBases, on which pending commits of other programs can be rebased.
 
-Older versions of a branch still name the old place and cannot be read once that is gone. A tag on one of them is
-taken along: to the version that only differs by its base paths, or else to a branch of its own, forked there.
+Older versions of a branch keep the old base paths and cannot be read once the old place is gone. A tag on such a
+version moves to a later version that differs only in its base paths, or else to a new branch forked from the version.
 
-Nothing is committed to a branch before its files were found at the new place. Every step finds out whether it was
-done, so a call that was interrupted is made again. Where the table was is read from its branches: from the base
-path of that name, and from what the first version of each says it was cloned from.
+A branch gets its commit only after its files were found at the new place. Each step first checks whether it is done,
+so an interrupted call is repeated. The former place of the table is read from its branches: from the base path of the
+root, and from the Clone operation in the first version of each branch.
 
-Migrate a table from the first naming scheme of manifests to the present one.
-
-Every manifest of a branch is put under its new name before any old name is deleted: whatever happens, each version can
-be found. `main` comes last, since it shows whoever looks whether everything was done.
+`migrate_manifest_names` renames manifests from the first naming scheme (V1) to the present one (V2). It writes all new
+names of a branch before it deletes an old one, so every version can be found after a crash. `main` is migrated last,
+because its names show whether the whole migration is complete.
 """
 
 import uuid
@@ -48,14 +47,15 @@ from lance_dagster.transactions.base_paths import ROOT_BASE, moved_base_paths, r
 REPOINTED = "lance_dagster.repointed"
 """The property of a commit that changes base paths and nothing else."""
 Moves = Callable[[State], Mapping[str, str]]
-"""Says of a version which folders it names are elsewhere by now, and where."""
+"""Returns for a version the moved folders: from the former path to the present one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repointed:
-    """What was, or would be, done about one branch or tag. `after` is None when it was not done yet.
+    """The change, made or planned, of one branch or tag.
 
-    `paths` are the base paths that changed, old and new; `files` how many files were found at the new places.
+    `before` and `after` are versions; `after` is None in a dry run. `paths` are pairs of the old and the new base path;
+    `files` is the number of files found at the new paths.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Repointed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
-    """What a relocation did, or would do; nothing when everything was in its place."""
+    """The changes of a relocation, made or planned; empty when every base path is correct."""
 
     branches: tuple[Repointed, ...] = ()
     tags: tuple[Repointed, ...] = ()
@@ -75,31 +75,33 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """Whether files are looked for before a commit names them, whether anything is committed, who is told how far."""
+    """Options of a relocation: check files before a commit references them, commit nothing, report progress."""
 
     check: bool = True
     dry_run: bool = False
     progress: Progress | None = None
 
     def tell(self, done: int, total: int) -> None:
-        """Say how many branches and tags were looked at."""
+        """Report the number of branches and tags processed, and their total."""
         if self.progress is not None:
             self.progress(done, total)
 
 
 def relocate(context: TableContext, old_uri: str | None, how: How) -> Relocation:
-    """Re-point every base path that means an earlier place of the table, or a folder in it.
+    """Update every base path that refers to a former place of the table, or to a folder in it.
 
     Raises:
-        InvalidInputError: Where a branch's table was cannot be told.
+        InvalidInputError: The former place of a branch cannot be determined.
         CorruptFileError: Files are missing at the new place; no commit was made to that branch.
     """
+    # Former places are determined once per branch, since that loads the first version of each ancestor.
     known: dict[str, Mapping[str, str]] = {}
     given = None if old_uri is None else canonical_uri(old_uri)
 
     def moves(state: State) -> Mapping[str, str]:
         if state.branch not in known:
             earlier = {given} if given else _earlier_places(context, state.branch)
+            # The present URI maps to itself, so that a path with another spelling of it is corrected as well.
             known[state.branch] = {context.uri: context.uri} | dict.fromkeys(earlier, context.uri)
         return known[state.branch]
 
@@ -107,13 +109,13 @@ def relocate(context: TableContext, old_uri: str | None, how: How) -> Relocation
 
 
 def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocation:
-    """Say that the files under a base path are elsewhere by now, on every branch that has it.
+    """Change the path of a base path on every branch that has it, after its files were moved or copied.
 
     Args:
         context: The table.
-        name: The base path's name, or where it was, for one without a name.
-        uri: Where its files are.
-        how: Whether to look for the files first, and to commit.
+        name: The name of the base path, or its former path when it has no name.
+        uri: The new path.
+        how: The options.
 
     Raises:
         InvalidInputError: No branch has such a base path.
@@ -129,6 +131,7 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
         raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {known}")
 
     def moves(state: State) -> Mapping[str, str]:
+        # A name may stand for different paths on different branches, so it is resolved for each version.
         named = [base for base in state.manifest.base_paths if base.name == name]
         old = spelled(named[0].path if named else name)
         return {new: new, old: new}
@@ -137,11 +140,12 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
 
 
 def _repoint_all(context: TableContext, moves: Moves, how: How) -> Relocation:
+    # Branches come before tags: a tag can then move to the version that a branch has just got.
     newest, branches = heads(context), []
     for head in newest:
         branches.append(_repoint(context, head.branch, moves, how))
         how.tell(len(branches), len(newest))
-    # Read only now: somebody who moves the same table may have carried them meanwhile.
+    # Tags are read only after the branches, because a concurrent relocation may have moved them in the meantime.
     named, tags = context.refs.tags().values(), []
     for tag in named:
         tags.append(_carry(context, tag, moves, how))
@@ -153,12 +157,14 @@ def _repoint_all(context: TableContext, moves: Moves, how: How) -> Relocation:
 
 
 def _changed(state: State, moves: Moves) -> tuple[BasePath, ...]:
+    """Return the base paths of a version that have to change, with their new paths."""
     bases = state.manifest.base_paths
     return moved_base_paths(bases, moves(state), {base.path: spelled(base.path) for base in bases}) if bases else ()
 
 
 def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repointed | None:
-    """Commit the newest version of a branch again, with other base paths; None when there is nothing to change."""
+    """Commit corrected base paths to a branch; return None when all are correct."""
+    # One uuid for all proposals, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
     done: Repointed | None = None
 
@@ -168,6 +174,7 @@ def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repo
         if not changed:
             return head
         new = replace(head, manifest=replace_base_paths(head.manifest, changed))
+        # The files are checked for each proposal, since a concurrent commit may reference more files.
         files = check_files(context, new, [base.id for base in changed]) if how.check else 0
         old = {base.id: base.path for base in head.manifest.base_paths}
         paths = tuple((old[base.id], base.path) for base in changed)
@@ -183,7 +190,8 @@ def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repo
                 COMMIT_MESSAGE: f"base paths are elsewhere: {', '.join(old for old, _ in paths)}",
             },
         )
-        # The rule for added bases refuses ids that are taken; here they are meant.
+        # UpdateBases only adds: it rejects an id that is in use, and here the same ids get new paths. The next
+        # manifest is therefore built without bases, and the corrected ones are set afterwards.
         following = next_manifest(context.versions, head, replace(transaction, operation=UpdateBases(new_bases=())))
         return Proposal(transaction, replace_base_paths(following, changed))
 
@@ -192,10 +200,11 @@ def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repo
 
 
 def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed | None:
-    """Point a tag on a version that looks in the old place to one with the same rows that does not."""
+    """Move a tag from a version with former base paths to a version with the same rows and corrected ones."""
     try:
         state = context.versions.load(tag.branch, tag.version)
     except VersionNotFoundError:
+        # The tagged version was removed, so there is no manifest to correct.
         return None
     if not _changed(state, moves):
         return None
@@ -206,12 +215,13 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
     wanted = replace(
         tag, branch=found.branch, version=found.number, manifest_size=context.versions.manifest_size(found)
     )
+    # Compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
     context.refs.swap_tag(wanted, tag.ref)
     return replace(done, after=wanted.ref)
 
 
 def _repeated(context: TableContext, state: State, moves: Moves) -> State | None:
-    """Follow the versions that only changed base paths to one that looks in the right places."""
+    """Follow versions that changed only base paths to one with corrected paths; return None if there is none."""
     while _changed(state, moves):
         try:
             following = context.versions.load(state.branch, state.number + 1)
@@ -224,26 +234,30 @@ def _repeated(context: TableContext, state: State, moves: Moves) -> State | None
 
 
 def _forked(context: TableContext, tag: Tag, state: State, moves: Moves, *, check: bool) -> State:
-    """Fork a branch of its own for a tagged version, and re-point that."""
+    """Fork a branch from a tagged version, correct its base paths, and return its head."""
     taken = context.refs.branches()
     names = (f"relocated-{tag.name}" if count == 1 else f"relocated-{tag.name}-{count}" for count in range(1, 10**6))
     tags = context.refs.tags("relocated-*")
+    # Branches and tags share one namespace.
     free = (name for name in names if name not in tags)
+    # A branch forked from the tagged version is the result of an interrupted call, and is used again.
     name = next(name for name in free if name not in taken or taken[name].parent == tag.ref)
     create_branch(name, state, context.refs, context.versions, exist_ok=True, metadata={REPOINTED: tag.name})
+    # The moves of the tagged version are used, since the new branch has no former place of its own.
     there = dict(moves(state))
     _repoint(context, name, lambda _: there, How(check=check))
     return context.head(name)
 
 
 def _earlier_places(context: TableContext, branch: str) -> set[str]:
-    """Find out where the table was while a branch, or one it was forked from, was written.
+    """Return the URIs the table had while a branch, or a branch it was forked from, was written.
 
     Raises:
-        InvalidInputError: It cannot be told.
+        InvalidInputError: They cannot be determined.
     """
     if branch == layout.MAIN:
-        # Main names nothing by the table's place, except base paths that lie in its folder or are that folder.
+        # Main does not record the URI of the table. Its base paths may still be folders inside the table, so the
+        # former places of all branches apply.
         names = [name for name in context.refs.branches() if context.versions.newest(name) is not None]
         return {place for name in names for place in _earlier_places(context, name)}
     found: set[str] = set()
@@ -261,7 +275,9 @@ def _earlier_places(context: TableContext, branch: str) -> set[str]:
 
 
 def _roots(context: TableContext, first: State, newest: State) -> set[str]:
-    """Return the places the first and the newest version of a branch take for the table's own."""
+    """Return the URIs that the first and the newest version of a branch record as the root of the table."""
+    # The sources of this information are tried from the most to the least reliable: the recorded Clone operation, a
+    # base path with the reserved name of the root, and elimination.
     foreign = _foreign(context)
     ids = _ids_by_clone(first) or {
         base.id: ""
@@ -279,19 +295,20 @@ def _roots(context: TableContext, first: State, newest: State) -> set[str]:
 
 
 def _foreign(context: TableContext) -> set[str]:
-    """Return the base paths of main: never the table itself."""
+    """Return the base paths of main, which are never the root of the table."""
     if context.versions.newest(layout.MAIN) is None:
         return set()
     return {spelled(base.path) for base in context.versions.head(layout.MAIN).manifest.base_paths}
 
 
 def _ids_by_clone(first: State) -> dict[int, str]:
-    """Return the ids of the base paths a branch was forked through, and what each adds to the table's root."""
+    """Return the ids of the base paths recorded by the fork of a branch, with their suffix below the table's root."""
     operation = first.transaction.operation if first.transaction else None
     if not isinstance(operation, Clone):
         return {}
     parent = spelled(operation.ref_path)
     below = f"/{layout.branch_root(operation.ref_name)}" if operation.ref_name else ""
+    # A fork of a branch records that branch's folder; the root is what remains without `/tree/<branch>`.
     root = parent.removesuffix(below)
     found: dict[int, str] = {}
     for base in first.manifest.base_paths:
@@ -302,13 +319,18 @@ def _ids_by_clone(first: State) -> dict[int, str]:
 
 
 def _ids_by_elimination(context: TableContext, newest: State, foreign: set[str]) -> dict[int, str]:
-    """Take the one base path that main does not have, where nothing else tells: the first version is cleaned up."""
+    """Return the base paths that main lacks, as the last resort after the first version of a branch was removed.
+
+    Raises:
+        InvalidInputError: More than one place remains.
+    """
     branches = [f"/{layout.branch_root(name)}" for name in context.refs.branches()]
     found: dict[int, str] = {}
     for base in newest.manifest.base_paths:
         path = spelled(base.path)
+        # The longest match wins: branch names may contain "/", so one branch folder may be a suffix of another.
         below = max((below for below in branches if path.endswith(below)), key=len, default="")
-        # One that somebody added has a name of its own.
+        # A base path that a user added has a name; pylance names only those of parent branches.
         if base.is_dataset_root and path not in foreign and (base.name is None or below):
             found[base.id] = below
     roots = {spelled(base.path).removesuffix(found[base.id]) for base in newest.manifest.base_paths if base.id in found}
@@ -321,10 +343,10 @@ def _ids_by_elimination(context: TableContext, newest: State, foreign: set[str])
 
 
 def migrate_manifest_names(versions: Versions, branches: Iterable[str]) -> int:
-    """Rename what has an old name on `main` and on some branches. Returns how many versions were renamed.
+    """Rename the manifests with V1 names on `main` and on some branches; return the number of renamed versions.
 
     Raises:
-        CorruptFileError: Two different manifests would have one name.
+        CorruptFileError: Two different manifests of one version exist, under the old and the new name.
     """
     return sum(_migrate(versions, branch) for branch in [*sorted(branches), MAIN])
 
@@ -332,14 +354,14 @@ def migrate_manifest_names(versions: Versions, branches: Iterable[str]) -> int:
 def _migrate(versions: Versions, branch: str) -> int:
     store, folder = versions.store, join(branch_root(branch), VERSIONS)
     renamed = 0
-    # Again, until nothing is left: a writer that was not stopped may have put one more.
+    # The loop repeats until no old name is left, because a writer that was not stopped may have added one.
     while True:
         _, old = parse_manifest_names(store.list(folder))
         if not old:
-            # So that commits of this object go on under the present scheme.
+            # Lists the names again, so that `versions` forgets the old scheme and commits with V2 names from here on.
             versions.numbers(branch)
             return renamed
-        # Newest first: a store that lists in order shows only the first names, and the newest has to be among them.
+        # Newest first: on an ordered store readers take the first V2 name in the listing as the newest version.
         for number in sorted(old, reverse=True):
             _copy(versions, folder, number)
         for number in sorted(old):
@@ -348,9 +370,15 @@ def _migrate(versions: Versions, branch: str) -> int:
 
 
 def _copy(versions: Versions, folder: str, number: int) -> None:
+    """Copy the manifest of a version to its new name.
+
+    Raises:
+        CorruptFileError: The new name has another content.
+    """
     store = versions.store
     source, target = f"{folder}/{manifest_name_v1(number)}", f"{folder}/{manifest_name(number)}"
     data = store.get(source)
+    # A conditional write: the new name may hold a version that another writer committed under the V2 scheme.
     if data is None or store.put_if_absent(target, data):
         return
     if store.get(target) != data:

@@ -1,4 +1,4 @@
-"""One table and everything that can be done with it."""
+"""The public table object, its namespaces and the values they return."""
 
 from lance_dagster.diff.diff import Diff, RowCounts
 from lance_dagster.merge.preview import MergePreview

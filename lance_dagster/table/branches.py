@@ -1,4 +1,4 @@
-"""`table.branches`: the branches of a table, what they contain beside each other, and which are protected."""
+"""`table.branches`: create, compare, protect and delete the branches of a table, and preview merges on a branch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,15 +16,16 @@ from lance_dagster.merge import merge_commit, preview
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.table.version_log import full_log
 
+# The class has a method `list`, which hides the built-in type in its annotations; hence these aliases.
 VersionNumbers = list[int]
 VersionGraph = list[tuple[Version, tuple[str, ...]]]
-"""Versions, newest first, each with the names of the versions to draw lines to."""
+"""Versions, newest first, each with the names of its parents in the graph."""
 
 
 class Branches:
     """The branches of a table, as `table.branches`.
 
-    A name that is taken is never given to somebody else. Every operation is idempotent: repeat it after a crash.
+    An existing name is never reassigned to another branch. Every operation is idempotent: retry it after a crash.
     """
 
     def __init__(self, context: TableContext) -> None:
@@ -37,13 +38,14 @@ class Branches:
         Args:
             pattern: A glob pattern such as `"run/*"`; the files of other branches are not read.
         """
+        # A branch that is not ready may lack its first version, so a reader could not open it.
         return {name: found for name, found in self._context.refs.branches(pattern).items() if found.state == READY}
 
     def get(self, name: str) -> Branch:
         """Return one branch; reads one file.
 
         Raises:
-            RefNotFoundError: There is no such branch; `main` is not one of these.
+            RefNotFoundError: The branch does not exist, or is `main`, which has no branch file.
         """
         found = self._context.refs.branch(name)
         if found is None or found.state != READY:
@@ -60,21 +62,22 @@ class Branches:
     ) -> Branch:
         """Fork a branch from a version; no data is copied.
 
-        Its numbers go on from the version's. Where a branch of that name was deleted within the last day, they begin
-        above those of that one: `first` of the result says where.
+        Version numbers continue from the number of that version. When a branch of the same name was deleted within the
+        last day, they begin above its numbers; `first` of the result is the first number.
 
         Args:
             name: The new branch.
             at: The version to fork from.
             exist_ok: Return the branch of that name when there is one, wherever it was forked.
-            metadata: Kept with the branch.
+            metadata: Stored with the branch.
 
         Raises:
             InvalidRefNameError: The name breaks a rule of the specification.
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
-            RefNotFoundError: There is no such version to fork from.
-            AlreadyExistsError: The name is taken.
+            RefNotFoundError: The version to fork from does not exist.
+            AlreadyExistsError: A branch or tag has the name.
         """
+        # This package stores its own state under the reserved prefix; a user's value could be taken for it.
         branch_operations.refuse_reserved_keys(metadata or {})
         return branch_operations.create_branch(
             name,
@@ -97,10 +100,10 @@ class Branches:
         branch_operations.delete_branch(name, self._context.refs, self._context.versions)
 
     def rename(self, name: str, new_name: str) -> Branch:
-        """Give a branch another name; versions keep their numbers, and what was merged stays merged.
+        """Rename a branch; versions keep their numbers, and merges of the branch stay recorded.
 
-        Every manifest is written again, and files that lie in the branch's own folder are copied. Commits to it fail
-        from the start on, or do not know whether they were taken along.
+        Every manifest is rewritten, and files in the branch's own folder are copied. A concurrent commit to the branch
+        fails, or raises `CommitStateUnknownError` when it may have landed before the rename.
 
         Raises:
             InvalidRefNameError: The new name breaks a rule of the specification.
@@ -113,11 +116,11 @@ class Branches:
         return rename.rename_branch(name, new_name, self._context.refs, self._context.versions)
 
     def reset(self, name: str, at: Ref = MAIN) -> Branch:
-        """Make a branch start anew from a version, as if it was deleted and created again; what it had is gone.
+        """Reset a branch to a version of another branch, as if it was deleted and created again; its versions are lost.
 
-        A writer in the middle of a commit to it gets a `CommitConflictError`, or a `CommitStateUnknownError` where its
-        commit may have been merged just before. The branch keeps its metadata. To go back on a branch without losing
-        what came after, restore the older version as the next one.
+        A concurrent commit to the branch raises `CommitConflictError`, or `CommitStateUnknownError` when it may have
+        been merged before the reset. The branch keeps its metadata. To return to an older version of the branch
+        without losing the later ones, use `restore`.
 
         Args:
             name: The branch; not `main`.
@@ -132,7 +135,7 @@ class Branches:
         return branch_operations.reset_branch(name, self._context.at(at), self._context.refs, self._context.versions)
 
     def set_metadata(self, name: str, updates: Mapping[str, str | None]) -> Branch:
-        """Change what is kept with a branch, by compare-and-swap; a value of None takes a key out.
+        """Update the metadata of a branch by compare-and-swap; a value of None removes the key.
 
         Raises:
             RefNotFoundError: There is no such branch.
@@ -141,25 +144,26 @@ class Branches:
         return branch_operations.set_metadata(name, updates, self._context.refs)
 
     def protection(self) -> Protection:
-        """Return which branches and tags are protected."""
+        """Return the patterns of the protected branches and tags."""
+        # Read anew at each call: a protection must hold as soon as another process has set it.
         return protecting.protection(self._context.store)
 
     def protect(self, patterns: Sequence[str]) -> Protection:
-        """Protect branches by glob patterns, beside those that are protected already.
+        """Protect branches by glob patterns, in addition to existing patterns.
 
-        A protected branch takes merges and upkeep (compaction, indices), and no other commit; it cannot be reset,
-        deleted or renamed. Commits in flight may still land. Programs that write past this package do not look.
+        A protected branch accepts only merges and maintenance (compaction, indices). It cannot be reset, deleted or
+        renamed. Commits that already started may still land, and other programs do not check the protection.
 
         Args:
             patterns: Such as `["main", "release/*"]`; `*` stands for any characters, "/" included.
 
         Raises:
-            InvalidInputError: A pattern is empty, or what is given is no list.
+            InvalidInputError: A pattern is empty, or the argument is not a list of strings.
         """
         return protecting.change_protection(self._context.store, _patterns(patterns), Protection())
 
     def unprotect(self, patterns: Sequence[str]) -> Protection:
-        """Take patterns of `protect` back.
+        """Remove patterns that `protect` added.
 
         Raises:
             InvalidInputError: Nothing is protected by such a pattern.
@@ -167,11 +171,12 @@ class Branches:
         return protecting.change_protection(self._context.store, Protection(), _patterns(patterns))
 
     def ahead_behind(self, ref: Ref, other: Ref = MAIN) -> tuple[int, int]:
-        """Return how many versions only `ref` contains, and how many only `other` does.
+        """Return the number of versions that only `ref` contains, and of those that only `other` contains.
 
-        Versions are counted by the names of their files.
+        Versions are counted from file names.
         """
         refs = self._context.refs
+        # One `AheadBehind` for both directions, because it keeps the listed names of each branch.
         left, right = (lineage_of(self._context.at(found), refs) for found in (ref, other))
         distances = AheadBehind(refs.branches(), self._context.versions)
         return distances.ahead(left, right), distances.ahead(right, left)
@@ -186,27 +191,27 @@ class Branches:
         return None if found is None else self._context.versions.describe(found)
 
     def preview(self, source: Ref, into: str = MAIN, *, name: str | None = None, strategy: Strategy = None) -> Branch:
-        """Make a branch that holds what a merge would give, for checks to run on before the merge is made.
+        """Create a branch that contains the result of a merge, so that checks can run before the merge itself.
 
-        Any program reads it as any other branch. Merging it instead of `source` gives exactly what was checked, as
-        long as `into` did not move on; `mode="ff-only"` refuses when it did. Its metadata has `preview_of`, the version
-        that was merged, as soon as the merge is in it. Repeat the call after a crash.
+        The preview is an ordinary branch. Merging it instead of `source` publishes exactly the checked rows while
+        `into` has no newer version; `mode="ff-only"` refuses otherwise. Once the preview is complete, its metadata has
+        the merged version under `preview_of`. Idempotent: repeat the call after a crash.
 
         Args:
             source: The version to merge.
             into: The branch to merge into.
             name: The new branch; None for `preview/` and the name of the source's branch, or `main-into-` and the name
                 of `into`.
-            strategy: Who wins conflicts.
+            strategy: The strategy that resolves conflicts.
 
         Raises:
-            RefNotFoundError: There is no such source, or no such branch to merge into.
-            MergeConflictError: With every reason why not; nothing is left behind.
+            RefNotFoundError: The source or the branch `into` does not exist.
+            MergeConflictError: The merge has conflicts; the error lists them all, and no branch is left behind.
             InvalidRefNameError: The name breaks a rule of the specification.
             AlreadyExistsError: A branch or a tag has the name.
         """
         state, head = self._context.at(source), self._context.head(into)
-        # Asked first: a branch made for nothing would have to be deleted again, which a crash may prevent.
+        # Conflicts are looked for first: a branch created in vain would have to be deleted, which a crash may prevent.
         conflicts = preview.preview(self._context, state, into, strategy=strategy).conflicts
         if conflicts:
             where = self._context.uri
@@ -217,10 +222,10 @@ class Branches:
     def graph(
         self, ref: Ref = MAIN, *, after: Ref | None = None, limit: int | None = None, only: LogFilter | None = None
     ) -> VersionGraph:
-        """Return what `table.log` returns with `first_parent=False`, each with the versions to draw lines to.
+        """Return the versions of `table.log` with `first_parent=False`, each with its parents in the graph.
 
-        These are the next older versions that a filter lets through, and may be beyond the limit. Parents that are
-        gone are not among them.
+        A parent that the filter excludes is replaced by its nearest included ancestors. Parents may be beyond the
+        limit; parents that were removed are left out.
         """
         return full_log(self._context, ref, after=after, limit=limit, only=only)
 
@@ -230,8 +235,8 @@ class Branches:
 
 
 def preview_name(source: str, into: str) -> str:
-    """Return what a branch that shows a merge is called, unless it is given a name."""
-    # No segment of a name can be `main`.
+    """Return the default name of a preview branch."""
+    # The specification forbids `main` as a segment of a branch name.
     return f"preview/{f'main-into-{into}' if source == MAIN else source}"
 
 

@@ -1,4 +1,4 @@
-"""`table.columns`: add, drop, rename, reorder and cast columns, and describe them."""
+"""`table.columns`: add, drop, rename, reorder and cast columns, and set their nullability and metadata."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""`table.config`: settings that Lance programs go by, and what a table and its schema say about themselves."""
+"""`table.config`: the table config that Lance programs read, and the metadata of the table and of its schema."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ class Config:
         self._context = context
 
     def get(self, ref: Ref = MAIN) -> dict[str, str]:
-        """Return the settings of a version that Lance programs go by, and rules kept with the table."""
+        """Return the table config of a version, including the retention rules stored there."""
         return dict(self._context.at(ref).manifest.config)
 
     def set(
@@ -38,7 +38,7 @@ class Config:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Change settings that Lance programs go by, such as `lance.auto_cleanup.interval`.
+        """Update the table config, with keys such as `lance.auto_cleanup.interval`.
 
         Args:
             settings: New values by key; a value of None takes a key out.
@@ -51,7 +51,8 @@ class Config:
         return self._committed(update, CommitInfo.of(branch, message, properties))
 
     def table_metadata(self, ref: Ref = MAIN) -> dict[str, str]:
-        """Return what a version says about the table, without what merges recorded there."""
+        """Return the table metadata of a version, without the entries that merges recorded."""
+        # Merges are recorded in table metadata, because pylance preserves it when it commits on top.
         found = self._context.at(ref).manifest.table_metadata
         return {key: value for key, value in found.items() if not key.startswith(MERGE_RECORD_PREFIXES)}
 
@@ -64,14 +65,15 @@ class Config:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Say something about the table; the arguments are those of `set`.
+        """Update the table metadata; the arguments are those of `set`.
 
-        What merges have recorded there stays, whatever is replaced.
+        Entries that merges recorded stay, even with `replace`.
 
         Raises:
-            InvalidInputError: A key is one that merges record something under.
+            InvalidInputError: A key has a prefix that is reserved for merges.
         """
         update = map_update("metadata", metadata, replace=replace)
+        # A changed merge record would let a later merge start from a wrong merge base.
         taken = sorted(key for key in metadata if key.startswith(MERGE_RECORD_PREFIXES))
         if taken:
             raise InvalidInputError(f"what merges have recorded is not yours to change: {', '.join(taken)}")
@@ -86,7 +88,7 @@ class Config:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Say something about the schema, as Arrow's schema metadata; the arguments are those of `set`."""
+        """Update the schema metadata, which Arrow schemas carry; the arguments are those of `set`."""
         update = UpdateConfig(schema_metadata=map_update("metadata", metadata, replace=replace))
         return self._committed(update, CommitInfo.of(branch, message, properties))
 

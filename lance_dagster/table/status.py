@@ -1,4 +1,4 @@
-"""How far the branches and tags of a table are ahead of `main` and behind it."""
+"""Count the versions by which the branches and tags of a table are ahead of `main` and behind it."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +12,17 @@ from lance_dagster.history.lineage import AheadBehind, Lineage, lineage_of
 from lance_dagster.history.refs.ref_store import READY, Branch, Tag
 from lance_dagster.history.versions import State, Version
 
+# Loading a head is a wait for the store, so a few threads shorten the status of many branches.
 _READERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefStatus:
-    """A branch or tag beside `main`: `ahead` and `behind` count the versions that only it, or only `main`, contains.
+    """A branch or tag compared with `main`.
 
-    `version` is None, and nothing is counted, when the version cannot be found. `squashed` says that its changes came
-    to `main` by a merge that does not count as one.
+    `ahead` is the number of versions that only the ref contains, `behind` of those that only `main` contains. When the
+    version was removed, `version` is None and the counts are 0. `squashed` tells that its changes reached `main` by a
+    squash merge, which records no second parent.
     """
 
     name: str
@@ -32,7 +34,7 @@ class RefStatus:
 
     @property
     def merged(self) -> bool:
-        """Whether `main` has everything it has."""
+        """Whether `main` contains all changes of the ref."""
         return self.version is not None and (self.squashed or self.ahead == 0)
 
 
@@ -46,11 +48,12 @@ class TableStatus:
 
 
 def status_of(context: TableContext) -> TableStatus:
-    """Compare every branch and tag with `main`; versions are counted by the names of their files."""
+    """Compare every branch and tag with `main`; versions are counted from file names."""
     refs, versions = context.refs, context.versions
     main, branches = versions.head(MAIN), refs.branches()
     distances = AheadBehind(branches, versions)
     survey = _Survey(context, lineage_of(main, refs), branches, distances)
+    # A branch that is being created or deleted may have no versions.
     ready = sorted(name for name, branch in branches.items() if branch.state == READY)
     with ThreadPoolExecutor(_READERS) as pool:
         heads = list(pool.map(survey.head, ready))
@@ -64,6 +67,8 @@ def status_of(context: TableContext) -> TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
+    """The lineage of `main` and the branches, against which each ref is compared."""
+
     context: TableContext
     main: Lineage
     branches: Mapping[str, Branch]
@@ -71,18 +76,20 @@ class _Survey:
 
     def head(self, branch: str) -> Lineage | None:
         """Return the newest version of a branch, or None when it has none."""
+        # The names are listed already for the counts, so the newest one costs no further request.
         numbers = self.distances.numbers(branch)
         return self.version(branch, numbers[-1]) if numbers else None
 
     def version(self, branch: str, number: int) -> Lineage | None:
-        """Return a version, or None when it is gone, or where it came from."""
+        """Return the lineage of a version, or None when the version or an ancestor it needs was removed."""
         try:
             return lineage_of(self.context.versions.load(branch, number), self.context.refs)
         except (NotFoundError, InvalidInputError):
+            # One damaged ref must not hide the status of all others.
             return None
 
     def status(self, name: str, found: Lineage | None) -> RefStatus:
-        """Compare a version with `main`."""
+        """Compare the version of a ref with `main`."""
         if found is None:
             return RefStatus(name=name, version=None)
         return RefStatus(
@@ -100,9 +107,10 @@ def _name(tag: Tag) -> str:
 
 
 def _squashed(main: State, branch: Branch | None, state: State) -> bool:
-    """Tell whether a version came to `main` by a squash, and not only an older one of its branch."""
+    """Return whether a squash merge brought this version to `main`, and not only an older one of its branch."""
     if branch is None:
         return False
     name, _, number = main.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{branch.id}", "").rpartition("@")
-    # A branch that came with another one is named by that.
+    # The record is looked up by branch id and compared by name: the record of a branch that was merged through another
+    # branch names the other one.
     return name == branch.name and number.isdecimal() and int(number) >= state.number

@@ -1,4 +1,4 @@
-"""`table.tags`: names of versions, which move by compare-and-swap and remember where they were."""
+"""`table.tags`: create tags, move them by compare-and-swap, roll them back, and read their history."""
 
 from collections.abc import Mapping, Sequence
 
@@ -44,15 +44,15 @@ class Tags:
         Args:
             name: The new tag.
             at: The version.
-            metadata: Kept with the tag.
-            immutable: Whether it stays where it is, as the tag of a release does: it cannot be moved or renamed.
+            metadata: Stored with the tag.
+            immutable: Whether the tag can never be moved or renamed, as suits the tag of a release.
 
         Raises:
             InvalidRefNameError: The name breaks a rule of the specification.
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
-            AlreadyExistsError: The name is taken.
-            RefNotFoundError: There is no such version, or its branch was deleted meanwhile.
-            ProtectedError: The name is protected, and the version on a branch that is not.
+            AlreadyExistsError: A tag or branch has the name.
+            RefNotFoundError: The version does not exist, or its branch was deleted in the meantime.
+            ProtectedError: The name is protected, and the version is on a branch that is not.
         """
         target = TagTarget(state=self._context.at(at), metadata=metadata or {})
         return tag_operations.create_tag(name, target, self._context.refs, self._context.versions, immutable=immutable)
@@ -70,8 +70,8 @@ class Tags:
         Args:
             name: The tag.
             at: The version to point to. A tag that points there already is left as it is.
-            expected: Where the tag has to point now.
-            metadata: Kept with the tag, in place of what was there, and with the move in its history.
+            expected: The version the tag must point to now.
+            metadata: Replaces the metadata of the tag; stored with the move in its history too.
 
         Raises:
             RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
@@ -86,7 +86,8 @@ class Tags:
             try:
                 return tag_operations.create_tag(name, target, refs, versions, immutable=False)
             except AlreadyExistsError:
-                # Somebody created it meanwhile; where a branch has the name, there is no tag.
+                # A concurrent call created the tag, so it is moved below. When a branch has the name, there is still
+                # no tag, and the error stands.
                 if refs.tag(name) is None:
                     raise
         return tag_operations.move_tag(
@@ -101,25 +102,25 @@ class Tags:
         expected: Version | str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Tag:
-        """Point a tag to where it was some moves ago, by compare-and-swap: one more move, of its own kind.
+        """Point a tag to an earlier target by compare-and-swap; the history records a move of its own kind.
 
-        Moves that were rolled back do not count, so rolling back twice by one goes as far as once by two. A branch that
-        was renamed since is found by its id.
+        Moves that were rolled back do not count, so two roll-backs by one step equal one by two steps. The earlier
+        version is found by branch id, even when its branch was renamed since.
 
         Args:
             name: The tag.
             steps: How many moves to go back.
-            expected: Where the tag has to point now; None for where it is when this begins.
-            metadata: Kept with the tag, in place of what was there, and with the move in its history.
+            expected: The version the tag must point to now; None for its target at the start of the call.
+            metadata: Replaces the metadata of the tag; stored with the move in its history too.
 
         Raises:
             RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
-            InvalidInputError: So many earlier places are not known; or a key of the metadata starts with
-                `lance_dagster.`.
-            VersionNotFoundError: The earlier version is gone: it was cleaned up, or its branch was deleted.
+            InvalidInputError: The history has fewer moves; or a key of the metadata starts with `lance_dagster.`.
+            VersionNotFoundError: The earlier version was removed, by garbage collection or with its branch.
             RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
             ProtectedError: It is immutable; or protected, and the version on a branch that is not.
         """
+        # The tag is read once: its history and the expected value of the swap must belong to the same state.
         current = self.get(name)
         state = self._context.load_recorded(tag_operations.earlier_target(current, steps))
         target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps)
@@ -127,9 +128,9 @@ class Tags:
         return tag_operations.move_tag(name, target, self._context.refs, self._context.versions, expected=where)
 
     def history(self, name: str) -> tuple[TagMove, ...]:
-        """Return the last moves of a tag, newest first, its creation included while it is among them.
+        """Return the last moves of a tag, newest first; the creation is the oldest move.
 
-        A move by another program is found out when the next one is made, or when it is asked for here.
+        A move by another program is detected by the next move of this package, or by this call.
 
         Raises:
             RefNotFoundError: There is no such tag.
@@ -137,7 +138,7 @@ class Tags:
         return tag_operations.tag_history(self.get(name))
 
     def rename(self, name: str, new_name: str) -> Tag:
-        """Give a tag another name; its history goes along. For a moment both are there.
+        """Rename a tag with its history. Both names exist for a moment, so that the version is always tagged.
 
         Raises:
             InvalidRefNameError: The new name breaks a rule of the specification.
@@ -148,7 +149,7 @@ class Tags:
         return rename.rename_tag(name, new_name, self._context.refs)
 
     def set_metadata(self, name: str, updates: Mapping[str, str | None]) -> Tag:
-        """Change what is kept with a tag, by compare-and-swap; a value of None takes a key out.
+        """Update the metadata of a tag by compare-and-swap; a value of None removes the key.
 
         Raises:
             RefNotFoundError: There is no such tag.
@@ -170,10 +171,10 @@ class Tags:
         tag_operations.delete_tag(name, self._context.refs, force=force)
 
     def protect(self, patterns: Sequence[str]) -> Protection:
-        """Protect tags by glob patterns, beside those that are protected already.
+        """Protect tags by glob patterns, in addition to existing patterns.
 
-        A protected tag can only name versions of `main` or of protected branches; it cannot be deleted or renamed.
-        Programs that write past this package do not look.
+        A protected tag can only point to versions of `main` or of protected branches, and cannot be deleted or renamed.
+        Other programs do not check the protection.
 
         Args:
             patterns: Such as `["production", "v*"]`; `*` stands for any characters, "/" included.
@@ -184,7 +185,7 @@ class Tags:
         return protecting.change_protection(self._context.store, _patterns(patterns), Protection())
 
     def unprotect(self, patterns: Sequence[str]) -> Protection:
-        """Take patterns of `protect` back.
+        """Remove patterns that `protect` added.
 
         Raises:
             InvalidInputError: Nothing is protected by such a pattern.

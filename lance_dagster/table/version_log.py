@@ -1,4 +1,4 @@
-"""The log of a table: a version and those it was made from."""
+"""Resolve the arguments of `table.log` and `table.branches.graph`, and return the versions."""
 
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.context import Ref, TableContext
@@ -16,7 +16,7 @@ def first_parent_log(
 def full_log(
     context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
 ) -> list[tuple[Version, tuple[str, ...]]]:
-    """Return a version and everything it contains, newest first, each with the versions to draw lines to."""
+    """Return a version and all its ancestors, newest first, each with its parents in the graph."""
     found = all_parents(*_asked(context, ref, after=after, limit=limit, only=only))
     return [(version, tuple(map(str, below))) for version, below in found]
 
@@ -24,10 +24,11 @@ def full_log(
 def _asked(
     context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
 ) -> tuple[Ancestry, VersionRef, LogQuery]:
+    # Only the place of the version is resolved, because the log reads each manifest itself.
     start = context.place(ref)
     query = LogQuery(after=None if after is None else context.at(after), limit=limit, only=only or LogFilter())
     ancestry = Ancestry(context.refs, context.versions)
     if not ancestry.exists(start):
-        # Raises the error that says which versions there are.
+        # Loading raises the error that lists the existing versions.
         context.versions.load(start.branch, start.number)
     return ancestry, start, query
