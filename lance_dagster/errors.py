@@ -1,4 +1,4 @@
-"""Every exception this package raises, grouped by what a handler would do about it.
+"""Every exception of this package, grouped by what a handler can do about it.
 
     LanceDagsterError                        .hint: what to try next; .remedy: the same, with the call to make
     |- NotFoundError (LookupError)           ask for something else
@@ -6,7 +6,7 @@
     |- AlreadyExistsError                    choose another name
     |- InvalidInputError (ValueError)        fix the call
     |    InvalidRefNameError (.name .rule), RefSyntaxError (.expression .position), SchemaMismatchError
-    |- ConflictError                         someone else changed it
+    |- ConflictError                         another writer changed it
     |    CommitConflictError (.retryable .theirs), MergeConflictError (.conflicts), RefMovedError (.expected .found)
     |- ProtectedError                        .kind .name .refused: a rule of the table forbids it
     |- PublishRefusedError                   .reasons
@@ -31,59 +31,62 @@ _MAYBE_COMMIT = re.compile(r"[0-9a-fA-F]{8,64}")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A method of a table and what to give it, for whoever is to call it: from Python, or by typing a command."""
+    """A call of a method of a table that resolves an error; the command line prints it as a command."""
 
     method: str
     given: tuple[object, ...] = ()
     named: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return it as it is written in Python."""
+        """Return the call as Python code."""
         arguments = [*map(repr, self.given), *(f"{name}={value!r}" for name, value in self.named.items())]
         return f"{self.method}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What puts an error right: a sentence, in which `{}` stands for a call where there is one to make."""
+    """The way to resolve an error: a sentence, with `{}` in the place of the call if there is one."""
 
     sentence: str
     call: Call | None = None
 
     def __str__(self) -> str:
-        """Say it in Python's words."""
+        """Return the sentence, with the call as Python code."""
         return self.said(str)
 
     def said(self, written: Callable[[Call], str]) -> str:
-        """Say it, with the call as it is written elsewhere."""
+        """Return the sentence, with the call as a function formats it."""
         return self.sentence if self.call is None else self.sentence.format(written(self.call))
 
 
 class LanceDagsterError(Exception):
-    """Report something this package cannot do, in one sentence a person can act on."""
+    """Report a failure in one sentence that a person can act on; the base of all errors of this package."""
 
     def __init__(self, *arguments: object, remedy: Remedy | None = None) -> None:
-        """Keep what is wrong, and what would put it right."""
+        """Keep the parts of the message, and the remedy."""
+        # Pickle rebuilds an exception from the positional arguments of this call and then restores attributes, so
+        # every subclass passes all its own arguments on.
         super().__init__(*arguments)
         self.remedy = remedy
 
     @property
     def complaint(self) -> str:
-        """What is wrong, without what would put it right."""
+        """The message without the remedy."""
         return super().__str__()
 
     @property
     def hint(self) -> str | None:
-        """What to try next, where there is something to try."""
+        """The next thing to try, or None."""
         return None if self.remedy is None else str(self.remedy)
 
     def __str__(self) -> str:
-        """Say what is wrong, and what would put it right."""
+        """Return the message and the remedy."""
         return self.complaint if self.remedy is None else f"{self.complaint}; {self.remedy}"
 
 
+# LookupError and not KeyError: the text of a KeyError is the repr of its message.
 class NotFoundError(LanceDagsterError, LookupError):
-    """Report that what was asked for does not exist."""
+    """Report that a table, a version or a ref does not exist."""
 
 
 class TableNotFoundError(NotFoundError):
@@ -100,7 +103,7 @@ class RefNotFoundError(NotFoundError):
     def __init__(
         self, ref: str, known: Sequence[str], where: str, kind: str = "branch or tag", instead: str = ""
     ) -> None:
-        """Keep the name asked for, the names that exist, the table, what kind of name was wanted and what it is."""
+        """Keep the name, the names that exist, the table, the kind of name, and a hint that replaces the usual one."""
         super().__init__(ref, known, where, kind, instead)
         self.ref = ref
         self.known = tuple(known)
@@ -110,7 +113,7 @@ class RefNotFoundError(NotFoundError):
 
     @property
     def hint(self) -> str:
-        """What the name stands for if not for this; else the nearest names, or all of them when none is near."""
+        """The hint given to the constructor; else the nearest names, or the first ten names when none is near."""
         if self.instead:
             return self.instead
         near = difflib.get_close_matches(self.ref, self.known, n=3, cutoff=0.5)
@@ -120,6 +123,7 @@ class RefNotFoundError(NotFoundError):
 
     def __str__(self) -> str:
         """Name the ref, the table and the nearest names."""
+        # A hexadecimal name may have been meant as a commit id, so the message says that none was found either.
         commit = self.kind == "branch or tag" and _MAYBE_COMMIT.fullmatch(self.ref)
         return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
 
@@ -149,7 +153,7 @@ class AlreadyExistsError(LanceDagsterError):
 
 
 class InvalidInputError(LanceDagsterError, ValueError):
-    """Report a call that can be put right by its caller."""
+    """Report a wrong argument, which the caller can correct."""
 
 
 class InvalidRefNameError(InvalidInputError):
@@ -188,14 +192,14 @@ class SchemaMismatchError(InvalidInputError):
 
 
 class ConflictError(LanceDagsterError):
-    """Report that someone else changed what this call was about to change."""
+    """Report that another writer changed what this call was about to change."""
 
 
 class CommitConflictError(ConflictError):
-    """Report that a version committed meanwhile makes this commit meaningless."""
+    """Report that a version committed concurrently conflicts with this commit."""
 
     def __init__(self, message: str, theirs: str, retryable: bool) -> None:  # noqa: FBT001  # pickled by position
-        """Keep the message, the version that got in between, and whether redoing the work can help."""
+        """Keep the message, the version that was committed concurrently, and whether a retry can succeed."""
         super().__init__(message, theirs, retryable)
         self.message = message
         self.theirs = theirs
@@ -203,7 +207,7 @@ class CommitConflictError(ConflictError):
 
     @property
     def hint(self) -> str:
-        """Whether to read again and redo the change."""
+        """The advice to redo the change, or to look at the other one first."""
         return "read the table again and redo the change" if self.retryable else "look at what they did first"
 
     def __str__(self) -> str:
@@ -212,26 +216,29 @@ class CommitConflictError(ConflictError):
 
 
 class Reason(Protocol):
-    """One reason why two sides cannot be merged, as `changes.sides.Conflict` has it."""
+    """One reason why two sides cannot be merged; the merge's `Conflict` has these attributes.
+
+    A protocol, because this module is below the merge and must not import it.
+    """
 
     @property
     def kind(self) -> str:
-        """What kind of thing it is about, such as "rows" or "column"."""
+        """The kind of the conflict, such as "rows" or "column"."""
         ...
 
     @property
     def unit(self) -> str:
-        """What it is about, such as "column price": what a strategy for it alone is given under."""
+        """The thing in conflict, such as "column price"; a strategy for this conflict alone is given by this name."""
         ...
 
     @property
     def source(self) -> str:
-        """What the source did."""
+        """The change of the source."""
         ...
 
     @property
     def dest(self) -> str:
-        """What the dest did."""
+        """The change of the dest."""
         ...
 
 
@@ -240,6 +247,7 @@ class MergeConflictError(ConflictError):
 
     def __init__(self, message: str, conflicts: Iterable[Reason], *, remedy: Remedy | None = None) -> None:
         """Keep the headline, the conflicts, each printable on its own, and the call that would settle them."""
+        # A tuple, since an iterator could be printed only once and cannot be pickled.
         found = tuple(conflicts)
         super().__init__(message, found, remedy=remedy)
         self.message = message
@@ -267,10 +275,10 @@ class RefMovedError(ConflictError):
 
 
 class ProtectedError(LanceDagsterError):
-    """Report what a branch or tag is protected from; nothing was written."""
+    """Report that a protection rule of the table forbids a change of a branch or tag; nothing was written."""
 
     def __init__(self, kind: str, name: str, refused: str, because: str, instead: Remedy) -> None:
-        """Keep what was asked of which branch or tag, the rule that forbids it and what to do instead."""
+        """Keep the branch or tag, the change that was refused, the rule that forbids it and the remedy."""
         super().__init__(kind, name, refused, because, instead, remedy=instead)
         self.kind = kind
         self.name = name
@@ -317,7 +325,7 @@ class CorruptFileError(FormatError):
 
 
 class UnsupportedFeatureError(FormatError):
-    """Report a table that uses something this package does not know, and so must not touch."""
+    """Report a table that uses a feature which this package does not know, so that it must not be changed."""
 
     def __init__(self, path: str, flags: Iterable[str]) -> None:
         """Keep the file's path and the names of what is not known."""
@@ -356,7 +364,7 @@ class CommitStateUnknownError(LanceDagsterError):
 
 
 class StoreError(LanceDagsterError):
-    """Report that the storage failed, or cannot do what is asked of it."""
+    """Report that the storage failed, or cannot do what an operation needs."""
 
 
 class ConditionalPutUnsupportedError(StoreError):

@@ -1,12 +1,11 @@
-"""Which runs count as one: a run and the runs it continues.
+"""The chain of runs that belong together: a run and the runs that it continues.
 
-A partial re-execution (from failure, from asset failure, chosen steps) goes on with what its parent wrote, so
-it reads the parent's branches and publishes them with its own. A full re-execution starts clean.
+A partial re-execution (from failure, from asset failure, of chosen steps) builds on the rows of its parent run,
+so it reads the parent's branches and publishes them with its own. A full re-execution starts from `main`.
 
-Dagster has no single field for that difference. The tags below tell it for runs launched from the UI, the
-daemon and GraphQL; `step_keys_to_execute` alone cannot, as an ordinary launch lists every step. Runs
-re-executed from Python carry no tag: those are partial when they execute fewer steps than the run they all
-descend from.
+Dagster has no single field for this difference. Runs launched from the UI, the daemon or GraphQL carry one of the
+tags in `_PARTIAL_TAGS`. Runs re-executed from Python carry none; they count as partial when they execute fewer
+steps than the root run. `step_keys_to_execute` alone does not decide, because an ordinary launch lists all steps.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,18 +16,19 @@ import dagster as dg
 
 from lance_dagster.plugin import metadata as md
 
-# What Dagster calls the run of a value that was made outside of the current job.
+# The run id that Dagster gives to a value produced outside of the current job; it raises no error there.
 EPHEMERAL_RUN_ID = "__EPHEMERAL_RUN_ID"
 BRANCH_TAG = "lance/branch"
 BACKFILL_TAG = "dagster/backfill"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
 _BRANCH_PREFIX = "run/"
+# Dagster's database and the storage may have different clocks.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 def branch_of(run_id: str) -> str:
-    """Return the name of a run's branch."""
+    """Return the name of the branch of a run."""
     return f"{_BRANCH_PREFIX}{run_id}"
 
 
@@ -39,7 +39,7 @@ def run_of(branch: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChain:
-    """A run and the runs it continues, newest first; empty outside of a run."""
+    """A run and the runs that it continues, newest first; without run ids outside of a run."""
 
     run_ids: tuple[str, ...] = ()
     root_run_id: str | None = None
@@ -62,22 +62,22 @@ class RunChain:
 
     @classmethod
     def of_context(cls, context: object) -> "RunChain":
-        """Return the chain of the run a Dagster context belongs to, empty when it belongs to none."""
+        """Return the chain of the run of a Dagster context, empty when the context belongs to no run."""
         try:
             run, instance = getattr(context, "run", None), getattr(context, "instance", None)
-        except dg.DagsterError:  # an asset or check called directly has no run and says so by raising
+        except dg.DagsterError:  # the context of an asset or check that is called directly raises for `run`
             return cls()
         return cls.of(run if isinstance(run, dg.DagsterRun) else None, instance)
 
     @classmethod
     def of_run_id(cls, run_id: str | None) -> "RunChain":
-        """Return a chain of one run of which only the id is known."""
+        """Return the chain of one run of which only the id is known."""
         if run_id is None or run_id == EPHEMERAL_RUN_ID:
             return cls()
         return cls(run_ids=(run_id,), root_run_id=run_id)
 
     def after(self, run_id: str | None) -> "RunChain":
-        """Return this chain with the run that produced a value before it, unless it has it already."""
+        """Return this chain with a run in front that produced a value, unless the chain contains that run."""
         if run_id is None or run_id in (EPHEMERAL_RUN_ID, *self.run_ids):
             return self
         return replace(self, run_ids=(run_id, *self.run_ids))
@@ -89,31 +89,34 @@ class RunChain:
 
     @property
     def branch_names(self) -> tuple[str, ...]:
-        """The branches of the chain, newest first; a branch named by the run's tag `lance/branch` comes before."""
+        """The branches of the chain, newest first; a branch that the run's tag `lance/branch` names comes first."""
         own = tuple(branch_of(run_id) for run_id in self.run_ids)
         return (self.branch_tag, *own) if self.branch_tag else own
 
     def branch_metadata(self) -> dict[str, str]:
-        """Return what a branch of this run remembers about it."""
+        """Return the metadata of a branch of this run."""
         found = {
             md.RUN_ID: self.run_id,
             md.ROOT_RUN_ID: self.root_run_id,
             md.JOB_NAME: self.job_name,
+            # The publisher of a backfill is a run of its own without a parent; it finds the branches by this
+            # id.
             md.BACKFILL_ID: self.backfill_id,
         }
         return {key: value for key, value in found.items() if value}
 
 
 def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return a run and the re-executions that go on with what it wrote, oldest first.
+    """Return a run and the re-executions that continue it, oldest first.
 
-    A check that failed for want of memory may have passed in any of them.
+    Their check evaluations count for the run too: a check that failed for lack of memory may have passed in one
+    of them.
 
     Args:
         run_id: The run.
-        instance: Where runs are recorded.
-        known: Runs to consider besides those that Dagster finds by tag: it does not tag the ones that were
-            re-executed from Python.
+        instance: The Dagster instance that records runs.
+        known: Further runs to consider. Dagster finds re-executions by a tag, which a re-execution from Python
+            may lack.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
@@ -122,17 +125,18 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     named = instance.get_run_records(dg.RunsFilter(run_ids=[run_id, *known]))
     oldest_first = sorted([*tagged, *named], key=lambda record: record.create_timestamp)
     runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
+    # A full re-execution has the same root but does not continue the run, so ancestry decides.
     return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
 
 
 def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:
-    """Return a time before which none of some runs can have done anything, or None when none is recorded."""
+    """Return a time before which none of some runs can have committed, or None when no run is recorded."""
     created = [record.create_timestamp for record in instance.get_run_records(runs)]
     return min(created).astimezone(UTC) - _CLOCKS_DIFFER if created else None
 
 
 def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterator[str]:
-    """Yield a run's id, then its ancestors' ids for as long as each run continues the next."""
+    """Yield the id of a run, then the ids of its ancestors as long as each run continues its parent."""
     current: dg.DagsterRun | None = run
     while current is not None:
         yield current.run_id
@@ -140,7 +144,7 @@ def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterat
         if parent_id is None or not _continues_parent(current, instance):
             return
         current = instance.get_run_by_id(parent_id) if instance else None
-        if current is None:  # its record was deleted; its branches may well be there
+        if current is None:  # the record of the run was deleted, its branches may still exist
             yield parent_id
 
 
@@ -150,4 +154,5 @@ def _continues_parent(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -
     root = instance.get_run_by_id(run.root_run_id) if instance and run.root_run_id else None
     if root is None or run.step_keys_to_execute is None or root.step_keys_to_execute is None:
         return False
+    # A strict subset: a full re-execution from Python executes the same steps.
     return set(run.step_keys_to_execute) < set(root.step_keys_to_execute)

@@ -1,12 +1,14 @@
-"""Tells Dagster about versions and tag moves that happened outside of it, and about its own on `main`.
+"""Sensors that report new versions of `main` and tag moves to Dagster.
 
-Dagster saves what a tick returns and then its cursor, so a crash in between announces a version twice and
-never not at all. A tick lists the names of manifests after its cursor and opens only those. It works against
-a time budget and goes on with the next table where the last tick stopped, so that hundreds of tables do not
-run into the daemon's limit.
+Delivery is at least once: Dagster stores the events of a tick before its cursor, so a crash between the two
+reports a version twice, and no version is lost. The run key contains the version, so a repeated report starts no
+second run.
 
-Tables outside of Dagster's own runs are external assets here, and their versions materializations of these:
-an observation of an external asset would start nothing that waits for it.
+A tick lists the manifests after its cursor and opens only those. It has a time budget, and the next tick starts
+with the table at which it stopped: the daemon discards the events of a tick that exceeds its limit.
+
+Each version is a materialization of an external asset. An observation would not do: Dagster's automation ignores
+observations of external assets.
 """
 
 import json
@@ -34,7 +36,7 @@ _USER_PROVIDED = "dagster/data_version_is_user_provided"
 
 
 class SensorOptions(TypedDict, total=False):
-    """What `dg.sensor` takes besides. `job` is a job or what `dg.define_asset_job` returns."""
+    """Further options of `dg.sensor`. `job` is a job or the result of `dg.define_asset_job`."""
 
     job: object  # Dagster does not export the type of an asset job
     minimum_interval_seconds: int
@@ -51,21 +53,21 @@ def build_ref_sensor(
     budget_seconds: float = BUDGET_SECONDS,
     **options: Unpack[SensorOptions],
 ) -> dg.SensorDefinition:
-    """Return a sensor that announces what happens to some tables, whoever did it.
+    """Build a sensor that reports new versions and tag moves of some tables, by any program.
 
-    Every new manifest of `main` becomes a materialization of the external asset `main/<candidate's key>`; see
-    `ref_asset_specs`. A tag in `refs` that somebody other than a Dagster run moved becomes a materialization
-    of the promoted node `<tag>/<candidate's key>`. With `job`, each table that changed also asks for one run,
-    keyed by the version, so that announcing twice runs once. It expects the `LanceResource` under the
-    resource key `lance`.
+    Every new version of `main` becomes a materialization of the external asset `main/<candidate's key>`; see
+    `ref_asset_specs`. Every move of a tag in `refs` becomes a materialization of the promoted node
+    `<tag>/<candidate's key>`, unless the publisher moved it. With `job`, the sensor also requests one run for each
+    table that changed, with a run key that contains the version, so that a repeated report starts no second run.
+    It expects the `LanceResource` under the resource key `lance`.
 
     Args:
         name: The sensor's name.
-        tables: The candidates: definitions, or keys.
+        tables: The candidates, as definitions or keys.
         refs: `main`, tags, or both.
-        from_start: Whether the first tick announces the versions that exist already; else it only remembers
-            them.
-        budget_seconds: How long a tick may take before it leaves the other tables to the next.
+        from_start: Whether the first tick reports the versions that exist already. Otherwise it only records
+            them in the cursor.
+        budget_seconds: The time after which a tick leaves the remaining tables to the next tick.
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
 
     Raises:
@@ -99,8 +101,8 @@ def ref_asset_specs(tables: Sequence[CheckedAsset], *, lance: LanceResource | No
     """Return the external assets that stand for the `main` branch of some tables, in the group `main`.
 
     Args:
-        tables: The candidates: definitions, or keys.
-        lance: The resource, to put the tables' URIs on the definitions.
+        tables: The candidates, as definitions or keys.
+        lance: The resource, from which the definitions get the URIs of the tables.
     """
     require_sequence("tables", tables, "shop/orders")
     return [_spec(asset_key_of(table), metadata_of(table), lance) for table in tables]
@@ -124,7 +126,7 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], lance: LanceResource | 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A table to look at."""
+    """A table that the sensor watches."""
 
     key: dg.AssetKey
     metadata: dict[str, object]
@@ -136,7 +138,11 @@ class _Watched:
 
 @dataclass(slots=True)
 class _Cursor:
-    """What was announced: per table the last version of `main` and where each tag was; and who is next."""
+    """The state between ticks.
+
+    `seen` has for each table the last version of `main` that was reported and the last target of each tag. `next`
+    is the index of the table that the next tick starts with.
+    """
 
     seen: dict[str, dict[str, int | str]]
     next: int
@@ -155,7 +161,7 @@ class _Cursor:
 
 @dataclass(slots=True, kw_only=True)
 class _Tick:
-    """One tick: collects events until the time is up."""
+    """One tick of the sensor, which collects events until its time budget is used up."""
 
     lance: LanceResource
     refs: tuple[str, ...]
@@ -166,11 +172,11 @@ class _Tick:
     problems: list[str] = field(default_factory=list)
 
     def look_at(self, watched: Sequence[_Watched]) -> None:
-        """Look at every table once, starting where the last tick stopped; one broken table stops no other."""
+        """Visit every table once, starting where the last tick stopped; a damaged table does not stop the others."""
         first = self.cursor.next
         for step in range(len(watched)):
             place = (first + step) % len(watched)
-            # Each tick looks at one table at least: with a budget too short for any, none would ever be announced.
+            # Each tick visits at least one table; otherwise a short budget would stop all progress.
             if step and time.monotonic() >= self.until:
                 self.cursor.next = place
                 return
@@ -185,7 +191,8 @@ class _Tick:
         try:
             table = self.lance.table(one.key, one.metadata)
         except TableNotFoundError:
-            # Everything is new in a table that is made after the sensor has started to look.
+            # The table does not exist yet. It is recorded as seen without versions, so that its first version is
+            # reported when it is created.
             self.cursor.seen.setdefault(one.name, {})
             return
         seen = self.cursor.seen.setdefault(one.name, {})
@@ -200,23 +207,26 @@ class _Tick:
 
     def _announce_main(self, one: _Watched, table: LanceTable, seen: dict[str, int | str]) -> None:
         for number in table.branches.version_numbers(after=int(seen.get(MAIN, 0))):
+            # At least one event in each tick, for the same reason as above.
             if time.monotonic() >= self.until and self.events:
                 return
             try:
                 version = table.at(f"{MAIN}@{number}")
             except VersionNotFoundError:
-                # The garbage collector deleted it between listing and opening.
+                # The garbage collector deleted the version between the listing and this read.
                 seen[MAIN] = number
                 continue
             self.events.append(_materialization(one, MAIN, version, {}))
             self._request(one, MAIN, version)
+            # After each version, so that a tick that stops here resumes at the next one.
             seen[MAIN] = number
 
     def _announce_tag(self, one: _Watched, table: LanceTable, seen: dict[str, int | str], ref: str) -> None:
         tag = table.tags.list().get(ref)
         if tag is None or seen.get(ref) == _moved(tag):
             return
-        # The publisher materializes the promoted node itself; a second event here would run its readers twice.
+        # The publisher materializes the promoted node itself; a second event would start its readers twice. A tag
+        # that another program moved later still has the metadata, but not the target that the metadata names.
         by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
         if not by_publisher:
             version = table.at(tag.ref)
@@ -225,7 +235,7 @@ class _Tick:
         seen[ref] = _moved(tag)
 
     def _request(self, one: _Watched, ref: str, version: Version) -> None:
-        """Ask for a run for a table's newest version; a run for each would only repeat its work."""
+        """Request a run for the newest version of a table, which replaces a request for an earlier version."""
         tags = {md.TABLE: one.name, md.REF: str(version)}
         key = f"lance:{one.name}@{ref}={version.number}"
         self.requests = [request for request in self.requests if request.tags.get(md.TABLE) != one.name]
@@ -247,7 +257,7 @@ def _where(table: LanceTable, refs: Sequence[str]) -> Iterator[tuple[str, int | 
 
 
 def _moved(tag: Tag) -> str:
-    """Return where a tag is and since when: one moved away and back was moved."""
+    """Return the target of a tag and the time of its last move, so that a move away and back is noticed."""
     return f"{tag.ref} {tag.updated_at.isoformat()}" if tag.updated_at else tag.ref
 
 
@@ -265,5 +275,6 @@ def _materialization(one: _Watched, ref: str, version: Version, extra: dict[str,
             **({"lance/run_id": run_id} if run_id else {}),
             **extra,
         },
+        # Dagster takes a data version for a runless event from these tags.
         tags={_DATA_VERSION: version.transaction, _USER_PROVIDED: "true"},
     )

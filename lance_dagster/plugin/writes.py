@@ -1,4 +1,4 @@
-"""One output on its way into a table: what is asked for, and the commit that does it."""
+"""The write of one output: its mode, its partitions, its commit, and the validation of its rows."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,7 +23,7 @@ _MODES: tuple[WriteMode, ...] = get_args(WriteMode)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """What one output asks to be done to its table."""
+    """The write that one output requests."""
 
     asset: str
     mode: WriteMode
@@ -34,16 +34,20 @@ class Write:
 
     @classmethod
     def of(cls, context: dg.OutputContext, default_mode: str) -> "Write":
-        """Read what an output asks for: the output's own metadata, the asset's, the IO manager's default.
+        """Determine the write of an output.
+
+        The write mode is the first of these: the output's metadata, the asset's metadata, the IO manager's default.
 
         Raises:
-            InvalidInputError: The output belongs to no asset, or the write mode cannot work.
+            InvalidInputError: The output belongs to no asset, or the write mode cannot be used.
         """
         if not context.has_asset_key:
             raise InvalidInputError(
                 f"output {context.name!r} belongs to no asset, so it has no table; give it another IO manager"
             )
         asset = context.asset_key.to_user_string()
+        # The list of keys is the only form that works for every kind of partition. Without partitions Dagster
+        # raises for it, hence the guard.
         keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
         given = md.text(context.output_metadata, md.WRITE_MODE) or md.text(context.definition_metadata, md.WRITE_MODE)
         mode = write_mode(given or default_mode or ("replace" if keys else "overwrite"))
@@ -59,7 +63,7 @@ class Write:
         )
 
     def scope(self, schema: pa.Schema) -> PartitionFilter | None:
-        """Return which rows a replace takes out, in a table of this schema; None for the other modes.
+        """Return the filter of the rows that a replace deletes, for a schema; None for the other modes.
 
         Raises:
             InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
@@ -80,6 +84,8 @@ class Write:
         message = f"{self.mode} {self.asset}" + (f" {', '.join(keys[:3])}" if keys else "")
         match self.mode:
             case "append":
+                # Overwrite and replace are idempotent by themselves. A repeated append has to remove the rows of the
+                # earlier attempt, in the same commit, so that no reader sees them twice.
                 earlier = branch.earlier_attempt(props)
                 return table.append(
                     rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier
@@ -97,17 +103,17 @@ class Write:
 
 
 class PassedRows:
-    """Rows on their way into a table: counted, and for a replace checked against its partitions.
+    """Rows of an output that are counted and, for a replace, validated against its partitions.
 
-    A row outside of the partitions it was written for would stay when these are replaced the next time, and be
-    there twice then. Rows that executors have written already are only counted.
+    A row outside of the partitions would not be deleted by the next replace of the same partitions, which would
+    add it a second time. Rows that Spark's executors have written already are only counted.
     """
 
     def __init__(self, rows: Rows, write: Write) -> None:
-        """Check rows that are in memory; those of a stream are checked as they are read.
+        """Validate rows that are in memory; the rows of a stream are validated while they are read.
 
         Raises:
-            InvalidInputError: Rows in memory are outside of the partitions.
+            InvalidInputError: Some rows in memory are outside of the partitions.
         """
         self._write = write
         self._scope = None if isinstance(rows, StagedFiles) else write.scope(rows.schema)
@@ -124,12 +130,13 @@ class PassedRows:
 
     @property
     def count(self) -> int:
-        """How many rows there were; of a stream, how many have passed."""
+        """The number of rows; for a stream, the number of rows read so far."""
         return self._streamed if self._known is None else self._known
 
     def _passing(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             self._streamed += batch.num_rows
+            # An error here ends the stream, and with it the write, before anything is committed.
             self._check(pa.Table.from_batches([batch]))
             yield batch
 
@@ -169,7 +176,7 @@ def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) ->
     properties = {md.ASSET_KEY: asset}
     if context.run_id not in (None, EPHEMERAL_RUN_ID):
         properties[md.RUN_ID] = context.run_id
-    with suppress(dg.DagsterInvariantViolationError):  # called directly
+    with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
         properties[md.STEP_KEY] = context.step_key
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)

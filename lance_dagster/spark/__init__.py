@@ -1,4 +1,4 @@
-"""Spark beside Lance tables: frames from versions, and versions from frames."""
+"""Read versions of Lance tables as Spark frames, and write Spark frames as versions."""
 
 from lance_dagster.errors import MissingExtraError
 
@@ -9,7 +9,7 @@ try:
     from lance_dagster.spark.spark_schema import replacement_schema, target_schema
     from lance_dagster.spark.writer import stage
 except ModuleNotFoundError as error:
-    # A module that pyspark itself misses has another name, and another remedy.
+    # When a dependency of pyspark is missing, the name is another one and this extra does not install it.
     if error.name != "pyspark":
         raise
     raise MissingExtraError("pyspark", "spark", "Spark") from error

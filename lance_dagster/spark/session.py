@@ -1,6 +1,6 @@
 """A Spark session on this machine, ready to read and write Lance tables.
 
-Everything set here is a default: what the caller's `config` or the environment already says is kept.
+Every setting here is a default: a value in the caller's `config` or in the environment takes precedence.
 """
 
 import os
@@ -21,7 +21,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 def local_session(
     app_name: str = "lance_dagster", master: str = "local[*]", config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start Spark, or return the session that runs already, with the `lance_dagster` data source registered.
+    """Start Spark, or return the running session, with the `lance_dagster` data source registered.
 
     On a `local` master the Python workers run this interpreter and Spark binds to 127.0.0.1, because the
     interpreter on the `PATH` and the machine's own name are what most often break a first run. Timestamps are
@@ -29,15 +29,16 @@ def local_session(
     `ensure_java`.
 
     Args:
-        app_name: What Spark calls the application.
-        master: A Spark master URL. On a cluster, the workers' Python and its packages are yours to set up.
-        config: Spark settings, which win over the ones described here. A session that runs already takes over
-            those of them that Spark can change at run time.
+        app_name: The name of the Spark application.
+        master: A Spark master URL. On a cluster, the caller installs Python and this package on the workers.
+        config: Spark settings, which take precedence over the ones described here. A running session adopts
+            only those that Spark can change at run time.
 
     Raises:
         InvalidInputError: There is no Java that Spark can run on.
     """
     ensure_java()
+    # Spark's own time zone would be the machine's, and the same rows would show differently on each machine.
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
@@ -53,7 +54,7 @@ def local_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     with warnings.catch_warnings():
-        # pylance warns at every fork; the child that Spark forks here becomes Java at once.
+        # pylance warns at every fork. The child process that Spark forks here runs Java and never uses pylance.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
         spark = builder.getOrCreate()
     spark.dataSource.register(LanceDataSource)
@@ -61,8 +62,8 @@ def local_session(
 
 
 def _with_quiet_log(java_options: str) -> str:
-    """Add our log settings to the options of the driver's Java, unless they name log settings themselves."""
-    # Only Java options are early enough: Spark's own log level setting comes after its first warnings.
+    """Add this package's log settings to the options of the driver's Java, unless these name log settings."""
+    # A Java option takes effect before the first warnings; `setLogLevel` of a session comes after them.
     if "log4j2.configurationFile" in java_options:
         return java_options
     return f'{java_options} "-Dlog4j2.configurationFile={_QUIET_LOG}"'.lstrip()

@@ -1,7 +1,9 @@
-"""The Spark data source named `lance_dagster`, and `read_table`, which reads through it.
+"""The Spark data source `lance_dagster`, and `read_table`, which reads through it.
 
-Its options are strings, as Spark's are. A misspelt one is refused, because Spark would pass it on in silence
-and a read of the wrong branch looks like any other read.
+Unknown options are refused. Spark passes every option on, so a misspelt `ref` would silently read `main`.
+
+The name is not `lance`, because that is the name of lance-spark's data source, and Spark refuses to register a
+name that a Java data source has.
 """
 
 import functools
@@ -35,9 +37,9 @@ def read_table(
 ) -> DataFrame:
     """Return a lazy Spark frame of exactly the version a ref names now.
 
-    What is committed later does not show in the frame. Name the columns and the filter here rather than in
-    `select` and `where`: Spark tells a Python data source about neither, and reads everything first. Spark
-    knows no size of the frame either, so say `broadcast(df)` to join a small one.
+    Later commits do not show in the frame. Name the columns and the filter here rather than in `select` and
+    `where`: Spark passes neither of those to a Python data source, which would read everything. Spark does not
+    know the size of the frame either, so call `broadcast(df)` to join a small one.
 
     Args:
         spark: A classic or Spark Connect session; the data source is registered in it.
@@ -49,8 +51,8 @@ def read_table(
 
     Raises:
         RefNotFoundError: There is no such ref.
-        InvalidInputError: A column does not exist, the filter cannot be understood, or Spark has no type for
-            a column.
+        InvalidInputError: A column does not exist, Lance cannot parse the filter, or Spark has no type for a
+            column.
     """
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
     readable_schema(scan.schema)
@@ -69,8 +71,8 @@ class LanceDataSource(DataSource):
 
     Reading takes the options `ref` (default `main`), `columns` (`a,b` or a JSON list) and `filter` (Lance's
     SQL). Writing takes `branch` (default `main`) and `vectors` (`embedding:256`, several separated by
-    commas), makes the table when there is none, and works with the modes `append` and `overwrite`. `stage` is
-    the better way to write: it is faster, and the caller makes the commit.
+    commas), creates a table that does not exist, and supports the modes `append` and `overwrite`. Prefer `stage`
+    for writes: it is faster, and the caller makes the commit.
 
     Both take storage options as `storage.<key>`. Classic Spark shows them nowhere, but a Spark Connect server
     writes the options of every read and write to its event log: there, give the server credentials of its own
@@ -85,18 +87,18 @@ class LanceDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(...)`."""
+        """Return the name to give to `format(...)`."""
         return "lance_dagster"
 
     def schema(self) -> StructType:
-        """Return the columns of the version read, and fix that version for the frame."""
+        """Return the columns of the version that is read, and pin the frame to that version."""
         scan = self._plan()
-        # Spark keeps this object: the reader, made later, must not see a branch that moved meanwhile.
+        # Spark keeps this object and creates the reader later, when the branch may have moved.
         self.options["ref"] = scan.version
         return readable_schema(scan.schema)
 
     def reader(self, schema: StructType) -> LanceReader:
-        """Return the reader of the version; `schema` may be the caller's own choice of columns."""
+        """Return the reader of the version; `schema` is the table's, or the one that the caller gave to Spark."""
         scan = self._plan(schema.names)
         own = readable_schema(scan.schema)
         wrong = [field.name for field in schema if field.dataType != own[field.name].dataType]
@@ -106,12 +108,13 @@ class LanceDataSource(DataSource):
         return LanceReader(scan, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LanceWriter:  # noqa: FBT001 - Spark's signature
-        """Return the writer of one `save()`, after making the table if there is none."""
+        """Return the writer of one `save()`; creates the table if it does not exist."""
         uri, storage_options = self._place(_WRITE_OPTIONS)
         vectors = _vectors(self.options.get("vectors", ""))
         branch = self.options.get("branch", "main")
         if not LanceTable.exists(uri, storage_options):
             made = target_schema(schema, vectors)
+            # `exist_ok`, because another writer may create the table after the look above.
             LanceTable.create(uri, made, storage_options=storage_options, exist_ok=True)
         table = LanceTable.open(uri, storage_options)
         target = table.schema(branch)
@@ -128,7 +131,7 @@ class LanceDataSource(DataSource):
         return Scan.plan(table, ref, columns=named, filter=self.options.get("filter"))
 
     def _place(self, known: Sequence[str]) -> tuple[str, Mapping[str, str]]:
-        """Return the table's URI and storage options, after refusing options that mean nothing here."""
+        """Return the table's URI and storage options; refuse unknown options."""
         path = self.options.get("path")
         if not path:
             raise InvalidInputError("give the URI of one table: .load(uri) to read, .save(uri) to write")
@@ -137,7 +140,7 @@ class LanceDataSource(DataSource):
             raise InvalidInputError(
                 f"unknown option {', '.join(map(repr, unknown))}; known here: {', '.join(known)} and storage.<key>"
             )
-        # Spark makes option names lower case, which is how Lance spells the storage options.
+        # Spark converts option names to lower case, in which Lance's storage options are written anyway.
         keys = [key for key in self.options if key.startswith(_STORAGE)]
         given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
         return path, {**self.storage_options, **given}
@@ -145,12 +148,17 @@ class LanceDataSource(DataSource):
 
 @functools.cache
 def _source_with(options: frozenset[tuple[str, str]]) -> type[LanceDataSource]:
-    """Return the data source with storage options inside, under a name of its own."""
+    """Return a data source class that holds storage options, under a unique name.
+
+    Credentials thus stay out of the options of the read, which Spark may log. The cache keeps one class for each
+    set of options, so that repeated reads do not register ever more data sources.
+    """
     if not options:
         return LanceDataSource
     own_name = f"{LanceDataSource.name()}_{uuid.uuid4().hex[:12]}"
 
-    # A class made in a function is pickled whole, and Spark logs no pickles; it may log the options of a read.
+    # A class defined in a function is pickled by value, so the executors get the options with it. Spark does not
+    # log pickles.
     class Source(LanceDataSource):
         storage_options: ClassVar[Mapping[str, str]] = dict(options)
 
@@ -162,7 +170,7 @@ def _source_with(options: frozenset[tuple[str, str]]) -> type[LanceDataSource]:
 
 
 def _names(text: str | None) -> list[str] | None:
-    """Read the names in an option, given as a JSON list or separated by commas."""
+    """Parse names from an option: a JSON list, or names separated by commas."""
     if text is None:
         return None
     if not text.lstrip().startswith("["):
@@ -175,7 +183,7 @@ def _names(text: str | None) -> list[str] | None:
 
 
 def _vectors(text: str) -> dict[str, int]:
-    """Read the lengths of vector columns in an option: `embedding:256,thumbnail:64`."""
+    """Parse the lengths of vector columns from an option such as `embedding:256,thumbnail:64`."""
     pairs = [pair.rpartition(":") for pair in text.split(",") if pair.strip()]
     for name, _, length in pairs:
         if not name.strip() or not length.strip().isdecimal():

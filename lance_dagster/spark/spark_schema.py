@@ -1,10 +1,11 @@
-"""Schemas between Spark and Lance tables, by way of Arrow.
+"""Convert schemas and batches between Spark and Lance tables, by way of Arrow.
 
-Spark has fewer types than Arrow, so the way from a table to Spark widens some (`uint8` becomes `short`, a
-fixed-size list an array, nanoseconds microseconds) and the way back does not restore them: rows are written
-to the table's own types. A table made for a Spark frame takes nulls everywhere, because Spark's nullability
-says more about the query than about the data, and a column that takes no nulls could not be appended to from
-the next frame.
+Spark has fewer types than Arrow. A read converts some types (`uint8` to `short`, a fixed-size list to an array,
+nanoseconds to microseconds). A write converts the values back to the types of the table.
+
+Every column of a table that is created for a Spark frame is nullable. The nullability of a Spark column depends
+on the query that computes it rather than on the data, so the next frame could not be appended to a column that is
+not nullable.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from pyspark.sql.types import StructField, StructType
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
 _MAX_DECIMAL = 38
-# What a string or binary value is taken to need, and how many elements a list or map is taken to have.
+# The estimated bytes of a string or binary value, and the estimated number of elements of a list or map.
 _GUESSED_WIDTH = 512
 _GUESSED_ELEMENTS = 16
 _WIDER: dict[pa.DataType, pa.DataType] = {
@@ -42,9 +43,9 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 
 
 def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a table made to hold a Spark frame.
+    """Return the Arrow schema of a table that is created for a Spark frame.
 
-    Every column takes nulls. Timestamps are microseconds in UTC, whatever the session's time zone.
+    Every column is nullable. Timestamps are microseconds in UTC, whatever the session's time zone.
 
     Args:
         spark_schema: The frame's `schema`.
@@ -82,7 +83,7 @@ def replacement_schema(
 
 
 def check_fits(spark_schema: StructType, target: pa.Schema, *, vectors: Mapping[str, int] | None = None) -> None:
-    """Refuse a Spark frame whose columns are not those of a table, before any work is done for it.
+    """Refuse a Spark frame whose columns do not fit a table, before the frame is computed.
 
     Columns are matched by name, in any order. Values can still be refused later: a vector of the wrong
     length, a null where the table takes none, a number its type cannot hold.
@@ -126,13 +127,13 @@ def readable_schema(schema: pa.Schema) -> StructType:
 
 
 def arrow_for_spark(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema in which Spark takes rows of a Spark schema from a data source."""
+    """Return the Arrow schema of the batches that Spark expects from a data source."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def to_spark_batch(batch: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
-    """Convert a batch of a table's rows to what Spark expects; columns that need no change are not copied."""
-    # Spark keeps microseconds; every other change widens, so nothing else may be lost.
+    """Convert a batch of a table's rows to the types that Spark expects; columns that fit are not copied."""
+    # Spark stores microseconds, so nanoseconds are truncated. Every other conversion widens and is exact.
     columns = [
         column
         if column.type == field.type
@@ -176,7 +177,7 @@ def _spark_field(column: "pa.Field[Any]") -> StructField:
 
 
 def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
-    """Tell whether a frame's column has the type that reading the table's column gives."""
+    """Return whether a frame's column has the type that Spark gives the table's column when it reads it."""
     try:
         read_back = to_arrow_type(from_arrow_type(_relaxed(table)), timezone="UTC")
     except PySparkTypeError:
@@ -185,7 +186,7 @@ def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
 
 
 def _relaxed(arrow: pa.DataType) -> pa.DataType:
-    """Return the nearest type Spark has, with nulls allowed in every part of it; a type Spark lacks stays."""
+    """Return the nearest type that Spark has, nullable in every part; a type without one is returned unchanged."""
     if isinstance(arrow, pa.BaseExtensionType):
         return _relaxed(arrow.storage_type)
     if pa.types.is_dictionary(arrow):
@@ -205,7 +206,8 @@ def _relaxed_parts(arrow: pa.DataType) -> pa.DataType:
         return pa.list_(_relaxed(arrow.value_type))
     if isinstance(arrow, pa.MapType):
         return pa.map_(_relaxed(arrow.key_type), _relaxed(arrow.item_type))
-    # Spark tells a variant, a geometry or a geography from a struct by metadata, and insists on its fields.
+    # Spark stores a variant, a geometry or a geography as a struct, recognises it by metadata of its fields and
+    # rejects changes to them.
     if isinstance(arrow, pa.StructType) and not (is_variant(arrow) or is_geometry(arrow) or is_geography(arrow)):
         return pa.struct([pa.field(field.name, _relaxed(field.type)) for field in arrow])
     return arrow
@@ -214,7 +216,7 @@ def _relaxed_parts(arrow: pa.DataType) -> pa.DataType:
 def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Convert a batch from Spark to the types of a table; columns that need no change are not copied.
 
-    Single-precision numbers are rounded for a half-precision column. Nothing else is.
+    Single-precision numbers are rounded for a half-precision column; every other conversion is exact.
 
     Raises:
         SchemaMismatchError: A value does not fit the table's type, with the column and the value.
@@ -231,7 +233,7 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:
-    """Say how long the first vector of the wrong length is."""
+    """Describe the first vector of the wrong length; None when there is none."""
     if not isinstance(wanted, pa.FixedSizeListType) or not isinstance(values, pa.ListArray):
         return None
     lengths = values.value_lengths().drop_null().to_pylist()
@@ -240,19 +242,19 @@ def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:
 
 
 def _with_elements(values: "pa.Array[Any]") -> "pa.Array[Any]":
-    """Copy what pyarrow would crash on when it makes vectors: lists from Java that have no element at all."""
+    """Copy lists that have no element at all: pyarrow crashes when it casts such lists from Java to vectors."""
     if isinstance(values, pa.ListArray) and len(values.values):
         return values
     return pa.concat_arrays([values.slice(0, 0), values])
 
 
 def row_bytes(schema: pa.Schema) -> int:
-    """Estimate the size of a row from its types alone, to choose how many rows travel at a time."""
+    """Estimate the bytes of a row from its types, to choose the number of rows in a batch."""
     return max(1, sum(_width(column.type) for column in schema))
 
 
 def holds_binary(schema: pa.Schema) -> bool:
-    """Tell whether a column, or a part of one, is binary, so that no row count bounds the size of a batch."""
+    """Return whether a column or a part of one is binary; a limit of rows then does not bound a batch's bytes."""
     return any(_has_binary(column.type) for column in schema)
 
 

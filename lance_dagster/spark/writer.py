@@ -1,13 +1,13 @@
-"""Spark frames to data files, written on the executors.
+"""Write Spark frames as data files, on the executors.
 
-There are two ways. `stage` writes the files and hands their description back to the calling process, which
+There are two entry points. `stage` writes the files and hands their description back to the calling process, which
 commits them: errors, the version and the choice of commit stay with the caller. `LanceWriter` serves
 `df.write`, where Spark runs the commit in a process of its own and reports nothing but success.
 
-Spark hands rows to Python in batches, and asks the size of each row to keep a batch within a number of bytes.
-On narrow rows that question costs more than the transfer and the encoding together, so `stage` switches the
-limit off while it runs and bounds the number of rows instead. Columns of binary data keep the limit: a few
-rows of them can fill the memory.
+Spark sends rows to Python in batches. To keep a batch within a number of bytes it computes the size of every row,
+which for narrow rows costs more than the transfer and the encoding together. `stage` therefore disables the limit
+of bytes while it runs, and limits the number of rows instead. Schemas with binary columns keep the limit of bytes,
+because a few rows of them can fill the memory.
 """
 
 import functools
@@ -86,14 +86,16 @@ def _stage_partition(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> 
 
 
 class _Held:
-    """The batch settings changed in one Spark session, and how many calls still need them."""
+    """The batch settings that were changed in one Spark session, and the number of calls that still need them."""
 
     def __init__(self, spark: SparkSession) -> None:
-        # What the user set explicitly is kept: it may be what makes the rows fit into memory.
+        # Keep settings that the user set: they may be necessary to make the rows fit into memory.
         self.keys = {_BYTES_PER_BATCH, _RECORDS_PER_BATCH} - set(spark.conf.getAll)
         self.calls = 0
 
 
+# Settings belong to the session, and several threads may stage frames in it at once. Calls are counted, so that the
+# first call to end does not take the settings away from the others.
 _lock = threading.Lock()
 _held: weakref.WeakKeyDictionary[SparkSession, _Held] = weakref.WeakKeyDictionary()
 
@@ -131,24 +133,24 @@ def _errors_of_executors() -> Iterator[None]:
         if not raised:
             raise
         name, message = raised[-1]
-        # Only classes that are made of their message alone can be made again.
+        # Only errors whose constructor takes just the message can be rebuilt from the text.
         known = {kind.__name__: kind for kind in (InvalidInputError, SchemaMismatchError, StoreError)}
         raise known.get(name, LanceDagsterError)(message) from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Written(WriterCommitMessage):
-    """The files one task wrote, on their way to the commit."""
+    """The files that one task wrote, as its message to the commit."""
 
     files: tuple[StagedFile, ...]
 
 
 class LanceWriter(DataSourceArrowWriter):
-    """Write what Spark's `df.write` sends, and commit it as one version.
+    """Write the rows of Spark's `df.write`, and commit them as one version.
 
-    Spark may call `abort` after a commit that landed, so `abort` deletes nothing: files without a commit wait
-    for the garbage collector. The version's property `lance_dagster.write` is a uuid drawn once per `save()`,
-    by which a commit that is repeated finds the version it made already. Another `save()` is another write.
+    Spark may call `abort` after a commit that landed, so `abort` deletes nothing: the garbage collector removes
+    files that no version names. The version's property `lance_dagster.write` is a uuid, generated once for each
+    `save()`, by which a repeated commit finds the version that it already made.
     """
 
     def __init__(self, table: LanceTable, branch: str, *, schema: pa.Schema, overwrite: bool) -> None:
@@ -168,7 +170,7 @@ class LanceWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the files of all tasks as one version."""
-        # Opened here: this runs in another process than the one that planned the write.
+        # Open the table again: the commit runs in another process than the one that planned the write.
         table = LanceTable.open(self._uri, self._target.storage_options)
         if self._landed(table):
             return
@@ -178,7 +180,7 @@ class LanceWriter(DataSourceArrowWriter):
         save(staged, branch=self._branch, properties={WRITE_PROPERTY: self._write})
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave everything as it is."""
+        """Do nothing: the commit may have landed, so the files must not be deleted."""
 
     def _landed(self, table: LanceTable) -> bool:
         since = table.branches.version_numbers(self._branch, after=self._base)
