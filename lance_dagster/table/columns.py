@@ -18,10 +18,10 @@ from lance_dagster.history.versions import State, Version
 class Columns:
     """The columns of a table, as `table.columns`.
 
-    Each method makes one version, or none when it changes nothing; what does not change is not written again.
+    Each method makes one version, or none when nothing changes. Existing data files are never rewritten.
 
-    A path names a column, or `column.field` for a field inside a struct. When others commit meanwhile, the change is
-    made again from what they left.
+    A path names a column, or `column.field` for a field inside a struct. When a concurrent commit conflicts, the edit
+    is made again from the new head.
     """
 
     def __init__(self, context: TableContext) -> None:
@@ -38,24 +38,24 @@ class Columns:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Add columns behind those there are; values are written to new files beside the old ones.
+        """Add columns after the existing ones; their values are written to additional data files.
 
         Args:
-            columns: What the columns hold. Arrow fields, or a schema: nulls, for which nothing is written. A mapping
+            columns: The source of the columns. Arrow fields or a schema: nulls, for which no file is written. A mapping
                 from name to Lance SQL expression, such as `{"speed": "distance / air_time", "source": "'FAA'"}`. A
-                function that takes a `pyarrow.RecordBatch` of the columns `reads` and returns one with the new columns
-                and as many rows; it is called once more for one row, to learn the columns. Or a `pyarrow.Table` with
-                the columns `on` and those to be added: rows get the values of their key, or null.
-            reads: The columns a function is given.
+                function from a `pyarrow.RecordBatch` of the columns `reads` to a batch of the new columns with as many
+                rows; it is also called once for a sample row, to determine the columns. Or a `pyarrow.Table` with the
+                columns `on` and the new ones: each row gets the values of its key, or nulls.
+            reads: The columns passed to a function.
             on: The key columns of a table.
             branch: The branch to commit to.
-            message: What the log says.
-            properties: Kept with the transaction.
+            message: The commit message.
+            properties: Stored with the transaction.
 
         Raises:
-            InvalidInputError: A name is taken; an expression cannot be understood or fails; a key is there twice.
-            SchemaMismatchError: A function returned other columns for some rows than for others.
-            CommitConflictError: Others changed the table again and again.
+            InvalidInputError: A column exists already; an expression is invalid or fails; a key occurs twice.
+            SchemaMismatchError: A function returned different columns for different rows.
+            CommitConflictError: Concurrent commits conflicted with each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
         read = None if reads is None else string_list("reads", reads, "id")
@@ -73,8 +73,7 @@ class Columns:
         """Drop columns, or fields inside structs, with the indices on them; older versions keep them.
 
         Raises:
-            InvalidInputError: A path names nothing, or nothing would be left of the table, a struct, or the files of
-                some rows.
+            InvalidInputError: A path names no field, or the table, a struct or a fragment would keep no field.
         """
         info = CommitInfo.of(branch, message, properties)
         given = string_list("columns", columns, "note")
@@ -89,11 +88,12 @@ class Columns:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Give a column, or a field inside a struct, another name; indices stay.
+        """Rename a column, or a field inside a struct; indices stay.
 
         Raises:
-            InvalidInputError: The path names nothing, or the name is taken.
+            InvalidInputError: The path names no field, or the name is taken.
         """
+        # Data files and indices refer to a field by id, so a rename changes the schema alone.
         info = CommitInfo.of(branch, message, properties)
         return self._described(
             column_edits.project(self._context, info, lambda fields: evolution.rename_field(fields, column, name))
@@ -107,10 +107,10 @@ class Columns:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Put the columns into another order, in which reads return them.
+        """Change the order in which reads return the columns.
 
         Raises:
-            InvalidInputError: The names are not those of all columns, each once.
+            InvalidInputError: The argument does not name every column exactly once.
         """
         info = CommitInfo.of(branch, message, properties)
         given = string_list("columns", columns, "id")
@@ -127,13 +127,13 @@ class Columns:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Give a column another type; its values are written anew, those of other columns are not.
+        """Change the type of a column; only the values of this column are rewritten.
 
-        Nothing is rounded, cut off or made null: when a value does not fit, nothing is committed.
+        No value is rounded, truncated or made null: when a value does not fit the type, nothing is committed.
 
         Raises:
-            InvalidInputError: There is no such column, it holds blobs, or an index is on it.
-            SchemaMismatchError: A value cannot become the type.
+            InvalidInputError: The column does not exist, holds blobs, or has an index.
+            SchemaMismatchError: A value cannot be cast to the type.
         """
         info = CommitInfo.of(branch, message, properties)
         return self._described(column_edits.cast_column(self._context, column, type, info))
@@ -147,10 +147,10 @@ class Columns:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Allow nulls in a column, or refuse them from now on.
+        """Make a column nullable or non-nullable.
 
         Raises:
-            InvalidInputError: The path names nothing, or there are nulls already; says how many.
+            InvalidInputError: The path names no field, or the column to become non-nullable contains nulls.
         """
         info = CommitInfo.of(branch, message, properties)
         return self._described(column_edits.set_nullable(self._context, column, info, nullable=nullable))
@@ -165,19 +165,19 @@ class Columns:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Say something about a column: a value of None takes a key out.
+        """Update the metadata of a column; a value of None removes the key.
 
-        Lance reads some keys itself, such as `lance-schema:unenforced-primary-key`.
+        Lance interprets some keys, such as `lance-schema:unenforced-primary-key`.
 
         Args:
             column: The column, or a field inside a struct.
             metadata: Keys and values.
-            replace: Whether keys that are not given are taken out.
+            replace: Whether to remove the keys that are not given.
             branch: The branch to commit to.
-            message: What the log says.
+            message: The commit message.
 
         Raises:
-            InvalidInputError: The path names nothing.
+            InvalidInputError: The path names no field.
         """
         info = CommitInfo.of(branch, message, properties)
         update = map_update("metadata", metadata, replace=replace)

@@ -1,4 +1,4 @@
-"""`table.maintenance`: what looks after the files of a table and where they lie."""
+"""`table.maintenance`: compaction, garbage collection, verification, indices, base paths, clones and relocation."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,37 +24,38 @@ from lance_dagster.verify import verify as verification
 from lance_dagster.verify.verify import VerifyReport
 from lance_dagster.verify.version_checks import Progress
 
+# The table class is a parameter: an import of `LanceTable` would be a cycle, since it imports this module.
 TableT = TypeVar("TableT")
 _SHORTEST_GRACE = timedelta(days=1)
 
 
 class Maintenance(Generic[TableT]):
-    """Maintenance of a table, as `table.maintenance`. Rows are the same before and after each of these."""
+    """The maintenance of a table, as `table.maintenance`. No method here changes the rows of a branch."""
 
     def __init__(self, context: TableContext, table_of: Callable[[TableContext], TableT]) -> None:
-        """Wrap the context of a table, and what makes a table of the context of another one."""
+        """Wrap the context of a table, and the function that makes a table from a context."""
         self._context, self._table_of = context, table_of
 
     def verify(self, ref: Ref | None = None, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
-        """Look for damage: in every version, every file and every name; or in one version.
+        """Look for damage in one version, or in all versions, files, branches and tags.
 
-        Nothing is written. Writers may go on meanwhile.
+        Nothing is written. Concurrent writers may continue.
 
         Args:
-            ref: The version to look at; None for all of every branch, and the names themselves.
+            ref: The version to verify; None for all versions of all branches, and the branches and tags themselves.
             deep: Read every data file whole instead of comparing its size, and every transaction file.
             progress: Called with how many steps are done and how many there are.
 
         Returns:
-            What is wrong, and how much was looked at. Damage is no exception here.
+            The problems found, and how much was verified. Damage is reported there and raises no exception.
 
         Raises:
-            RefNotFoundError: There is no branch or tag of that name.
+            RefNotFoundError: The branch or tag does not exist.
         """
         return verification.verify(self._context, None if ref is None else str(ref), deep=deep, progress=progress)
 
     def bases(self, ref: Ref = MAIN) -> tuple[BasePath, ...]:
-        """Return the other places in which files of a version may lie."""
+        """Return the base paths of a version, sorted by id."""
         return tuple(sorted(self._context.at(ref).manifest.base_paths, key=lambda base: base.id))
 
     def add_base(
@@ -67,10 +68,10 @@ class Maintenance(Generic[TableT]):
         message: str | None = None,
         properties: Properties = None,
     ) -> BasePath:
-        """Add a place that new data files can be written to: `append(stage(rows, base=name))`.
+        """Add a base path that new data files can be written to: `append(stage(rows, base=name))`.
 
-        One that is there already, the same in everything, is left as it is. Branches forked later have it too. Storage
-        options of its own are given when the table is opened, as `base_<id>.<option>`; without, the table's apply.
+        An equal base path is left as it is. Branches forked later inherit the base path. Its own storage options are
+        given when the table is opened, as `base_<id>.<option>`; without them, the options of the table apply.
 
         Args:
             name: What it is called.
@@ -102,17 +103,17 @@ class Maintenance(Generic[TableT]):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Relocation:
-        """Say that the files under a base path were moved or copied elsewhere; commits to every branch that has it.
+        """Change the path of a base path after its files were moved or copied, by a commit to each branch that has it.
 
-        Older versions go on naming the old place. Tags on them are taken along as `relocate` does. A call that was
-        interrupted is made again.
+        Older versions keep the old path; tags on them are moved as `relocate` does. Idempotent: repeat an interrupted
+        call.
 
         Args:
-            name: The base path's name, or its present place where it has none.
-            uri: Where its files are.
-            check: Look for every file before a commit names it there.
-            dry_run: Only say what would be done.
-            progress: Called with how many branches and tags were looked at, and how many there are.
+            name: The name of the base path, or its present path when it has no name.
+            uri: The new path.
+            check: Look for every file at the new path before a commit references it there.
+            dry_run: Report the changes without committing them.
+            progress: Called with the number of branches and tags processed, and their total.
 
         Raises:
             InvalidInputError: No branch has such a base path.
@@ -129,22 +130,22 @@ class Maintenance(Generic[TableT]):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Relocation:
-        """Make the branches of a table that was moved or copied here work here, by one metadata commit each.
+        """Repair the branches of a table that was moved or copied to this place, by one metadata commit each.
 
-        `main` works anywhere; branches name what they inherited by the place the table was at. Call this once at the
-        new place before anything else. Nothing is done to what is right already, and a call that was interrupted is
-        made again. Older versions of a branch can be read only while the old place is there; a tag on one of them is
-        moved to the version that repeats it, or to a branch `relocated-<tag>` forked from it.
+        `main` works at any place, but branches reference inherited files by the former URI of the table. Call this once
+        at the new place, before other operations. Idempotent: correct branches are left as they are. Older versions of
+        a branch can be read only while the former place exists; a tag on such a version is moved to a later version
+        with the same rows, or to a new branch `relocated-<tag>`.
 
         Args:
-            old_uri: Where the table was; None to find out from its branches.
-            check: Look for every file before a commit names it here.
-            dry_run: Only say what would be done.
-            progress: Called with how many branches and tags were looked at, and how many there are.
+            old_uri: The former URI of the table; None to determine it from the branches.
+            check: Look for every file at this place before a commit references it here.
+            dry_run: Report the changes without committing them.
+            progress: Called with the number of branches and tags processed, and their total.
 
         Raises:
-            InvalidInputError: Where the table was cannot be told.
-            CorruptFileError: Files are missing here.
+            InvalidInputError: The former URI cannot be determined.
+            CorruptFileError: Files are missing at this place.
         """
         options = How(check=check, dry_run=dry_run, progress=progress)
         return relocate.relocate(self._context, None if old_uri is None else os.fspath(old_uri), options)
@@ -158,23 +159,23 @@ class Maintenance(Generic[TableT]):
         storage_options: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> TableT:
-        """Make a table of its own out of one version, and return it.
+        """Clone one version to a new table, and return the new table.
 
-        A shallow clone is one manifest; it names the files here and lives as long as they do. It leaves a tag here on
-        the version that is cloned, `clone-<digest>`: delete that when the clone is gone. A deep clone copies the
-        version's files, on the server's side where both are on one; a call that was interrupted is made again and
-        copies the rest. History, branches and tags stay here.
+        A shallow clone is one manifest that references the files of this table, and can be read as long as they exist.
+        A tag `clone-<digest>` on the cloned version keeps them; delete it when the clone is deleted. A deep clone
+        copies the files of the version, on the server when both tables are in one object store; repeat an interrupted
+        call to copy the rest. History, branches and tags are not cloned.
 
         Args:
-            uri: Where the clone shall lie.
+            uri: The URI of the clone.
             at: The version to clone.
-            shallow: Whether files are named or copied.
-            storage_options: For the clone; None for those of this table.
-            progress: Called with how many files were copied, and how many there are.
+            shallow: Reference the files instead of copying them.
+            storage_options: The options of the clone; None for those of this table.
+            progress: Called with the number of copied files and their total.
 
         Raises:
-            AlreadyExistsError: There is a table already.
-            CorruptFileError: A file of the version is missing; the clone is not there.
+            AlreadyExistsError: A table exists at `uri`.
+            CorruptFileError: A file of the version is missing; no clone was created.
         """
         made = clone.clone(
             self._context,
@@ -211,48 +212,48 @@ class Maintenance(Generic[TableT]):
         properties: Properties = None,
         progress: Progress | None = None,
     ) -> Version:
-        """Write neighbouring small fragments, and those with many deleted rows, anew as one; rows stay as they are.
+        """Rewrite adjacent small fragments, and fragments with many deleted rows, to larger ones; rows stay the same.
 
-        Row ids and row versions follow. A version that reserves fragment ids comes before the one returned; when
-        nothing is worth rewriting, the newest version is returned. Where there are indices or blobs, pylance does the
-        work and makes the versions. An index that a branch inherited does not follow: it answers for the rows that
-        were not moved, and `indices` says how many the others are.
+        Row ids and row versions are kept. A version that reserves fragment ids precedes the returned one; when no
+        fragment needs rewriting, the newest version is returned. Tables with indices or blobs are compacted by pylance,
+        which makes the versions. An index that a branch inherited no longer covers the rewritten rows; `indices` says
+        how many rows it misses.
 
         Args:
             branch: The branch to compact. Readers of older versions, and branches forked from them, keep the old files.
             target_rows: Rows a fragment should have at least.
             deleted_share: From 0 to 1: the share of deleted rows above which a fragment is rewritten even alone.
-            message: What the log says.
-            properties: Kept with the transaction.
-            progress: Called with how many groups of fragments were rewritten, and how many there are; not by pylance.
+            message: The commit message.
+            properties: Stored with the transaction.
+            progress: Called with the number of rewritten groups of fragments and their total; pylance does not call it.
 
         Raises:
-            InvalidInputError: The branch has blobs, or an index of its own, beside an index it inherited.
-            CommitConflictError: Other writers changed the same fragments again and again.
+            InvalidInputError: The branch has an inherited index, and also blobs or an index of its own.
+            CommitConflictError: Concurrent commits changed the same fragments at each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
         goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
         return self._context.versions.describe(compaction.compact(self._context, goal, info, progress))
 
     def migrate_manifest_names(self) -> int:
-        """Give the versions of an old table their present file names, which list the newest first; returns how many.
+        """Rename the manifests of an old table, branches included, to the V2 scheme; return the number of versions.
 
-        Branches included. Needed for nothing but speed on object storage. While it runs, nobody can open the table at
-        its newest version, and writers have to be stopped: one that is at work would go on under the old scheme. A call
-        that was interrupted is made again.
+        V2 names sort the newest version first, which makes opening a table on object storage faster; nothing else
+        needs them. Stop all writers first, because a running writer would continue with the old scheme. Until the call
+        has finished, the newest version cannot be opened. Idempotent: repeat an interrupted call.
 
         Raises:
-            CorruptFileError: Two different manifests would have one name; both are still there.
+            CorruptFileError: Two different manifests of one version exist; both are kept.
         """
         return migrate_manifest_names(self._context.versions, self._context.refs.branches())
 
     def content_id(self, ref: Ref = MAIN) -> str:
-        """Return a digest of what a version holds, which is the same for versions that hold the same.
+        """Return a digest of the content of a version; versions with equal content have equal digests.
 
-        It covers columns, data files, deleted rows, row ids, settings and indices, in their order; not the version's
-        number, time or transaction, the numbers fragments have, nor where files lie. So a branch has the content id of
-        the version it was forked from, and `main` that of a branch it took in without having changed meanwhile.
-        Reads one deletion file for each fragment that has one.
+        The digest covers columns, data files, deleted rows, row ids, table config and indices, in their order. It does
+        not cover the number, time and transaction of the version, fragment ids, and the place of files. A new branch
+        therefore has the content id of the version it was forked from, and after a fast-forward merge `main` has that
+        of the merged branch. Reads one deletion file for each fragment that has one.
         """
         return content_id_of(self._context.versions, self._context.at(ref))
 
@@ -266,43 +267,43 @@ class Maintenance(Generic[TableT]):
         grace: timedelta | None = None,
         progress: Progress | None = None,
     ) -> GarbageReport:
-        """Let old versions expire, and delete files that no version names.
+        """Expire old versions, and delete files that no version references.
 
-        A version expires when it was not in use for `older_than`, and no tag, fork or coming merge needs it. From then
-        on it cannot be read. The files that only such versions name are deleted by a later call, a day after, so that
-        whoever is about to restore, tag or fork such a version at the same moment loses nothing. Writers and readers
-        may go on meanwhile; a crash leaves a table that reads as before, and the next call goes on.
+        A version expires when it has not been in use for `older_than` and no tag, fork or later merge needs it. An
+        expired version cannot be read. The files that only expired versions reference are deleted by a later call, at
+        least a day afterwards, so that a concurrent restore, tag or fork of such a version loses nothing. Readers and
+        writers may continue; after a crash the table reads as before, and the next call continues.
 
-        Rules kept with the table, in the setting `lance_dagster.retention` of `main`, apply too: a version stays when
-        they or the arguments say so. Nothing outside of the table's folder is ever deleted, nor a file that is not
-        named like one of a table.
+        The retention rules stored in the config key `lance_dagster.retention` of `main` apply too: a version is kept
+        when these rules or the arguments keep it. Files outside of the table's folder, and files with names that no
+        table file has, are never deleted.
 
         Args:
-            older_than: For how long versions stay that are not the newest any more; None for what is kept with the
-                table, or else 14 days.
-            dry_run: Only say what would be done.
-            keep_last: How many of the newest versions of each branch stay however old they are.
+            older_than: How long a version is kept after a newer one replaced it; None for the stored rules, or 14 days
+                without stored rules.
+            dry_run: Report what would be deleted without deleting it.
+            keep_last: The number of newest versions of each branch that are kept at any age.
             branches: Other ages for branches whose names match a pattern: `{"run/*": timedelta(days=2)}`. The first
-                that matches counts.
-            grace: How old a file has to be that no version names, since somebody may be about to commit it; None for
-                `older_than`, but at least a day. Shorter than a day, it also is how long files of expired versions
-                stay; with zero everything happens at once, and nobody else may be at work.
-            progress: Called with how many steps are done and how many there are.
+                matching pattern applies.
+            grace: The least age of a deleted file that no version references, since a writer may be about to commit it;
+                None for `older_than`, but at least a day. A grace below a day also replaces the day for which files of
+                expired versions are kept. With zero, everything is deleted at once; no other writer may be active.
+            progress: Called with the number of finished steps and their total.
 
         Returns:
-            What was deleted, or would be, and what was kept and why. A version or a name that cannot be read is no
-            exception here: it is among the problems, and nothing was deleted.
+            What was or would be deleted, and what was kept and why. An unreadable version or ref raises no exception;
+            it is listed as a problem, and then nothing is deleted.
 
         Raises:
-            InvalidInputError: A duration is negative, or the rules kept with the table cannot be read.
+            InvalidInputError: A duration is negative, or the stored rules are invalid.
         """
         try:
             stored = self._stored_retention()
         except FormatError:
-            # Then nothing is deleted, and the report says so.
+            # Unreadable rules may keep versions that the arguments do not, so the call becomes a dry run.
             stored, dry_run = None, True
         age = _duration(older_than if older_than is not None else stored.rest.older_than if stored else DEFAULT_AGE)
-        # Where the table has rules, those not given here leave it to them.
+        # An age of zero keeps nothing by itself, so without `older_than` the stored rules alone decide.
         rest = timedelta(0) if stored and older_than is None else age
         ages = {pattern: _duration(found) for pattern, found in (branches or {}).items()}
         given = Retention(
@@ -319,10 +320,11 @@ class Maintenance(Generic[TableT]):
         try:
             return collect(self._context.store, options, progress)
         finally:
-            # Versions that were read before, and kept in memory, may be gone.
+            # The cache may hold manifests of versions that were just removed.
             self._context.versions.forget()
 
     def _stored_retention(self) -> Retention | None:
+        # A fresh `Versions` bypasses the cache: another process may have changed the rules.
         text = Versions(self._context.store).head(MAIN).manifest.config.get(SETTING)
         return None if text is None else retention_from_json(text)
 

@@ -1,7 +1,7 @@
 """`LanceTable`: the one object a caller holds.
 
-Every method that makes a version makes it atomically: the version is there whole or not at all, and readers of other
-versions notice nothing. What is done to branches, tags, columns, settings and files is in the namespaces
+Every method that makes a version makes it atomically: the version exists completely or not at all, and readers of other
+versions are not affected. Operations on branches, tags, columns, settings and files are in the namespaces
 `table.branches`, `table.tags`, `table.columns`, `table.config` and `table.maintenance`.
 """
 
@@ -325,7 +325,7 @@ class LanceTable:
         properties: Properties = None,
         partitions: Sequence[str] = (),
     ) -> Version:
-        """Take out the rows that match a predicate and put others in, as one version; arguments as for `append`.
+        """Delete the rows that match a predicate and add other rows, as one version; arguments as for `append`.
 
         The new rows are not tested against the predicate. A merge refuses when another branch replaced rows of the
         same partitions, or put rows there.
@@ -398,7 +398,7 @@ class LanceTable:
         partitions: Sequence[str] = (),
         **when: Unpack[When],
     ) -> Version:
-        """Change the rows whose key is given, and add the given rows whose key is not there, as one version.
+        """Update the rows whose key occurs in the source rows, and insert the other source rows, as one version.
 
         Rows that change keep their ids and the version they were created at, on a table with stable row ids. A key
         with a null in it is equal to no other: a given row with one is always added. When several rows of the table
@@ -427,7 +427,7 @@ class LanceTable:
         return self._described(upsert(self._context, data, on, rules=Rules.of(when), info=info))
 
     def stage(self, data: Rows, *, branch: str = MAIN, base: str | None = None) -> StagedFiles:
-        """Write rows as data files that no version names yet, for any write of the table to commit.
+        """Write rows to data files that no version names yet; any write of the table can commit them.
 
         Args:
             data: Arrow rows.
@@ -465,7 +465,7 @@ class LanceTable:
     def preview_merge(
         self, source: Ref, into: str = MAIN, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
     ) -> MergePreview:
-        """Say what a merge would do now, every conflict included; nothing is written.
+        """Return what a merge would do now, with all its conflicts; nothing is written.
 
         The arguments are those of `merge`; the preview's `conflicting_rows` reads the rows the conflicts are about.
         """
@@ -506,7 +506,7 @@ class LanceTable:
     def sync(
         self, branch: str, *, strategy: Strategy = None, message: str | None = None, properties: Properties = None
     ) -> Version:
-        """Merge what happened on the branch that a branch was forked from into it; otherwise as `merge`.
+        """Merge the parent of a branch into the branch; otherwise as `merge`.
 
         Raises:
             InvalidInputError: `branch` is main, which was forked from nothing; or as for `merge`.
@@ -529,7 +529,7 @@ class LanceTable:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Make the change of one version on another branch too; the newest version of that when it has it already.
+        """Apply the change of one version to another branch; return its head when the branch has the change already.
 
         A branch that took the change back gets it again. The new version keeps the committer of the picked one, and
         its message unless another one is given; the property `lance_dagster.cherry_pick.by` says who picked it.
@@ -557,7 +557,7 @@ class LanceTable:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Take the change of one version back, and keep everything that was done since.
+        """Undo the change of one version, and keep all later changes.
 
         When there is nothing to take back, the newest version is returned and nothing is written. Rows it added go,
         rows it deleted come back, rows it gave new values get those they had. The version stays in the log. A merge
