@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         KeyChange as KeyChange,
     )
     from lance_dagster.diff.schema_diff import FieldChange as FieldChange
+    from lance_dagster.edit.write_result import WriteResult as WriteResult
     from lance_dagster.errors import (
         AlreadyExistsError as AlreadyExistsError,
         CommitConflictError as CommitConflictError,
@@ -108,6 +109,7 @@ _HOMES = {
     "lance_dagster.datafiles": ("StagedFile", "StagedFiles", "WriteTarget", "write_files"),
     "lance_dagster.diff.manifest_diff": ("FragmentChange", "IndexChange", "IndexShape", "KeyChange"),
     "lance_dagster.diff.schema_diff": ("FieldChange",),
+    "lance_dagster.edit.write_result": ("WriteResult",),
     "lance_dagster.errors": (
         "AlreadyExistsError",
         "CommitConflictError",

@@ -80,6 +80,7 @@ PUBLIC_NAMES = [
     "VerifyReport",
     "Version",
     "VersionNotFoundError",
+    "WriteResult",
     "WriteTarget",
     "build_publisher",
     "build_ref_sensor",

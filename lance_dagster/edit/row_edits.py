@@ -32,32 +32,34 @@ from lance_dagster.edit.write import (
     taken_out,
     target,
 )
+from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Delete, Update
 from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import State
 
 
-def delete(context: TableContext, predicate: str, info: CommitInfo) -> State:
+def delete(context: TableContext, predicate: str, info: CommitInfo) -> Written:
     """Delete the rows that match a predicate, or return the head when no row matches."""
 
-    def attempt() -> State:
+    def attempt() -> Written:
         head = context.head(info.branch)
         found = matching_offsets(context.dataset(head), predicate)
         if not found:
             # pylance commits a version without changes here; a rerun of a job would then grow the log.
-            return head
+            return Written(state=head)
         out = taken_out(context, head, found)
         operation = Delete(updated_fragments=out.updated, deleted_fragment_ids=out.removed, predicate=predicate)
-        return submit(context, head, operation, info.as_properties())
+        state = submit(context, head, operation, info.as_properties())
+        return Written(state=state, deleted=sum(map(len, found.values())))
 
     return retried(attempt)
 
 
-def update(context: TableContext, values: Mapping[str, str], where: str | None, info: CommitInfo) -> State:
+def update(context: TableContext, values: Mapping[str, str], where: str | None, info: CommitInfo) -> Written:
     """Update the rows that match a predicate, or return the head when no row matches."""
 
-    def attempt() -> State:
+    def attempt() -> Written:
         head = context.head(info.branch)
         refuse_nested_blobs(head, "update")
         changed = _Changed(context, head, values, where)
@@ -67,7 +69,7 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
         staged = StagedFiles(schema, write_files(place, changed), place.base)
         addresses = changed.addresses
         if not len(addresses):
-            return head
+            return Written(state=head)
         out = taken_out(context, head, offsets_by_fragment(addresses))
         operation = Update(
             removed_fragment_ids=out.removed,
@@ -77,7 +79,7 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
             # such an index finds by their stable row ids.
             preserved_fields=field_ids(head.manifest.fields, list(values)),
         )
-        return submit(context, head, operation, info.as_properties())
+        return Written(state=submit(context, head, operation, info.as_properties()), updated=len(addresses))
 
     return retried(attempt)
 

@@ -46,6 +46,7 @@ from lance_dagster.edit.write import (
     taken_out,
     target,
 )
+from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Update
 from lance_dagster.format.validation import string_list
@@ -294,7 +295,7 @@ class _Matches:
         return _Matches(self.addresses[chosen], self.given[chosen], places, self.missing)
 
 
-def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules, info: CommitInfo) -> State:
+def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules, info: CommitInfo) -> Written:
     """Upsert rows by key in one commit, or return the head when nothing changes."""
     check_rows(data)
     if isinstance(data, StagedFiles):
@@ -303,7 +304,7 @@ def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules
     # A stream is read into memory, because a retry needs the rows again.
     rows = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
 
-    def attempt() -> State:
+    def attempt() -> Written:
         head = context.head(info.branch)
         refuse_nested_blobs(head, "upsert")
         return _Upsert(context, head, _conformed(rows, keys, schema_of(head), rules), on=keys, rules=rules).commit(info)
@@ -353,7 +354,7 @@ class _Upsert:
         self._dataset: LanceDataset = context.dataset(head)
         self._blobs = frozenset(blob_columns(self._schema))
 
-    def commit(self, info: CommitInfo) -> State:
+    def commit(self, info: CommitInfo) -> Written:
         """Commit the upsert, or return the head when nothing changes."""
         keys = Keys(self._rows, self._on)
         matches = self._matched(keys)
@@ -365,7 +366,7 @@ class _Upsert:
         added = np.flatnonzero(~there) if inserts else np.empty(0, np.int64)
         gone = np.concatenate([changed.addresses, *matches.missing])
         if not len(gone) and not len(added):
-            return self._head
+            return Written(state=self._head)
         place = target(self._context, self._schema, self._head)
         # Updated rows come first in the files, because `moved_in` assigns their row ids to the leading rows.
         staged = StagedFiles(self._schema, write_files(place, self._written(changed, added)), place.base)
@@ -381,7 +382,12 @@ class _Upsert:
         # Only inserts are claimed: concurrent updates of one row conflict by their deletion vectors.
         claims = predicate_of(self._rows.take(added), self._on) if len(added) else None
         mode, on = (UPSERT, self._on) if len(added) else (None, ())
-        return submit(self._context, self._head, operation, info.as_properties(mode, claims, on=on))
+        return Written(
+            state=submit(self._context, self._head, operation, info.as_properties(mode, claims, on=on)),
+            added=len(added),
+            deleted=sum(map(len, matches.missing)),
+            updated=len(changed.addresses),
+        )
 
     def _matched(self, keys: Keys) -> _Matches:
         """Match the rows of the table with the source rows by key, by a filtered scan where the source keys are few."""

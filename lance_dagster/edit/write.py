@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ from lance_dagster.datafiles import (
     staged_fragments,
     write_files,
 )
+from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_ids, encode_versions
@@ -61,6 +63,7 @@ from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, Change
 # The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_Made = TypeVar("_Made", State, Written)
 # The metadata key of the legacy blob encoding, and the prefix of the extension name of the present one.
 _BLOBS = ("lance-encoding:blob", "lance.blob")
 
@@ -73,7 +76,7 @@ class Removal:
     updated: tuple[Fragment, ...]
 
 
-def retried(attempt: Callable[[], State]) -> State:
+def retried(attempt: Callable[[], _Made]) -> _Made:
     """Run an attempt to commit, and run it again from the new head after each retryable conflict.
 
     The limit is a deadline instead of a number of attempts: among n concurrent writers, the last one needs n attempts.
@@ -307,7 +310,7 @@ def stage(context: TableContext, rows: Rows, branch: str, base: str | None) -> S
     return _staged(context, rows, schema_of(head), head, base=base)
 
 
-def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Version | None) -> State:
+def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Version | None) -> Written:
     """Append rows in one commit.
 
     Args:
@@ -319,22 +322,26 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
     check_rows(rows)
     given = rows
 
-    def attempt() -> State:
+    def attempt() -> Written:
         nonlocal given
         head = context.head(info.branch)
         # The staged files replace the rows: a retry commits the same files, and a stream can be read only once.
         given = staged = _staged(context, given, schema_of(head), head)
         added = _placed(context, staged, head.manifest.fields, head)
         operation: Operation = Append(fragments=added)
+        deleted = 0
         if replaces is not None:
+            left = _left_of(context, replaces, head)
+            deleted = sum(own.rows for number in left if (own := head.manifest.fragments.find(number)) is not None)
             # One Update removes the earlier rows and adds the new ones, so no reader sees both or neither.
-            operation = Update(removed_fragment_ids=_left_of(context, replaces, head), new_fragments=added)
-        return submit(context, head, operation, info.as_properties(APPEND))
+            operation = Update(removed_fragment_ids=left, new_fragments=added)
+        state = submit(context, head, operation, info.as_properties(APPEND))
+        return Written(state=state, added=_rows_in(added), deleted=deleted)
 
     return retried(attempt)
 
 
-def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> State:
+def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
     """Replace all rows in one commit, and also the schema when the rows do not fit the present one."""
     check_rows(rows)
     # No retry from a new head: an overwrite does not depend on the rows of the version it replaces.
@@ -347,11 +354,15 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> State:
         fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
         check_storable(fields, head.manifest.file_version)
     staged = _staged(context, rows, schema, head)
-    operation = Overwrite(fragments=_placed(context, staged, fields, head), fields=fields, schema_metadata=metadata)
-    return submit(context, head, operation, info.as_properties(OVERWRITE))
+    added = _placed(context, staged, fields, head)
+    # Before the commit: once the version is there, nothing may fail any more, or the caller would write it again.
+    deleted = context.count_rows(head)
+    operation = Overwrite(fragments=added, fields=fields, schema_metadata=metadata)
+    state = submit(context, head, operation, info.as_properties(OVERWRITE))
+    return Written(state=state, added=_rows_in(added), deleted=deleted)
 
 
-def replace_where(context: TableContext, predicate: str, rows: Rows, info: CommitInfo) -> State:
+def replace_where(context: TableContext, predicate: str, rows: Rows, info: CommitInfo) -> Written:
     """Delete the rows that match a predicate and add other rows, in one commit.
 
     When a concurrent commit changes the same fragments, the predicate is evaluated again on the new head.
@@ -359,18 +370,17 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
     check_rows(rows)
     given = rows
 
-    def attempt() -> State:
+    def attempt() -> Written:
         nonlocal given
         head = context.head(info.branch)
         # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again.
         given = staged = _staged(context, given, schema_of(head), head)
-        out = taken_out(context, head, matching_offsets(context.dataset(head), predicate))
-        operation = Update(
-            removed_fragment_ids=out.removed,
-            updated_fragments=out.updated,
-            new_fragments=_placed(context, staged, head.manifest.fields, head),
-        )
-        return submit(context, head, operation, info.as_properties(REPLACE, predicate))
+        found = matching_offsets(context.dataset(head), predicate)
+        out = taken_out(context, head, found)
+        added = _placed(context, staged, head.manifest.fields, head)
+        operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
+        state = submit(context, head, operation, info.as_properties(REPLACE, predicate))
+        return Written(state=state, added=_rows_in(added), deleted=sum(map(len, found.values())))
 
     return retried(attempt)
 
@@ -411,6 +421,10 @@ def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable
 def _placed(context: TableContext, staged: StagedFiles, fields: Sequence[Field], head: State) -> tuple[Fragment, ...]:
     fragments = staged_fragments(staged, fields, head.manifest.file_version)
     return placed(context, fragments, head, staged.base)
+
+
+def _rows_in(added: Sequence[Fragment]) -> int:
+    return sum(fragment.physical_rows for fragment in added)
 
 
 def _fits(given: pa.Schema, own: pa.Schema) -> bool:

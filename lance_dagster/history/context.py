@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import LanceDataset, open_dataset
-from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
+from lance_dagster.datafiles import LanceDataset, count, open_dataset
+from lance_dagster.errors import RefNotFoundError, UnsupportedFeatureError, VersionNotFoundError
 from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
@@ -99,6 +99,16 @@ class TableContext:
         """
         check_readable(state.manifest, state.path or str(state))
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
+
+    def count_rows(self, state: State) -> int:
+        """Return how many rows a version has, as its manifest says.
+
+        A version written by a very old program does not record it; then rows are counted.
+        """
+        try:
+            return state.manifest.rows
+        except UnsupportedFeatureError:
+            return count(self.dataset(state))
 
 
 def schema_of(state: State) -> pa.Schema:

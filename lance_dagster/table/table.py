@@ -7,7 +7,6 @@ versions are not affected. Operations on branches, tags, columns, settings and f
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Unpack
 
 import pyarrow as pa
@@ -19,12 +18,12 @@ from lance_dagster.diff.diff import Diff
 from lance_dagster.edit import row_edits, write
 from lance_dagster.edit.upsert import Rules, When, upsert
 from lance_dagster.edit.write import CommitInfo, Rows, create_empty
+from lance_dagster.edit.write_result import WriteResult, Written
 from lance_dagster.errors import (
     AlreadyExistsError,
     InvalidInputError,
     Remedy,
     TableNotFoundError,
-    UnsupportedFeatureError,
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
@@ -251,8 +250,7 @@ class LanceTable:
         """
         state = self._context.at(ref)
         if filter is None:
-            with suppress(UnsupportedFeatureError):
-                return state.manifest.rows
+            return self._context.count_rows(state)
         return datafiles.count(self._context.dataset(state), filter)
 
     def read(self, ref: Ref = MAIN, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
@@ -287,7 +285,7 @@ class LanceTable:
         properties: Properties = None,
         partitions: Sequence[str] = (),
         replaces: Version | None = None,
-    ) -> Version:
+    ) -> WriteResult:
         """Add rows.
 
         Args:
@@ -300,7 +298,7 @@ class LanceTable:
             SchemaMismatchError: The rows do not fit the table; nothing was written.
         """
         info = CommitInfo.of(branch, message, properties, partitions)
-        return self._described(write.append(self._context, data, info, replaces))
+        return self._result(write.append(self._context, data, info, replaces))
 
     def overwrite(
         self,
@@ -310,10 +308,10 @@ class LanceTable:
         message: str | None = None,
         properties: Properties = None,
         partitions: Sequence[str] = (),
-    ) -> Version:
+    ) -> WriteResult:
         """Replace all rows, and the schema where the new rows do not fit the old one; arguments as for `append`."""
         info = CommitInfo.of(branch, message, properties, partitions)
-        return self._described(write.overwrite(self._context, data, info))
+        return self._result(write.overwrite(self._context, data, info))
 
     def replace_where(
         self,
@@ -324,7 +322,7 @@ class LanceTable:
         message: str | None = None,
         properties: Properties = None,
         partitions: Sequence[str] = (),
-    ) -> Version:
+    ) -> WriteResult:
         """Delete the rows that match a predicate and add other rows, as one version; arguments as for `append`.
 
         The new rows are not tested against the predicate. A merge refuses when another branch replaced rows of the
@@ -334,11 +332,11 @@ class LanceTable:
             InvalidInputError: The predicate cannot be understood.
         """
         info = CommitInfo.of(branch, message, properties, partitions)
-        return self._described(write.replace_where(self._context, predicate, data, info))
+        return self._result(write.replace_where(self._context, predicate, data, info))
 
     def delete(
         self, predicate: str, *, branch: str = MAIN, message: str | None = None, properties: Properties = None
-    ) -> Version:
+    ) -> WriteResult:
         """Take out the rows that match a predicate.
 
         When another commit touches the same fragments meanwhile, the rows are looked up again.
@@ -354,7 +352,7 @@ class LanceTable:
             InvalidInputError: The predicate cannot be understood.
         """
         info = CommitInfo.of(branch, message, properties)
-        return self._described(row_edits.delete(self._context, predicate, info))
+        return self._result(row_edits.delete(self._context, predicate, info))
 
     def update(
         self,
@@ -364,7 +362,7 @@ class LanceTable:
         branch: str = MAIN,
         message: str | None = None,
         properties: Properties = None,
-    ) -> Version:
+    ) -> WriteResult:
         """Give the rows that match a predicate new values.
 
         Rows keep their ids and the version they were created at, on a table with stable row ids. When another commit
@@ -385,7 +383,7 @@ class LanceTable:
                 column holds blobs inside.
         """
         info = CommitInfo.of(branch, message, properties)
-        return self._described(row_edits.update(self._context, values, where, info))
+        return self._result(row_edits.update(self._context, values, where, info))
 
     def upsert(
         self,
@@ -397,7 +395,7 @@ class LanceTable:
         properties: Properties = None,
         partitions: Sequence[str] = (),
         **when: Unpack[When],
-    ) -> Version:
+    ) -> WriteResult:
         """Update the rows whose key occurs in the source rows, and insert the other source rows, as one version.
 
         Rows that change keep their ids and the version they were created at, on a table with stable row ids. A key
@@ -424,7 +422,7 @@ class LanceTable:
             SchemaMismatchError: The rows do not fit the table.
         """
         info = CommitInfo.of(branch, message, properties, partitions)
-        return self._described(upsert(self._context, data, on, rules=Rules.of(when), info=info))
+        return self._result(upsert(self._context, data, on, rules=Rules.of(when), info=info))
 
     def stage(self, data: Rows, *, branch: str = MAIN, base: str | None = None) -> StagedFiles:
         """Write rows to data files that no version names yet; any write of the table can commit them.
@@ -590,6 +588,9 @@ class LanceTable:
         info = CommitInfo.of(branch, message or f"restore {to}", properties)
         options = PickOptions(properties=info.as_properties())
         return self._described(picks.restore(self._context, to, branch, options))
+
+    def _result(self, written: Written) -> WriteResult:
+        return written.described(self._context)
 
     def _described(self, state: State) -> Version:
         return self._context.versions.describe(state)

@@ -1,0 +1,63 @@
+"""What a write did: the version it made, and how many rows it added, deleted and updated.
+
+The counts come from what a write knows anyway: the rows of the files it wrote, the rows it looked up, the rows its
+manifest had. No data and no manifest is read for them.
+"""
+
+from dataclasses import dataclass, fields
+
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.versions import State, Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WriteResult(Version):
+    """The version a write made, and what the write did to rows; equal to that version, and a ref as it is.
+
+    A write that found nothing to do returns the newest version and counts no row.
+
+    Attributes:
+        rows_added: The number of rows that were not in the table before.
+        rows_deleted: The number of rows that were taken out. An overwrite counts those of the version it read, without
+            what others appended while it was under way.
+        rows_updated: The number of rows that got new values and stayed the same rows.
+    """
+
+    rows_added: int = 0
+    rows_deleted: int = 0
+    rows_updated: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the versions: one that is read again does not know the counts."""
+        if not isinstance(other, Version):
+            return NotImplemented
+        return all(getattr(self, part.name) == getattr(other, part.name) for part in fields(Version))
+
+    __hash__ = None  # type: ignore[assignment]  # as for Version, whose properties are a mapping
+
+    @property
+    def summary(self) -> str:
+        """One line of text, such as `main@17: 3 rows added, 1 deleted`."""
+        counts = ((self.rows_added, "added"), (self.rows_deleted, "deleted"), (self.rows_updated, "updated"))
+        done = [(count, verb) for count, verb in counts if count]
+        if not done:
+            return f"{self}: no rows changed"
+        (first, verb), *others = done
+        told = [f"{first} {'row' if first == 1 else 'rows'} {verb}", *(f"{count} {verb}" for count, verb in others)]
+        return f"{self}: {', '.join(told)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The state a write made, or the head where it changed nothing, with the number of rows it changed."""
+
+    state: State
+    added: int = 0
+    deleted: int = 0
+    updated: int = 0
+
+    def described(self, context: TableContext) -> WriteResult:
+        """Describe the version together with the counts."""
+        version = context.versions.describe(self.state)
+        inherited = {part.name: getattr(version, part.name) for part in fields(Version)}
+        return WriteResult(**inherited, rows_added=self.added, rows_deleted=self.deleted, rows_updated=self.updated)
