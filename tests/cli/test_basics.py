@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def test_a_report_can_be_read_by_programs(table: LanceTable) -> None:
 def test_the_log_is_shown(table: LanceTable) -> None:
     """Newest first, across forks, with what was said about each."""
     lines = run("log", table.uri, "--ref", "run/1").stdout.splitlines()
-    assert ["run/1@3", "run/1@2", "main@2", "main@1"] == [line.split()[0] for line in lines]
+    assert ["run/1@3", "main@2", "main@1"] == [line.split()[0] for line in lines]
     assert lines[0].endswith("4 rows  (run/1) one more")
     assert 1 == len(run("log", table.uri, "-n", "1").stdout.splitlines())
     documents = json.loads(run("log", table.uri, "--json").stdout)
@@ -118,7 +117,7 @@ def test_the_log_is_drawn(table: LanceTable) -> None:
     lines = run("log", table.uri, "--graph").stdout.splitlines()
     lanes = [re.match(r"[*|\\/ ]*", line)[0].strip() for line in lines]  # type: ignore[index]  # it always matches
     assert (["*", "|\\"], ["|/", "*", "*"]) == (lanes[:2], lanes[-3:])
-    assert ["* |", "| *", "| *"] == sorted(lanes[2:-3])
+    assert ["* |", "| *"] == sorted(lanes[2:-3])
     assert "main@4" in lines[0]
     documents = json.loads(run("log", table.uri, "--graph", "--json").stdout)
     assert ["main@3", "run/1@3"] == documents[0]["below"]
@@ -128,7 +127,7 @@ def test_the_log_is_drawn(table: LanceTable) -> None:
     assert lines == [click.unstyle(line) for line in coloured.splitlines()]
     line = run("log", table.uri, "--graph", "--first-parent").stdout.splitlines()
     assert ["*  main@4", "*  main@3", "*  main@2", "*  main@1"] == [text[:9] for text in line]
-    assert 6 == len(run("log", table.uri, "--all-parents").stdout.splitlines())
+    assert 5 == len(run("log", table.uri, "--all-parents").stdout.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -292,12 +291,6 @@ def test_it_starts_at_once_and_exits_as_told(table: LanceTable) -> None:
     )
     heavy = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert "set()" == heavy.stdout.splitlines()[-1]
-    taken = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([*command, "--help"], check=True, capture_output=True, cwd=ROOT)
-        taken.append(time.perf_counter() - start)
-    assert min(taken) < 0.5
     removed("data/*.lance")(table)
     done = subprocess.run([*command, "verify", table.uri], check=False, capture_output=True, text=True, cwd=ROOT)
     assert (1, "") == (done.returncode, done.stderr)

@@ -29,8 +29,8 @@ def versions_of(*arguments: str) -> list[str]:
     "arguments,expected",
     [
         ([], ["main@3", "main@2", "main@1"]),
-        (["left"], ["left@3", "left@2", "main@2", "main@1"]),
-        (["--ref", "left"], ["left@3", "left@2", "main@2", "main@1"]),
+        (["left"], ["left@3", "main@2", "main@1"]),
+        (["--ref", "left"], ["left@3", "main@2", "main@1"]),
         (["main~1"], ["main@2", "main@1"]),
         (["main..left"], ["left@3"]),
         (["left..main"], ["main@3"]),
@@ -62,7 +62,7 @@ def test_a_log_says_what_it_does_not_take(table: LanceTable, arguments: list[str
 
 def test_a_log_begins_at_the_ref_of_the_table(table: LanceTable) -> None:
     """Which is given once."""
-    assert ["left@3", "left@2", "main@2", "main@1"] == versions_of(table_uri(table.uri, "left"))
+    assert ["left@3", "main@2", "main@1"] == versions_of(table_uri(table.uri, "left"))
     for given in (["main"], ["--ref", "main"]):
         assert "TABLE names the ref 'left' already" in run("log", table_uri(table.uri, "left"), *given).stderr
 
