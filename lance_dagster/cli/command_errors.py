@@ -65,10 +65,35 @@ def _unprotect(option: str, patterns: Sequence[str]) -> Sequence[str]:
     return ("--remove", *(word for pattern in patterns for word in (option, pattern)))
 
 
+def _merge(source: str, into: str, *, strategy: object = None) -> Sequence[str]:
+    return (source, "--into", into, *_strategy(strategy))
+
+
+def _single_change(option: str, version: str, branch: str, **options: object) -> Sequence[str]:
+    parent = options.get("parent")
+    words = () if parent is None else ("--parent", str(parent))
+    return (version, option, branch, *words, *_strategy(options.get("strategy")))
+
+
+def _strategy(strategy: object) -> Sequence[str]:
+    """Return a strategy as options: one winner for everything, or one for each kind or unit."""
+    match strategy:
+        case None:
+            return ()
+        case Mapping():
+            return [word for unit, winner in strategy.items() for word in ("--strategy", f"{unit}={winner}")]
+        case winner:
+            return ("--strategy", str(winner))
+
+
 COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "branches.reset": ("reset", lambda name, at: (name, "--at", at)),
     "branches.unprotect": ("protect", partial(_unprotect, "--branch")),
+    "cherry_pick": ("cherry-pick", partial(_single_change, "--onto")),
     "maintenance.relocate": ("relocate", _relocate),
+    "merge": ("merge", _merge),
+    "restore": ("restore", partial(_single_change, "--branch")),
+    "revert": ("revert", partial(_single_change, "--branch")),
     "tags.delete": ("tag", _delete_tag),
     "tags.move": ("promote", lambda name, at: ("--tag", name, "--at", at)),
     "tags.unprotect": ("protect", partial(_unprotect, "--tag")),

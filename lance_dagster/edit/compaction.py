@@ -25,7 +25,6 @@ from lance_dagster.datafiles import StagedFiles, compact_with_pylance, scan_frag
 from lance_dagster.edit.write import CommitInfo, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
-from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.format.transaction import (
@@ -136,11 +135,13 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
 
 def _is_ours(head: State) -> bool:
     """Return whether this package can move the rows: there are no blobs, and every index is inherited."""
-    return not _has_blobs(head.manifest) and all(_inherited(head, index) for index in indices_of(head.manifest))
+    return not _has_blobs(head.manifest) and all(_inherited(index) for index in indices_of(head.manifest))
 
 
-def _inherited(head: State, index: IndexMetadata) -> bool:
-    return head.branch != MAIN and index.base_id is not None
+def _inherited(index: IndexMetadata) -> bool:
+    # The files of such an index lie under another root: on a branch, and on `main` of a shallow clone. pylance would
+    # look for them under this one once it has moved the rows.
+    return index.base_id is not None
 
 
 def _has_blobs(manifest: Manifest) -> bool:
@@ -151,12 +152,13 @@ def _has_blobs(manifest: Manifest) -> bool:
 
 
 def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
-    inherited = [index.name for index in indices_of(head.manifest) if _inherited(head, index)]
+    inherited = [index.name for index in indices_of(head.manifest) if _inherited(index)]
     if inherited:
         what = "blobs" if _has_blobs(head.manifest) else "an index of its own"
         raise InvalidInputError(
             f"cannot compact branch {head.branch!r} of {context.uri}: it has {what}, which only pylance can move, and "
-            f"the index {inherited[0]!r}, which it inherited and pylance would break; compact main, or drop the index"
+            f"the index {inherited[0]!r}, which it inherited and pylance would break; drop the index, or compact the "
+            "branch or table that made it"
         )
     compact_with_pylance(context.dataset(head), goal.target_rows, goal.deleted_share)
     return context.head(head.branch)

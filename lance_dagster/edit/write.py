@@ -58,7 +58,7 @@ from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.base_stores import destination, options_of, placed
 from lance_dagster.transactions.apply import apply, empty_manifest
 from lance_dagster.transactions.base_paths import data_folder
-from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, Change, Claim, encode_claims
+from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim, encode_claims
 
 # The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0
@@ -484,8 +484,10 @@ def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
         CommitConflictError: A change since that version may have moved rows.
     """
     for change in since:
-        # Appends, deletes and overwrites add or remove rows, but never move one to another fragment.
-        if change.claims or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
+        # Appends, deletes and overwrites add or remove rows, but never move one to another fragment; nor does a
+        # replacement, which claims its scope. An upsert claims its keys and moves the rows that it updates.
+        claimed = change.claims and all(claim.mode != UPSERT for claim in change.claims)
+        if claimed or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
             continue
         raise CommitConflictError(
             f"cannot replace the rows of {earlier}: {change.author} may have moved them in {change.version}",

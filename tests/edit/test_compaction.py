@@ -140,6 +140,17 @@ def test_a_branch_is_compacted_without_copying_and_main_does_not_notice(table: L
     assert not (Path(table.uri) / "tree/run/1/data").exists()
 
 
+def test_a_shallow_clone_is_compacted_and_its_inherited_index_stays_sound(table: LanceTable, tmp_path: Path) -> None:
+    """The index leaves the moved rows to the search; every row is found, also by pylance."""
+    lance.dataset(table.uri).create_scalar_index("key", "BTREE")
+    clone = table.maintenance.clone(str(tmp_path / "clone"))
+    before = clone.count_rows()
+    clone.maintenance.compact(target_rows=1_000)
+    assert before == clone.count_rows()
+    assert 1 == clone.count_rows(filter="key = 12")
+    assert [12] == lance.dataset(clone.uri).to_table(filter="key = 12")["key"].to_pylist()
+
+
 def test_an_inherited_index_beside_one_of_its_own_is_refused(table: LanceTable) -> None:
     """Pylance would have to move the rows for the one, and would break the other; nothing is written."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE", name="by_key")

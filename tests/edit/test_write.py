@@ -384,6 +384,15 @@ def test_rows_of_a_first_attempt_that_moved_are_not_doubled(
         table.append(entries("c", 2), replaces=first)
 
 
+def test_rows_of_a_first_attempt_that_an_upsert_moved_are_not_doubled(table: LanceTable) -> None:
+    """Also where the upsert put in new keys too, and so claims what it wrote."""
+    first = table.append(entries("c", 1))
+    table.upsert(pa.concat_tables([entries("c", 7), entries("x", 1)]), on=["key"])
+    with pytest.raises(CommitConflictError, match=r"cannot replace the rows of main@3: .* may have moved them"):
+        table.append(entries("c", 2), replaces=first)
+    assert 1 == table.count_rows(filter="key = 'c'")
+
+
 def test_an_attempt_on_another_branch_is_not_replaced(table: LanceTable) -> None:
     """Fragments of another branch have the same numbers and other rows."""
     table.branches.create("run")
