@@ -21,8 +21,9 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def everything(table: LanceTable) -> dict[str, str]:
-    """Every version with its id."""
-    return {str(version): version.id for ref in ("main", "run/1") for version in table.log(ref)}
+    """Every version with its id, the first of the branch included, which a log does not show."""
+    logged = {str(version): version.id for ref in ("main", "run/1") for version in table.log(ref)}
+    return {**logged, "run/1@3": table.at("run/1@3").id}
 
 
 def test_an_id_is_of_one_version(table: LanceTable) -> None:

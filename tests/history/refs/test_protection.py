@@ -80,7 +80,7 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
         lambda: table.branches.rename("release/1", "old"),
         lambda: table.branches.rename("run/1", "release/2"),
     ):
-        with pytest.raises(ProtectedError, match=r"protected by the pattern 'release/\*' in .*; unprotect\(branches="):
+        with pytest.raises(ProtectedError, match=r"protected by the pattern 'release/\*' in .*; branches.unprotect\("):
             act()
     table.branches.unprotect(["release/*"])
     table.branches.delete("release/1")
@@ -97,7 +97,7 @@ def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
     with pytest.raises(ProtectedError, match=r"cannot move tag 'production': .* unlike 'run/1'; merge 'run/1' first"):
         table.tags.move("production", "run/1")
     assert "main@2" == table.tags.roll_back("production").ref
-    with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': it is protected by the .*; unprotect\("):
+    with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': it is protected by the .*; tags.unprotect\("):
         table.tags.delete("v1", force=True)
     table.tags.create("other", "run/1")
     for old, new in (("production", "live"), ("other", "v2")):

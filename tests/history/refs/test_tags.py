@@ -224,7 +224,7 @@ def test_an_immutable_tag_stays(table: LanceTable) -> None:
     for expected in (None, table.at("main@2")):
         with pytest.raises(ProtectedError, match="cannot move tag 'v1': it was created to stay where it is") as caught:
             table.tags.move("v1", "main@3", expected=expected)
-        hint = "give the version another name, or delete the tag with delete_tag('v1', force=True)"
+        hint = "give the version another name, or delete the tag with tags.delete('v1', force=True)"
         assert hint == caught.value.hint
     with pytest.raises(ProtectedError, match="cannot delete tag 'v1'"):
         table.tags.delete("v1")
