@@ -87,7 +87,7 @@ def _list_versions(context: TableContext, branch_name: str, refs: RefListing) ->
 
 
 def _hint(context: TableContext, branch_name: str) -> int | str | None:
-    """Return the version that a hint refs, the text it holds instead, or None when there is no hint."""
+    """Return the version that a hint names, the text it holds instead, or None when there is no hint."""
     data = context.store.get(layout.join(layout.branch_root(branch_name), layout.VERSION_HINT))
     if data is None:
         return None
@@ -102,19 +102,19 @@ def _hint(context: TableContext, branch_name: str) -> int | str | None:
 def _check_hint(context: TableContext, branch_name: str, before: int | str | None, newest: int) -> Iterator[Problem]:
     """Check the hint. It was read before the versions were listed, and a commit in between is no problem."""
     path = layout.join(layout.branch_root(branch_name), layout.VERSION_HINT)
-    right = f"it refs version {newest}; pylance looks for newer versions from there on before it commits"
+    right = f"it names version {newest}; pylance looks for newer versions from there on before it commits"
     if isinstance(before, str):
         yield Problem(what=f"the version hint holds {before}", right=right, severity=WARNING, path=path)
     # pylance starts its search for the head at the hint, so a hint above the head misleads it.
     elif before is not None and before > newest:
-        yield Problem(what=f"the version hint refs version {before}", right=right, severity=WARNING, path=path)
+        yield Problem(what=f"the version hint names version {before}", right=right, severity=WARNING, path=path)
     elif before is None or before < newest:
         # Read again: pylance writes the hint after the manifest, so a commit in flight leaves it behind for a moment.
         after = _hint(context, branch_name)
         if after is None and not isinstance(before, int):
             yield Problem(what="there is no version hint", right=right, severity=WARNING, path=path)
         elif isinstance(after, int) and after < newest:
-            yield Problem(what=f"the version hint refs version {after}", right=right, severity=WARNING, path=path)
+            yield Problem(what=f"the version hint names version {after}", right=right, severity=WARNING, path=path)
 
 
 def check_refs(refs: RefListing) -> Iterator[Problem]:
