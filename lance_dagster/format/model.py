@@ -221,9 +221,13 @@ class Fragments(Sequence[Fragment]):
 
     def __eq__(self, other: object) -> bool:
         """Compare with another sequence of fragments."""
-        if isinstance(other, Fragments) and self._items == other._items:
-            return True
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+        if not isinstance(other, Fragments):
+            return isinstance(other, Sequence) and tuple(self) == tuple(other)
+        # Versions share almost all of their encoded fragments; only pairs whose bytes differ are decoded.
+        return len(self) == len(other) and all(
+            one == two or self[position] == other[position]
+            for position, (one, two) in enumerate(zip(self.items, other.items, strict=True))
+        )
 
     __hash__ = None  # type: ignore[assignment]  # equality compares content, which is too long to hash
 

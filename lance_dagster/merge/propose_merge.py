@@ -64,7 +64,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         plan = _plan(context, wanted, head)
         operation, result = materialize(context, plan, wanted.source, head, changes=wanted.given.source.changes)
         result = replace(result, table_metadata=wanted.table_metadata(plan, result.table_metadata))
-        if result == head.manifest and not wanted.is_merge:
+        if not wanted.is_merge and result == head.manifest:
             return head
         transaction = Transaction(
             read_version=head.number,
