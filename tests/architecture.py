@@ -248,7 +248,7 @@ def documented(path: str, source: str) -> list[str]:
 
 
 def public(scope: ast.Module | ast.ClassDef) -> Iterator[FunctionNode | ast.ClassDef]:
-    """The public functions and classes of a module or class, and theirs."""
+    """The public functions and classes of a module or class, and the public members of those classes."""
     for node in scope.body:
         if isinstance(node, FunctionNode | ast.ClassDef) and not node.name.startswith("_"):
             yield node
@@ -334,7 +334,7 @@ def cycle(sources: Mapping[str, str]) -> list[str]:
 
 
 def home(name: str, modules: Mapping[str, str]) -> str | None:
-    """The module an imported name is or lives in, if it is one of ours."""
+    """The module an imported name is or lives in, if it is in the package."""
     if name in modules:
         return name
     parent = name.rpartition(".")[0]

@@ -24,7 +24,7 @@ def entries(key: str, *values: int) -> pa.Table:
 
 def new_table(folder: Path, *tables: pa.Table) -> LanceTable:
     """Make a table under a name of its own, since pylance remembers files by name; one version for each argument."""
-    table = LanceTable.create(folder / f"ledger-{uuid.uuid4().hex[:8]}", SCHEMA)
+    table = LanceTable.create(folder / f"table-{uuid.uuid4().hex[:8]}", SCHEMA)
     for rows in tables:
         table.append(rows)
     return table
@@ -41,7 +41,7 @@ def sorted_rows(rows: pa.Table) -> Rows:
 
 
 def as_pylance(table: LanceTable, branch: str = "main") -> lance.LanceDataset:
-    """The table opened by pylance itself, through nothing of ours, with a handle that follows the branch."""
+    """The table opened by pylance itself, without this package, with a handle that follows the branch."""
     dataset = lance.dataset(table.uri)
     return dataset if branch == "main" else dataset.checkout_version((branch, None))
 

@@ -22,7 +22,7 @@ LOCK = [line for line in (ROOT / "requirements.lock").read_text().splitlines() i
 
 # Extras that users install for what the package itself does.
 EXTRAS = ("connect", "java", "polars", "s3", "spark")
-# Required, and never imported by us.
+# Required, and never imported by the package.
 DEMANDED_BY_OTHERS = {
     NormalizedName("pandas"): "Spark's mapInArrow refuses to start without it",
     NormalizedName("s3fs"): "fsspec loads it for s3://",

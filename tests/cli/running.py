@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def run(*arguments: str, color: bool = False) -> Result:
-    """Call the command; what it raises that is no error of ours is a fault of it."""
+    """Call the command; any exception but an error of the package is a fault of the command."""
     result = CliRunner().invoke(main, arguments, color=color)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -81,7 +81,7 @@ def test_python_is_told_what_to_call(table: LanceTable) -> None:
     said = "give the version another name, or delete the tag with tags.delete('v1', force=True)"
     assert said == caught.value.hint
     assert str(caught.value).endswith(f"; {said}")
-    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - bytes of this test
     assert (str(caught.value), caught.value.remedy) == (str(again), again.remedy)
     plain = AlreadyExistsError("it is there", remedy=Remedy("take it"))
     assert ("it is there; take it", "take it") == (str(plain), pickle.loads(pickle.dumps(plain)).hint)  # noqa: S301

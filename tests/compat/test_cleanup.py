@@ -1,4 +1,4 @@
-"""Pylance's clean-up while our branches live: it takes away what nobody needs, and nothing else."""
+"""Pylance's clean-up beside branches of the package: it deletes files that no version needs, and nothing else."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -117,7 +117,7 @@ def test_a_tagged_version_of_a_branch_is_kept(table: LanceTable) -> None:
 
 
 def test_a_writer_that_is_behind_a_clean_up_loses_nothing(table: LanceTable) -> None:
-    """A pylance handle opened long ago finds the newest version through our hint."""
+    """A pylance handle opened long ago finds the newest version through the package's hint."""
     stale = lance.dataset(table.uri)
     for value in range(5):
         table.append(entries("m", value))

@@ -1,4 +1,4 @@
-"""Columns that pylance changes between our look at a table and our commit: no value is lost or read as another."""
+"""Columns that pylance changes before a prepared commit: no value is lost or read as another."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,7 +48,7 @@ def rows(uri: str) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("write", WRITES)
 def test_rows_are_whole_or_refused(tmp_path: Path, write: str, change: str) -> None:
-    """As when pylance had been first, or as if we had not tried."""
+    """As when pylance had been first, or as if the package had not tried."""
     uris = [str(tmp_path / name) for name in ("alone", "raced")]
     for uri in uris:
         lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=True)
@@ -68,7 +68,7 @@ def test_rows_are_whole_or_refused(tmp_path: Path, write: str, change: str) -> N
         assert rows(alone) == rows(raced)
 
 
-def test_rows_of_pylance_meet_our_cast(tmp_path: Path) -> None:
+def test_rows_of_pylance_meet_a_cast_of_the_package(tmp_path: Path) -> None:
     """An append that did not see the cast is refused, where its values would be read as nulls."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True)
@@ -91,7 +91,7 @@ def test_values_beside_rows_without_a_mode(tmp_path: Path, *, stable: bool) -> N
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_values_beside_rows_are_committed_as_pylance_says_them(tmp_path: Path, *, stable: bool) -> None:
-    """Its transaction without a mode, committed by us, gives the same rows."""
+    """Its transaction without a mode, committed by the package, gives the same rows."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=stable)
     _write_beside(uri)

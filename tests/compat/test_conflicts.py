@@ -1,4 +1,4 @@
-"""Every pair of changes, the second one made from the version before the first: our verdict beside pylance's.
+"""Every pair of changes, the second one made from the version before the first: the package's verdict beside pylance's.
 
 Both sides commit the very same transactions, made by pylance, to copies of the same table. Where both let one pass,
 the tables that come out of it are compared too.
@@ -102,8 +102,8 @@ DELETES = ("delete 0", "delete 1", "delete in both", "delete whole")
 LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
     "joined": (
         (PASSES, RETRY),
-        "pylance's commit does not know which rows a deletion is about; ours reads it from the vectors and joins them",
-        {(mine, theirs) for mine in DELETES for theirs in DELETES}
+        "pylance's commit does not know which rows a deletion is about; the package reads and unites the vectors",
+        {(change, earlier) for change in DELETES for earlier in DELETES}
         | {("delete 1", "update 0"), ("delete in both", "update 0"), ("update 0", "delete 1")}
         | {("update 0", "delete in both")},
     ),
@@ -115,15 +115,15 @@ LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
     "another column": (
         (RETRY, PASSES),
         "the files hold values of a field that is gone, whose id may be given to another one",
-        {(mine, "drop column") for mine in ("append", "update 0", "update 7")},
+        {(change, "drop column") for change in ("append", "update 0", "update 7")},
     ),
     "lost metadata": (
         (RETRY, PASSES),
         "pylance's projection brings back the field metadata it read, and what the other one set is lost",
         {
-            (mine, theirs)
-            for mine in ("drop column", "rename", "forbid nulls")
-            for theirs in ("field metadata", "other field metadata")
+            (change, earlier)
+            for change in ("drop column", "rename", "forbid nulls")
+            for earlier in ("field metadata", "other field metadata")
         },
     ),
     "other keys": (
@@ -133,7 +133,7 @@ LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
     ),
 }
 VERDICTS = {pair: verdicts for verdicts, _, pairs in LISTED.values() for pair in sorted(pairs)}
-KEPT_METADATA = {(mine, "schema metadata") for mine in ("drop column", "rename", "forbid nulls")}
+KEPT_METADATA = {(change, "schema metadata") for change in ("drop column", "rename", "forbid nulls")}
 """Here both pass, and pylance loses the schema metadata that the other change set."""
 
 
@@ -171,18 +171,18 @@ def last_transaction(table: Path) -> Transaction:
     return decode_transaction(path.read_bytes(), str(path))
 
 
-def with_files_of(mine: Made, theirs: Made, target: Path) -> Path:
-    """A copy of the table where theirs is committed and the files of mine lie ready."""
-    shutil.copytree(theirs.folder, target)
+def with_files_of(waiting: Made, committed: Made, target: Path) -> Path:
+    """A copy of the table where `committed` is committed and the files of `waiting` lie ready."""
+    shutil.copytree(committed.folder, target)
     for name in FOLDERS:
-        if (mine.folder / name).exists():
-            shutil.copytree(mine.folder / name, target / name, dirs_exist_ok=True)
+        if (waiting.folder / name).exists():
+            shutil.copytree(waiting.folder / name, target / name, dirs_exist_ok=True)
     return target
 
 
-def our_verdict(mine: Made, table: Path) -> str:
-    """What becomes of a transaction when we commit it."""
-    transaction = replace(mine.transaction, uuid=str(uuid.uuid4()), read_version=READ)
+def package_verdict(change: Made, table: Path) -> str:
+    """What becomes of a transaction when the package commits it."""
+    transaction = replace(change.transaction, uuid=str(uuid.uuid4()), read_version=READ)
     if isinstance(transaction.operation, Rewrite):
         (group,) = transaction.operation.groups
         group = replace(group, new=[replace(fragment, id=2) for fragment in group.new])
@@ -194,9 +194,9 @@ def our_verdict(mine: Made, table: Path) -> str:
     return PASSES
 
 
-def pylances_verdict(mine: Made, name: str, table: Path) -> str:
+def pylance_verdict(change: Made, name: str, table: Path) -> str:
     """What becomes of it when pylance commits it."""
-    source = lance.dataset(str(mine.folder))
+    source = lance.dataset(str(change.folder))
     transaction: Any = source.read_transaction(source.version)
     transaction.read_version = READ
     if name == "compaction":
@@ -245,32 +245,34 @@ def shape(table: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("mine", CHANGES)
-def test_the_second_change_fares_as_with_pylance(made: dict[str, Made], tmp_path: Path, mine: str) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_second_change_fares_as_with_pylance(made: dict[str, Made], tmp_path: Path, change: str) -> None:
     """The same verdict on every pair, but for those that are listed; and the same table where it passes."""
-    for theirs in CHANGES:
-        ours = with_files_of(made[mine], made[theirs], tmp_path / f"ours {theirs}")
-        pylances = with_files_of(made[mine], made[theirs], tmp_path / f"pylance's {theirs}")
-        verdicts = our_verdict(made[mine], ours), pylances_verdict(made[mine], mine, pylances)
-        known = VERDICTS.get((mine, theirs))
-        assert (known or (verdicts[1], verdicts[1])) == verdicts, theirs
+    for earlier in CHANGES:
+        found = with_files_of(made[change], made[earlier], tmp_path / f"package {earlier}")
+        expected = with_files_of(made[change], made[earlier], tmp_path / f"pylance {earlier}")
+        verdicts = package_verdict(made[change], found), pylance_verdict(made[change], change, expected)
+        known = VERDICTS.get((change, earlier))
+        assert (known or (verdicts[1], verdicts[1])) == verdicts, earlier
         if verdicts == (PASSES, PASSES):
-            one, other = shape(ours), shape(pylances)
-            if (mine, theirs) in KEPT_METADATA:
+            one, other = shape(found), shape(expected)
+            if (change, earlier) in KEPT_METADATA:
                 assert one.pop("says") != other.pop("says")
-            assert other == one, theirs
+            assert other == one, earlier
 
 
-@pytest.mark.parametrize("mine,theirs", [pair for pair in VERDICTS if VERDICTS[pair] == (PASSES, RETRY)])
-def test_joined_vectors_take_out_what_both_meant(made: dict[str, Made], tmp_path: Path, mine: str, theirs: str) -> None:
+@pytest.mark.parametrize("change,earlier", [pair for pair in VERDICTS if VERDICTS[pair] == (PASSES, RETRY)])
+def test_joined_vectors_take_out_what_both_meant(
+    made: dict[str, Made], tmp_path: Path, change: str, earlier: str
+) -> None:
     """No row that somebody took out is there again, no other one is gone; an updated row is there once."""
-    table = with_files_of(made[mine], made[theirs], tmp_path / "table")
-    assert PASSES == our_verdict(made[mine], table)
+    table = with_files_of(made[change], made[earlier], tmp_path / "table")
+    assert PASSES == package_verdict(made[change], table)
     dataset = lance.dataset(str(table))
     dataset.validate()
     gone: set[Any] = set()
     values = {key: 10 * key for key in range(10)}
-    for name in (mine, theirs):
+    for name in (change, earlier):
         left = {row["key"]: row["value"] for row in lance.dataset(str(made[name].folder)).to_table().to_pylist()}
         gone |= values.keys() - left.keys()
         values |= {key: left[key] for key in left if left[key] != 10 * key}

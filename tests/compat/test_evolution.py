@@ -1,4 +1,4 @@
-"""Columns changed by us and by pylance, on two copies of one table: nothing tells the copies apart."""
+"""Columns changed by the package and by pylance, on two copies of one table: nothing tells the copies apart."""
 
 import shutil
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def _double(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"double": pa.array([2 * key for key in keys], pa.int64())})
 
 
-def _theirs(*changes: dict[str, Any]) -> Callable[[lance.LanceDataset], object]:
+def _altered(*changes: dict[str, Any]) -> Callable[[lance.LanceDataset], object]:
     return lambda dataset: dataset.alter_columns(*changes)  # type: ignore[arg-type]
 
 
@@ -66,12 +66,12 @@ CHANGES: dict[str, Change] = {
     "drop": (lambda t: t.columns.drop(["other"]), lambda d: d.drop_columns(["other"])),
     "drop nested": (lambda t: t.columns.drop(["place.x"]), lambda d: d.drop_columns(["place.x"])),
     "drop indexed": (lambda t: t.columns.drop(["text"]), lambda d: d.drop_columns(["text"])),
-    "rename": (lambda t: t.columns.rename("key", "id"), _theirs({"path": "key", "name": "id"})),
-    "rename nested": (lambda t: t.columns.rename("place.x", "z"), _theirs({"path": "place.x", "name": "z"})),
-    "cast": (lambda t: t.columns.cast("other", pa.int64()), _theirs({"path": "other", "data_type": pa.int64()})),
+    "rename": (lambda t: t.columns.rename("key", "id"), _altered({"path": "key", "name": "id"})),
+    "rename nested": (lambda t: t.columns.rename("place.x", "z"), _altered({"path": "place.x", "name": "z"})),
+    "cast": (lambda t: t.columns.cast("other", pa.int64()), _altered({"path": "other", "data_type": pa.int64()})),
     "forbid nulls": (
         lambda t: t.columns.set_nullable("key", nullable=False),
-        _theirs({"path": "key", "nullable": False}),
+        _altered({"path": "key", "nullable": False}),
     ),
     "describe a column": (
         lambda t: t.columns.set_metadata("key", {"unit": "m"}),
@@ -79,7 +79,7 @@ CHANGES: dict[str, Change] = {
     ),
     "primary key": (
         lambda t: (t.columns.set_nullable("key", nullable=False), t.columns.set_metadata("key", PRIMARY)),
-        _both(_theirs({"path": "key", "nullable": False}), lambda d: d.update_field_metadata({"key": PRIMARY})),
+        _both(_altered({"path": "key", "nullable": False}), lambda d: d.update_field_metadata({"key": PRIMARY})),
     ),
     "describe the schema": (
         lambda t: t.config.set_schema_metadata({"a": "b"}, replace=True),
@@ -95,17 +95,17 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.fixture(params=[True, False], ids=["stable row ids", "row addresses"])
-def twins(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[LanceTable, lance.LanceDataset]:
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[LanceTable, lance.LanceDataset]:
     """Two copies of a table with deleted rows and three kinds of index."""
-    theirs = str(tmp_path / "theirs")
-    dataset = lance.write_dataset(rows(*range(40)), theirs, max_rows_per_file=20, enable_stable_row_ids=request.param)
+    uri = str(tmp_path / "pylance")
+    dataset = lance.write_dataset(rows(*range(40)), uri, max_rows_per_file=20, enable_stable_row_ids=request.param)
     dataset.create_scalar_index("key", "BTREE")
     dataset.create_scalar_index("text", "INVERTED")
     dataset.create_index("vector", "IVF_FLAT", num_partitions=1)
     dataset.insert(rows(*range(40, 45)))
     dataset.delete("key in (0, 7, 44)")
-    shutil.copytree(theirs, tmp_path / "ours")
-    return LanceTable.open(tmp_path / "ours"), lance.dataset(theirs)
+    shutil.copytree(uri, tmp_path / "package")
+    return LanceTable.open(tmp_path / "package"), lance.dataset(uri)
 
 
 def manifest_of(dataset: lance.LanceDataset) -> Manifest:
@@ -134,23 +134,23 @@ def shape(manifest: Manifest) -> object:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_both_make_the_same_of_it(twins: tuple[LanceTable, lance.LanceDataset], change: str) -> None:
+def test_both_make_the_same_of_it(pair: tuple[LanceTable, lance.LanceDataset], change: str) -> None:
     """Fields, files, row versions, indices, flags, rows; and pylance goes on."""
-    table, theirs = twins
-    mine, other = CHANGES[change]
-    mine(table)
-    other(theirs)
-    ours, theirs = lance.dataset(table.uri), lance.dataset(theirs.uri)
-    assert shape(manifest_of(theirs)) == shape(manifest_of(ours))
-    assert theirs.schema == ours.schema == table.schema()
-    assert theirs.to_table() == ours.to_table() == table.read()
-    names = [name for name in LINEAGE if name in (*ours.schema.names, *LINEAGE[1:])]
-    if ours.has_stable_row_ids:
-        assert theirs.to_table(columns=names) == ours.to_table(columns=names)
-    lives_on(ours)
+    table, dataset = pair
+    change_table, change_dataset = CHANGES[change]
+    change_table(table)
+    change_dataset(dataset)
+    found, expected = lance.dataset(table.uri), lance.dataset(dataset.uri)
+    assert shape(manifest_of(expected)) == shape(manifest_of(found))
+    assert expected.schema == found.schema == table.schema()
+    assert expected.to_table() == found.to_table() == table.read()
+    names = [name for name in LINEAGE if name in (*found.schema.names, *LINEAGE[1:])]
+    if found.has_stable_row_ids:
+        assert expected.to_table(columns=names) == found.to_table(columns=names)
+    assert_pylance_goes_on(found)
 
 
-def lives_on(dataset: lance.LanceDataset) -> None:
+def assert_pylance_goes_on(dataset: lance.LanceDataset) -> None:
     """Let pylance do everything it can to a table, and look whether rows are as they should be."""
     number = next(name for name in ("key", "id") if name in dataset.schema.names)
     expected = dataset.to_table()
@@ -172,18 +172,20 @@ def lives_on(dataset: lance.LanceDataset) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_we_go_on_where_pylance_changed_columns(twins: tuple[LanceTable, lance.LanceDataset], change: str) -> None:
+def test_the_package_goes_on_where_pylance_changed_columns(
+    pair: tuple[LanceTable, lance.LanceDataset], change: str
+) -> None:
     """Append, delete, another column, compaction."""
-    _, theirs = twins
-    CHANGES[change][1](theirs)
-    table = LanceTable.open(theirs.uri)
+    _, dataset = pair
+    CHANGES[change][1](dataset)
+    table = LanceTable.open(dataset.uri)
     number = next(name for name in ("key", "id") if name in table.schema().names)
     before = table.read()
     table.append(before.slice(0, 2))
     table.delete(f"{number} = 12")
     table.columns.add({"more": f"{number} * 3"})
     table.maintenance.compact()
-    found = lance.dataset(theirs.uri)
+    found = lance.dataset(dataset.uri)
     found.validate()
     keys: list[Any] = before[number].to_pylist()
     wanted = sorted([*(key for key in keys if key != 12), *keys[:2]])

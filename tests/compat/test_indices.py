@@ -1,4 +1,4 @@
-"""Indices made by pylance still answer, and answer right, after our commits."""
+"""Indices made by pylance still answer, and answer right, after commits of the package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +64,7 @@ def assert_answers(dataset: lance.LanceDataset) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_index_answers_after_our_commit(table: LanceTable, change: str) -> None:
+def test_an_index_answers_after_a_commit_of_the_package(table: LanceTable, change: str) -> None:
     """Rows it does not know are looked at, rows that are gone are left out; also once it was brought up to date."""
     CHANGES[change](table)
     dataset = as_pylance(table)
@@ -109,7 +109,7 @@ def test_an_index_made_on_a_branch_is_not_merged(table: LanceTable) -> None:
     assert_answers(as_pylance(table))
 
 
-def test_a_full_text_index_answers_after_our_commits(tmp_path: Path) -> None:
+def test_a_full_text_index_answers_after_commits_of_the_package(tmp_path: Path) -> None:
     """Words of old, new and replaced rows are found."""
     schema = pa.schema([("text", pa.string())])
     table = LanceTable.create(tmp_path / "texts", schema)
@@ -121,7 +121,7 @@ def test_a_full_text_index_answers_after_our_commits(tmp_path: Path) -> None:
     assert {"red beet", "red cherry"} == set(found)
 
 
-def test_a_vector_index_answers_after_our_commits(tmp_path: Path) -> None:
+def test_a_vector_index_answers_after_commits_of_the_package(tmp_path: Path) -> None:
     """Neighbours among old and new rows, without those that were replaced."""
     vectors = [[float(number), 0.0] for number in range(300)]
     schema = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), 2))])

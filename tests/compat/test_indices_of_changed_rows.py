@@ -1,4 +1,4 @@
-"""Indices made by pylance answer right after rows were updated, upserted and deleted by us."""
+"""Indices made by pylance answer right after rows were updated, upserted and deleted by the package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_indices_are_exact_after_a_change(table: LanceTable, change: str) -> Non
 
 
 @pytest.mark.parametrize("change", ["update of an indexed column", "upsert", "delete"])
-def test_indices_are_exact_after_our_compaction(table: LanceTable, change: str) -> None:
+def test_indices_are_exact_after_a_compaction_of_the_package(table: LanceTable, change: str) -> None:
     """In whatever order the two come."""
     CHANGES[change](table)
     table.maintenance.compact()

@@ -1,4 +1,4 @@
-"""A scalar, two vector and a full-text index made by pylance answer exactly after each thing we do to a table.
+"""A scalar, two vector and a full-text index made by pylance answer exactly after each operation of the package.
 
 On `main`, on a branch that inherited them, and after a merge; before and after pylance brought them up to date. Each
 answer is held against one that uses no index. Rows an index does not know are found all the same.
@@ -153,7 +153,7 @@ def unindexed(table: LanceTable, branch: str = "main") -> set[int]:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_on_main(table: LanceTable, change: str) -> None:
-    """After our change, and after pylance brought the indices up to date."""
+    """After a change of the package, and after pylance brought the indices up to date."""
     CHANGES[change](table, "main")
     exact(table)
     as_pylance(table).optimize.optimize_indices()

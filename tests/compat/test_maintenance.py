@@ -1,6 +1,6 @@
 """All of pylance's own maintenance over a table with everything in it: branches live, merged and gone, tags, indices.
 
-Each does what it says, and what can be read afterwards reads as before, through pylance and through us.
+Each does what it says, and what can be read afterwards reads as before, through pylance and through the package.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "verified, a month later": {"older_than": DAY},
     "the newest": {"retain_versions": 1, "delete_unverified": True},
 }
-LINES = ("main", "live", "merged", "inner", "theirs")
+LINES = ("main", "live", "merged", "inner", "by-pylance")
 Work = Callable[[LanceTable], object]
 
 
@@ -42,7 +42,7 @@ def table(tmp_path: Path) -> LanceTable:
     made.append(entries("live", 50), branch="live")
     made.branches.create("inner", "live")
     made.delete("key = 'live' and value = 2", branch="inner")
-    as_pylance(made).create_branch("theirs").insert(entries("theirs", 1, 2))
+    as_pylance(made).create_branch("by-pylance").insert(entries("by-pylance", 1, 2))
     made.merge("merged")
     made.merge("gone")
     made.branches.delete("gone")
@@ -54,7 +54,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def state(table: LanceTable) -> Mapping[str, Rows]:
-    """The rows of every branch and tag, the same through pylance and through us, by scan and by index."""
+    """The rows of every branch and tag, the same through pylance and through the package, by scan and by index."""
     fresh = LanceTable.open(table.uri)
     found: dict[str, Rows] = {}
     for name in ("main", *fresh.branches.list(), *fresh.tags.list()):
@@ -85,7 +85,7 @@ def held(before: Mapping[str, Rows], table: LanceTable, *gone: str) -> None:
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_clean_up_of_any_line(table: LanceTable, way: str, line: str) -> None:
-    """On main, on ours, on a branch of a branch, on pylance's."""
+    """On main, on a branch of the package, on a branch of a branch, on a branch of pylance."""
     if way == "verified, a month later":
         age(table, 30 * DAY)
     before = state(table)
@@ -124,7 +124,7 @@ def test_automatic_clean_up_in_ordinary_commits(table: LanceTable, line: str) ->
     held(before, table)
 
 
-@pytest.mark.parametrize("name", ["merged", "inner", "theirs"])
+@pytest.mark.parametrize("name", ["merged", "inner", "by-pylance"])
 @pytest.mark.parametrize("merge_first", [False, True])
 def test_pylance_deletes_a_branch(table: LanceTable, name: str, *, merge_first: bool) -> None:
     """What was merged into main stays, also after a clean-up; what was not goes with the branch."""
@@ -145,7 +145,7 @@ def test_pylance_does_not_delete_a_branch_that_is_referred_to(table: LanceTable)
     held(before, table)
 
 
-@pytest.mark.parametrize("line", ["main", "merged", "theirs"])
+@pytest.mark.parametrize("line", ["main", "merged", "by-pylance"])
 def test_pylance_compacts_a_line_and_cleans_up(table: LanceTable, line: str) -> None:
     """The fragments it wrote anew hold the same rows; the others still have their files."""
     before = state(table)
@@ -262,7 +262,7 @@ def test_collecting_and_pylances_clean_up_take_turns(table: LanceTable) -> None:
 
 
 def test_a_shallow_clone_keeps_what_it_names(table: LanceTable, tmp_path: Path) -> None:
-    """By the tag it left: through pylance's clean-up, and through ours."""
+    """By the tag it left: through pylance's clean-up, and through the package's."""
     clone = table.maintenance.clone(tmp_path / "clone", "main@3")
     rows = contents(clone)
     table.overwrite(entries("new", 1))

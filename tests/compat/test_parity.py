@@ -1,7 +1,7 @@
-"""One operation, done by us to a table and by pylance to its copy: the rest of both lives is the same.
+"""One operation, done by the package to a table and by pylance to its copy: both go on in the same way.
 
-Whatever pylance does next, and whatever we do next, is done to both. After each step nothing tells the copies apart:
-rows, row ids and versions, field ids, fragments, flags, what indices cover and answer.
+Whatever either program does next is done to both. After each step the copies are equal in rows, row ids and versions,
+field ids, fragments, flags, and what indices cover and answer.
 """
 
 import shutil
@@ -21,16 +21,16 @@ from lance_dagster.format.transaction import MERGED_PREFIX, CreateIndex, Operati
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 from tests.table_factory import SCHEMA, entries
 
-Ours = Callable[[LanceTable], object]
-Theirs = Callable[[lance.LanceDataset], object]
+PackageChange = Callable[[LanceTable], object]
+PylanceChange = Callable[[lance.LanceDataset], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
-    """An operation in both languages."""
+class BothWays:
+    """An operation through the package and through pylance."""
 
-    ours: Ours
-    theirs: Theirs
+    with_package: PackageChange
+    with_pylance: PylanceChange
 
 
 def noted(key: str, *values: int) -> pa.Table:
@@ -67,38 +67,40 @@ WIDER = pa.table(
     {"value": [1, 2], "key": ["a", "b"], "name": ["x", "y"]},
     schema=pa.schema([*reversed(list(SCHEMA)), ("name", pa.string())]),
 )
-OPERATIONS: dict[str, Twin] = {
-    "append": Twin(lambda t: t.append(noted("n", 40, 41)), lambda d: d.insert(noted("n", 40, 41))),
-    "overwrite": Twin(lambda t: t.overwrite(entries("n", 40, 41)), lambda d: _overwrite(d, entries("n", 40, 41))),
-    "overwrite with other columns": Twin(lambda t: t.overwrite(WIDER), lambda d: _overwrite(d, WIDER)),
-    "delete rows": Twin(lambda t: t.delete("value % 3 = 0"), lambda d: d.delete("value % 3 = 0")),
-    "delete a fragment": Twin(lambda t: t.delete("key = 'b'"), lambda d: d.delete("key = 'b'")),
-    "delete everything": Twin(lambda t: t.delete("true"), lambda d: d.delete("true")),
-    "update": Twin(
+OPERATIONS: dict[str, BothWays] = {
+    "append": BothWays(lambda t: t.append(noted("n", 40, 41)), lambda d: d.insert(noted("n", 40, 41))),
+    "overwrite": BothWays(lambda t: t.overwrite(entries("n", 40, 41)), lambda d: _overwrite(d, entries("n", 40, 41))),
+    "overwrite with other columns": BothWays(lambda t: t.overwrite(WIDER), lambda d: _overwrite(d, WIDER)),
+    "delete rows": BothWays(lambda t: t.delete("value % 3 = 0"), lambda d: d.delete("value % 3 = 0")),
+    "delete a fragment": BothWays(lambda t: t.delete("key = 'b'"), lambda d: d.delete("key = 'b'")),
+    "delete everything": BothWays(lambda t: t.delete("true"), lambda d: d.delete("true")),
+    "update": BothWays(
         lambda t: t.update({"value": "value + 100"}, where="value % 4 = 0"),
         lambda d: d.update({"value": "value + 100"}, where="value % 4 = 0"),
     ),
-    "update everything": Twin(lambda t: t.update({"key": "'u'"}), lambda d: d.update({"key": "'u'"})),
-    "upsert": Twin(lambda t: t.upsert(noted("m", 3, 4, 90), on=["value"]), _upsert),
-    "add nulls": Twin(
+    "update everything": BothWays(lambda t: t.update({"key": "'u'"}), lambda d: d.update({"key": "'u'"})),
+    "upsert": BothWays(lambda t: t.upsert(noted("m", 3, 4, 90), on=["value"]), _upsert),
+    "add nulls": BothWays(
         lambda t: t.columns.add(pa.field("n", pa.int32())), lambda d: d.add_columns(pa.field("n", pa.int32()))
     ),
-    "add computed": Twin(
+    "add computed": BothWays(
         lambda t: t.columns.add({"twice": "value * 2"}), lambda d: d.add_columns({"twice": "value * 2"})
     ),
-    "drop": Twin(lambda t: t.columns.drop(["note"]), lambda d: d.drop_columns(["note"])),
-    "rename": Twin(
+    "drop": BothWays(lambda t: t.columns.drop(["note"]), lambda d: d.drop_columns(["note"])),
+    "rename": BothWays(
         lambda t: t.columns.rename("note", "remark"), lambda d: _alter(d, {"path": "note", "name": "remark"})
     ),
-    "cast": Twin(
+    "cast": BothWays(
         lambda t: t.columns.cast("note", pa.large_string()),
         lambda d: _alter(d, {"path": "note", "data_type": pa.large_string()}),
     ),
-    "set config": Twin(lambda t: t.config.set({"a": "1"}), lambda d: d.update_config({"a": "1"})),
-    "set metadata": Twin(lambda t: t.config.set_table_metadata({"a": "1"}), lambda d: d.update_metadata({"a": "1"})),
-    "compact": Twin(lambda t: t.maintenance.compact(), lambda d: d.optimize.compact_files()),
-    "restore": Twin(lambda t: committed(t, Restore(version=1)), lambda d: d.checkout_version(1).restore()),
-    "drop an index": Twin(_drop_index, lambda d: d.drop_index("value_idx")),
+    "set config": BothWays(lambda t: t.config.set({"a": "1"}), lambda d: d.update_config({"a": "1"})),
+    "set metadata": BothWays(
+        lambda t: t.config.set_table_metadata({"a": "1"}), lambda d: d.update_metadata({"a": "1"})
+    ),
+    "compact": BothWays(lambda t: t.maintenance.compact(), lambda d: d.optimize.compact_files()),
+    "restore": BothWays(lambda t: committed(t, Restore(version=1)), lambda d: d.checkout_version(1).restore()),
+    "drop an index": BothWays(_drop_index, lambda d: d.drop_index("value_idx")),
 }
 
 
@@ -149,15 +151,15 @@ def answers(dataset: lance.LanceDataset) -> list[list[Any]]:
 @pytest.fixture(params=[True, False], ids=["stable", "addresses"])
 def pair(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, str]:
     """A table of three fragments, deletions, two indices and a tail they do not know; and its copy."""
-    ours, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
+    by_package, by_pylance = str(tmp_path / "package"), str(tmp_path / "pylance")
     rows = pa.concat_tables([noted("a", *range(8)), noted("b", *range(8, 16))])
-    dataset = lance.write_dataset(rows, ours, max_rows_per_file=8, enable_stable_row_ids=bool(request.param))
+    dataset = lance.write_dataset(rows, by_package, max_rows_per_file=8, enable_stable_row_ids=bool(request.param))
     dataset.create_scalar_index("value", "BTREE")
     dataset.create_scalar_index("key", "BITMAP")
     dataset.insert(noted("a", 20, 21))
     dataset.delete("value = 5")
-    shutil.copytree(ours, theirs)
-    return ours, theirs
+    shutil.copytree(by_package, by_pylance)
+    return by_package, by_pylance
 
 
 def fitted(rows: pa.Table, uri: str) -> pa.Table:
@@ -165,7 +167,7 @@ def fitted(rows: pa.Table, uri: str) -> pa.Table:
     return pa.Table.from_pylist(rows.to_pylist(), schema=lance.dataset(uri).schema)
 
 
-def _theirs_upsert(uri: str) -> None:
+def _pylance_upsert(uri: str) -> None:
     builder = lance.dataset(uri).merge_insert("value").when_matched_update_all().when_not_matched_insert_all()
     builder.execute(fitted(entries("late", 4, 61), uri))
 
@@ -174,7 +176,7 @@ def _clean_up(uri: str) -> None:
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
 
 
-def _ours_merge(uri: str) -> None:
+def _package_merge(uri: str) -> None:
     table = LanceTable.open(uri)
     table.branches.create("run")
     table.append(fitted(entries("branch", 70), uri), branch="run")
@@ -189,7 +191,7 @@ LATER: dict[str, tuple[Callable[[str], object], ...]] = {
         lambda uri: lance.dataset(uri).insert(fitted(entries("late", 60), uri)),
         lambda uri: lance.dataset(uri).update({"value": "value + 1"}, where="value > 12"),
         lambda uri: lance.dataset(uri).delete("value = 2 OR value = 60"),
-        _theirs_upsert,
+        _pylance_upsert,
         lambda uri: lance.dataset(uri).optimize.optimize_indices(),
         lambda uri: lance.dataset(uri).optimize.compact_files(),
         lambda uri: lance.dataset(uri).create_scalar_index("value", "BTREE", name="another"),
@@ -204,7 +206,7 @@ LATER: dict[str, tuple[Callable[[str], object], ...]] = {
         lambda uri: LanceTable.open(uri).upsert(fitted(entries("late", 4, 61), uri), on=["value"]),
         lambda uri: LanceTable.open(uri).replace_where("value > 17", fitted(entries("late", 62), uri)),
         lambda uri: LanceTable.open(uri).maintenance.compact(),
-        _ours_merge,
+        _package_merge,
         lambda uri: LanceTable.open(uri).columns.add({"later": "value + 1"}),
         lambda uri: LanceTable.open(uri).append(fitted(entries("last", 80), uri)),
     ),
@@ -213,14 +215,14 @@ LATER: dict[str, tuple[Callable[[str], object], ...]] = {
 
 @pytest.mark.parametrize("who", LATER)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_rest_of_both_lives_is_the_same(pair: tuple[str, str], operation: str, who: str) -> None:
+def test_both_tables_go_on_in_the_same_way(pair: tuple[str, str], operation: str, who: str) -> None:
     """After the operation, and after each step of either program on top of it."""
-    ours, theirs = pair
-    twin = OPERATIONS[operation]
-    twin.ours(LanceTable.open(ours))
-    twin.theirs(lance.dataset(theirs))
-    assert portrait(theirs) == portrait(ours)
+    by_package, by_pylance = pair
+    both = OPERATIONS[operation]
+    both.with_package(LanceTable.open(by_package))
+    both.with_pylance(lance.dataset(by_pylance))
+    assert portrait(by_pylance) == portrait(by_package)
     for step in LATER[who]:
-        step(theirs)
-        step(ours)
-        assert portrait(theirs) == portrait(ours)
+        step(by_pylance)
+        step(by_package)
+        assert portrait(by_pylance) == portrait(by_package)

@@ -31,7 +31,7 @@ def merge_insert(dataset: lance.LanceDataset) -> None:
 
 def branch_and_tag(dataset: lance.LanceDataset) -> None:
     """Make a branch with a row of its own, and a tag."""
-    dataset.create_branch("theirs").insert(fitted(entries("t", 1), dataset.schema))
+    dataset.create_branch("by-pylance").insert(fitted(entries("t", 1), dataset.schema))
     dataset.tags.create("t", dataset.version)
 
 
@@ -83,7 +83,7 @@ STEPS: dict[str, tuple[Step, Model]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_pylance_reads_what_we_wrote(tmp_path: Path, operation: str) -> None:
+def test_pylance_reads_what_the_package_wrote(tmp_path: Path, operation: str) -> None:
     """Rows, counts, row ids, versions of rows, schema; nothing on main points elsewhere."""
     table = prepared(tmp_path)
     rows = OPERATIONS[operation](table)
@@ -99,7 +99,7 @@ def test_pylance_reads_what_we_wrote(tmp_path: Path, operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_pylance_reads_every_branch(tmp_path: Path, operation: str) -> None:
-    """With the rows we see, and the lineage that leads to it."""
+    """With the rows that the package reads, and the lineage that leads to it."""
     table = prepared(tmp_path)
     OPERATIONS[operation](table)
     assert set(table.branches.list()) == set(as_pylance(table).branches.list())
@@ -112,15 +112,15 @@ def test_pylance_reads_every_branch(tmp_path: Path, operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation,step", pairs(OPERATIONS, STEPS))
-def test_pylance_goes_on_and_so_do_we(tmp_path: Path, operation: str, step: str) -> None:
-    """Its commit on top of ours, ours on top of that, and every branch keeps its rows."""
+def test_pylance_goes_on_and_so_does_the_package(tmp_path: Path, operation: str, step: str) -> None:
+    """Pylance commits on top of the package, the package on top of that, and every branch keeps its rows."""
     table = prepared(tmp_path)
     stale = as_pylance(table)
     rows = OPERATIONS[operation](table)
     branches = {name: contents(table, name) for name in table.branches.list()}
     act, model = STEPS[step]
-    theirs = stale if step == "stale append" and "over" not in operation and "empt" not in operation else None
-    act(theirs or as_pylance(table))
+    handle = stale if step == "stale append" and "over" not in operation and "empt" not in operation else None
+    act(handle or as_pylance(table))
     after = model(rows)
     assert_sound(as_pylance(table), after)
     assert sorted(after) == contents(table)
@@ -140,7 +140,7 @@ def test_pylance_goes_on_and_so_do_we(tmp_path: Path, operation: str, step: str)
 
 @pytest.mark.parametrize("operation", ["branch", "nested branch"])
 @pytest.mark.parametrize("step", ["append", "delete", "update", "merge_insert", "compaction", "index", "new column"])
-def test_pylance_goes_on_on_our_branch(tmp_path: Path, operation: str, step: str) -> None:
+def test_pylance_goes_on_on_a_branch_of_the_package(tmp_path: Path, operation: str, step: str) -> None:
     """A branch is a table like others, and main does not notice."""
     table = prepared(tmp_path)
     rows = OPERATIONS[operation](table)
@@ -155,8 +155,8 @@ def test_pylance_goes_on_on_our_branch(tmp_path: Path, operation: str, step: str
     assert sorted([*after, ("o", 1)]) == contents(table, name)
 
 
-def test_pylance_reads_our_tags_and_moves_them(tmp_path: Path) -> None:
-    """And we read where it moved them to."""
+def test_pylance_reads_tags_of_the_package_and_moves_them(tmp_path: Path) -> None:
+    """And the package reads where pylance moved them."""
     table = prepared(tmp_path)
     table.tags.create("release", "main@1")
     table.tags.move("release", "main@2")
@@ -168,7 +168,7 @@ def test_pylance_reads_our_tags_and_moves_them(tmp_path: Path) -> None:
     assert {} == table.tags.list()
 
 
-def test_pylance_deletes_our_branch(tmp_path: Path) -> None:
+def test_pylance_deletes_a_branch_of_the_package(tmp_path: Path) -> None:
     """The rows that were merged stay."""
     table = prepared(tmp_path)
     rows = OPERATIONS["merge of deletion vectors"](table)
@@ -178,7 +178,7 @@ def test_pylance_deletes_our_branch(tmp_path: Path) -> None:
     assert_sound(as_pylance(table), rows)
 
 
-def test_pylance_forks_from_our_branch_and_we_from_its(tmp_path: Path) -> None:
+def test_each_program_forks_from_branches_of_the_other(tmp_path: Path) -> None:
     """Alternating, each with a row of its own; the innermost is merged all the way down."""
     table = prepared(tmp_path)
     table.branches.create("one")

@@ -1,4 +1,4 @@
-"""Pylance goes on from a version that we changed rows after: what it meant is done to what we left."""
+"""Pylance commits from a handle older than changes of the package: its change applies to the rows that are left."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 
 from lance_dagster import LanceTable
 from tests.soak import pairs
-from tests.table.pylance_parity import Twins
+from tests.table.pylance_parity import ParityPair
 from tests.table_factory import as_pylance, contents, entries
 
-Ours = Callable[[LanceTable], object]
-Theirs = Callable[[lance.LanceDataset], object]
+PackageChange = Callable[[LanceTable], object]
+PylanceChange = Callable[[lance.LanceDataset], object]
 
-OURS: dict[str, Ours] = {
+BY_PACKAGE: dict[str, PackageChange] = {
     "update": lambda table: table.update({"value": "value + 100"}, where="value IN (2, 7)"),
     "update of another column": lambda table: table.update({"key": "'u'"}, where="value IN (2, 7)"),
     "update of a fragment": lambda table: table.update({"key": "'u'"}, where="value < 5"),
@@ -24,7 +24,7 @@ OURS: dict[str, Ours] = {
     "delete of a fragment": lambda table: table.delete("value < 5"),
     "delete of everything": lambda table: table.delete("true"),
 }
-THEIRS: dict[str, Theirs] = {
+BY_PYLANCE: dict[str, PylanceChange] = {
     "insert": lambda dataset: dataset.insert(entries("p", 60)),
     "delete": lambda dataset: dataset.delete("value IN (2, 9)"),
     "delete of another row": lambda dataset: dataset.delete("value = 4"),
@@ -40,31 +40,33 @@ THEIRS: dict[str, Theirs] = {
 }
 
 
-@pytest.mark.parametrize("ours,theirs", pairs(OURS, THEIRS))
+@pytest.mark.parametrize("change,stale_change", pairs(BY_PACKAGE, BY_PYLANCE))
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
-def test_a_stale_change_is_done_to_what_we_left(tmp_path: Path, ours: str, theirs: str, *, stable: bool) -> None:
-    """The same as one after the other, done to a twin; a compaction is refused, and then nothing is done."""
-    twins = Twins.made(tmp_path, stable_row_ids=stable)
-    stale = as_pylance(twins.ours)
-    OURS[ours](twins.ours)
-    OURS[ours](LanceTable.open(twins.theirs.uri))
-    before = contents(twins.ours)
+def test_a_stale_change_is_done_to_what_the_package_left(
+    tmp_path: Path, change: str, stale_change: str, *, stable: bool
+) -> None:
+    """The same as one after the other, done to the other table; a compaction is refused, and then nothing is done."""
+    pair = ParityPair.made(tmp_path, stable_row_ids=stable)
+    stale = as_pylance(pair.table)
+    BY_PACKAGE[change](pair.table)
+    BY_PACKAGE[change](LanceTable.open(pair.dataset.uri))
+    before = contents(pair.table)
     try:
-        THEIRS[theirs](stale)
+        BY_PYLANCE[stale_change](stale)
     except OSError:
-        assert "compaction" == theirs
-        assert before == contents(twins.ours)
+        assert "compaction" == stale_change
+        assert before == contents(pair.table)
         return
-    THEIRS[theirs](lance.dataset(twins.theirs.uri))
-    dataset = as_pylance(twins.ours)
+    BY_PYLANCE[stale_change](lance.dataset(pair.dataset.uri))
+    dataset = as_pylance(pair.table)
     dataset.validate()
-    assert contents(LanceTable.open(twins.theirs.uri)) == contents(twins.ours)
+    assert contents(LanceTable.open(pair.dataset.uri)) == contents(pair.table)
     rows = dataset.to_table(columns=["value", "_rowid"]).to_pylist()
     assert len(rows) == len({row["_rowid"] for row in rows}) == dataset.count_rows()
     assert [row["value"] for row in rows if row["value"] == 6] == dataset.to_table(filter="value = 6")[
         "value"
     ].to_pylist()
-    # And we go on where it left.
-    twins.ours.update({"key": "'end'"}, where="value = 1")
-    twins.ours.upsert(entries("end", 0, 70), on=["value"])
-    as_pylance(twins.ours).validate()
+    # And the package goes on where pylance left.
+    pair.table.update({"key": "'end'"}, where="value = 1")
+    pair.table.upsert(entries("end", 0, 70), on=["value"])
+    as_pylance(pair.table).validate()

@@ -1,4 +1,4 @@
-"""We read what pylance makes, and go on with it."""
+"""The package reads tables that pylance makes, and writes to them."""
 
 from pathlib import Path
 
@@ -30,19 +30,19 @@ def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, s
     for branch in ["main", *dataset.branches.list()]:
         for version in table.branches.version_numbers(branch):
             ref = f"{branch}@{version}"
-            theirs = (
+            expected = (
                 dataset.checkout_version((branch, version))
                 if branch != "main"
                 else lance.dataset(dataset.uri, version=version)
             )
-            assert theirs.to_table() == table.read(ref)
-            assert theirs.schema == table.schema(ref)
-            assert theirs.count_rows() == table.count_rows(ref)
+            assert expected.to_table() == table.read(ref)
+            assert expected.schema == table.schema(ref)
+            assert expected.count_rows() == table.count_rows(ref)
             described = table.at(ref)
             assert "lance 14.0.2" == described.writer
             if operation in UNREADABLE and stable:
                 continue
-            made = theirs.read_transaction(version)
+            made = expected.read_transaction(version)
             assert made is not None
             assert made.uuid == described.transaction
     assert len(table.log()) == dataset.version
@@ -50,7 +50,7 @@ def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, s
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in OTHER_COLUMNS])
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
-def test_we_go_on_with_what_pylance_made(tmp_path: Path, operation: str, *, stable: bool) -> None:
+def test_the_package_goes_on_with_what_pylance_made(tmp_path: Path, operation: str, *, stable: bool) -> None:
     """Append, replace, branch, merge; pylance agrees on every row."""
     dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     table = LanceTable.open(dataset.uri)
@@ -68,7 +68,7 @@ def test_we_go_on_with_what_pylance_made(tmp_path: Path, operation: str, *, stab
     assert len(wanted) == len(set(after.to_table(columns=["_rowid"])["_rowid"].to_pylist()))
 
 
-def test_columns_that_came_and_went_do_not_confuse_ours(tmp_path: Path) -> None:
+def test_columns_that_came_and_went_do_not_confuse_the_package(tmp_path: Path) -> None:
     """After columns were added, renamed, cast and dropped, field ids are not positions any more."""
     dataset = written(tmp_path, OPERATIONS["schema evolution"], stable_row_ids=True)
     table = LanceTable.open(dataset.uri)
@@ -84,11 +84,11 @@ def test_columns_that_came_and_went_do_not_confuse_ours(tmp_path: Path) -> None:
 def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, *, nested: bool) -> None:
     """Read, written to and merged, although it names the table's root in its own way."""
     dataset = lance.write_dataset(entries("a", 1, 2), str(tmp_path / "t"), enable_stable_row_ids=True)
-    theirs = dataset.create_branch("dev")
-    theirs.insert(entries("dev", 1))
+    dev = dataset.create_branch("dev")
+    dev.insert(entries("dev", 1))
     name = "dev"
     if nested:
-        theirs.create_branch("deep").insert(entries("deep", 1))
+        dev.create_branch("deep").insert(entries("deep", 1))
         name = "deep"
     table = LanceTable.open(dataset.uri)
     branch = table.branches.list()[name]
@@ -121,16 +121,16 @@ def test_a_branch_of_a_table_called_something_else_can_be_read_and_merged(tmp_pa
     as_pylance(table).validate()
 
 
-def test_our_branch_of_a_branch_of_pylance_is_protected(tmp_path: Path) -> None:
+def test_a_branch_of_the_package_on_one_of_pylance_is_protected(tmp_path: Path) -> None:
     """Its own entry in the lineage is one that pylance's clean-up of the parent always looks at."""
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "t"))
     dataset.create_branch("dev")
     table = LanceTable.open(dataset.uri)
-    lineage = table.branches.create("ours", "dev").lineage
+    lineage = table.branches.create("package", "dev").lineage
     assert [1, NEVER_A_VERSION] == [version for version, _ in lineage]
 
 
-def test_blobs_written_by_pylance_on_our_branch_come_along(tmp_path: Path) -> None:
+def test_blobs_written_by_pylance_on_a_branch_of_the_package_come_along(tmp_path: Path) -> None:
     """Small ones lie in the data file, large ones beside it, and all are there after the merge."""
     blobs = [b"small", b"p" * 100_000, b"d" * 6_000_000]
     schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("blob")])

@@ -1,4 +1,4 @@
-"""Columns of every type: tables of ours read by pylance, tables of pylance appended to by us."""
+"""Columns of every type: tables of the package read by pylance, tables of pylance appended to by the package."""
 
 import datetime as dt
 import decimal
@@ -101,18 +101,18 @@ EVERY = pytest.mark.parametrize("rows", _all().values(), ids=_all().keys())
 
 
 @EVERY
-def test_a_column_of_ours_is_pylances(tmp_path: Path, rows: pa.Table) -> None:
+def test_columns_of_every_type_are_those_of_pylance(tmp_path: Path, rows: pa.Table) -> None:
     """A table made here holds what pylance's would: the same schema, columns of files and rows; and goes on."""
-    table = LanceTable.create(tmp_path / "ours", rows.schema)
+    table = LanceTable.create(tmp_path / "package", rows.schema)
     table.append(rows)
     dataset = lance.dataset(table.uri)
     dataset.validate()
-    theirs = lance.write_dataset(rows, str(tmp_path / "theirs"))
-    assert theirs.schema == dataset.schema == table.schema()
-    assert theirs.to_table() == dataset.to_table() == table.read()
-    assert theirs.to_table(columns=["last"]) == table.read(columns=["last"])
-    (ours,), (other,) = (one.get_fragments() for one in (dataset, theirs))
-    assert other.metadata.files[0].fields == ours.metadata.files[0].fields
+    expected = lance.write_dataset(rows, str(tmp_path / "pylance"))
+    assert expected.schema == dataset.schema == table.schema()
+    assert expected.to_table() == dataset.to_table() == table.read()
+    assert expected.to_table(columns=["last"]) == table.read(columns=["last"])
+    (found_fragment,), (expected_fragment,) = (one.get_fragments() for one in (dataset, expected))
+    assert expected_fragment.metadata.files[0].fields == found_fragment.metadata.files[0].fields
     dataset.insert(rows)
     table.append(table.read("main@2"))
     assert 9 == table.count_rows() == table.read().num_rows
@@ -122,7 +122,7 @@ def test_a_column_of_ours_is_pylances(tmp_path: Path, rows: pa.Table) -> None:
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 def test_a_column_of_pylances_is_appended_to(tmp_path: Path, rows: pa.Table, version: Any) -> None:  # noqa: ANN401
     """In files of every version that can hold it; one that cannot is refused by pylance and by `check_storable`."""
-    uri = str(tmp_path / "theirs")
+    uri = str(tmp_path / "pylance")
     fields = fields_from_arrow(rows.schema)
     if version == "2.0":
         # Such files know no struct that is null.
@@ -157,10 +157,10 @@ UNSTORABLE: dict[str, tuple[pa.DataType, Any]] = {
 def test_a_struct_without_fields_is_refused(tmp_path: Path) -> None:
     """Written by pylance, it makes the values of the columns behind it unreadable, and nothing says so."""
     rows = _rows(pa.field("c", pa.struct([])), [{}] * 3)
-    dataset = lance.write_dataset(rows, str(tmp_path / "theirs"))
+    dataset = lance.write_dataset(rows, str(tmp_path / "pylance"))
     assert [None] * 3 == dataset.to_table()["last"].to_pylist()
     with pytest.raises(InvalidInputError, match="column 'c': Lance loses the values of the columns behind a struct"):
-        LanceTable.create(tmp_path / "ours", rows.schema)
+        LanceTable.create(tmp_path / "package", rows.schema)
 
 
 @pytest.mark.parametrize("kind", UNSTORABLE)
@@ -170,11 +170,11 @@ def test_what_pylance_cannot_store_is_refused_before_there_is_a_table(tmp_path: 
     rows = _rows(pa.field("c", arrow), [value] * 3)
     crash: Any = BaseException
     with pytest.raises(crash, match=r"(?s).+") as caught:
-        lance.write_dataset(rows, str(tmp_path / "theirs")).to_table()
+        lance.write_dataset(rows, str(tmp_path / "pylance")).to_table()
     assert type(caught.value).__name__ in {"OSError", "ArrowInvalid", "PanicException", "NotImplementedError"}
     with pytest.raises(InvalidInputError, match=r"^column 'c"):
-        LanceTable.create(tmp_path / "ours", rows.schema)
-    assert not LanceTable.exists(tmp_path / "ours")
+        LanceTable.create(tmp_path / "package", rows.schema)
+    assert not LanceTable.exists(tmp_path / "package")
     table = LanceTable.create(tmp_path / "other", pa.schema([("x", pa.int8())]))
     with pytest.raises(InvalidInputError, match=r"^column 'c"):
         table.overwrite(rows)

@@ -1,6 +1,6 @@
 """Tables that releases of pylance wrote, from the first with versions to the present one.
 
-`make.py` made them. What each release read from its own tables is what we have to read, or to refuse by name.
+`make.py` made them. What each release read from its own tables is what the package has to read, or to refuse by name.
 """
 
 import json
@@ -106,7 +106,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     for path in HERE.glob("lance-*.tar.gz"):
         with tarfile.open(path) as archive:
-            # The first releases of Python 3.11 have no filters, and take all that is in an archive of our own.
+            # The first releases of Python 3.11 have no filters, and take all that is in an archive made here.
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             archive.extractall(folder / path.name.removeprefix("lance-").removesuffix(".tar.gz"))  # noqa: S202
     return folder
@@ -227,47 +227,49 @@ def test_nothing_is_said_to_be_wrong_that_is_not(unpacked: Path, tmp_path: Path,
 
 
 @EVERY
-def test_we_go_on_with_it(unpacked: Path, tmp_path: Path, table: Written) -> None:
-    """A row more by us, then one by pylance; names of manifests stay of their scheme until they are migrated."""
+def test_the_package_goes_on_with_it(unpacked: Path, tmp_path: Path, table: Written) -> None:
+    """The package appends a row, then pylance; manifests keep their naming scheme until they are migrated."""
     # What is read of a large value is where it lies, which cannot be written again.
     if refusal(table) is not None or table.name == "blobs":
         return
-    mine = opened(unpacked, table, tmp_path)
-    before = mine.read()
+    table_copy = opened(unpacked, table, tmp_path)
+    before = table_copy.read()
     if not before.num_rows:
         return
     row = before.take(pa.array([0]))
     if is_uncounted(table):
         with pytest.raises(UnsupportedFeatureError, match="fragments without a number of rows"):
-            mine.delete("true")
-        lance.dataset(mine.uri).update_config({"counted": "by pylance"})
+            table_copy.delete("true")
+        lance.dataset(table_copy.uri).update_config({"counted": "by pylance"})
     elif table.name in {"vectors", "indexed"} and table.release < (0, 8, 15):
         with pytest.raises(UnsupportedFeatureError, match="indices of pylance before"):
-            mine.delete("id >= 0")
-        lance.dataset(mine.uri).update_config({"indices": "by pylance"})
+            table_copy.delete("id >= 0")
+        lance.dataset(table_copy.uri).update_config({"indices": "by pylance"})
     if takes_no_files(table):
         with pytest.raises(UnsupportedFeatureError, match=r"writing data files (of version '0\.1'|older than 2\.0)"):
-            mine.append(row)
-        lance.dataset(mine.uri).insert(row)
+            table_copy.append(row)
+        lance.dataset(table_copy.uri).insert(row)
     else:
-        mine.append(row)
-    assert pa.concat_tables([before, row]).to_pylist() == mine.read().to_pylist()
+        table_copy.append(row)
+    assert pa.concat_tables([before, row]).to_pylist() == table_copy.read().to_pylist()
     if "id" in row.column_names:
-        mine.delete(f"id = {row['id'][0]}")
+        table_copy.delete(f"id = {row['id'][0]}")
         before = before.filter(pc.field("id") != row["id"][0])
-        assert before.to_pylist() == mine.read().to_pylist()
-    theirs = lance.dataset(mine.uri)
-    theirs.validate()
-    assert theirs.count_rows() == mine.count_rows() == mine.read().num_rows
-    assert mine.read() == theirs.to_table()
-    old = "1.manifest" in names(mine)
-    assert {(f"{n}.manifest" if old else manifest_name(n)) for n in mine.branches.version_numbers()} == names(mine)
-    assert old == (mine.maintenance.migrate_manifest_names() > 0)
-    assert 0 == mine.maintenance.migrate_manifest_names()
-    count = mine.count_rows()
-    lance.dataset(mine.uri).insert(row)
-    assert set(map(manifest_name, mine.branches.version_numbers())) == names(mine)
-    assert count + 1 == mine.count_rows()
+        assert before.to_pylist() == table_copy.read().to_pylist()
+    expected = lance.dataset(table_copy.uri)
+    expected.validate()
+    assert expected.count_rows() == table_copy.count_rows() == table_copy.read().num_rows
+    assert table_copy.read() == expected.to_table()
+    old = "1.manifest" in names(table_copy)
+    assert {(f"{n}.manifest" if old else manifest_name(n)) for n in table_copy.branches.version_numbers()} == names(
+        table_copy
+    )
+    assert old == (table_copy.maintenance.migrate_manifest_names() > 0)
+    assert 0 == table_copy.maintenance.migrate_manifest_names()
+    count = table_copy.count_rows()
+    lance.dataset(table_copy.uri).insert(row)
+    assert set(map(manifest_name, table_copy.branches.version_numbers())) == names(table_copy)
+    assert count + 1 == table_copy.count_rows()
 
 
 BRANCHED = [table for table in ALL if len(table.expected["branches"]) > 1]
@@ -276,16 +278,16 @@ BRANCHED = [table for table in ALL if len(table.expected["branches"]) > 1]
 @pytest.mark.parametrize("table", thinned(BRANCHED, kept=every(3), label=lambda table: table.label))
 def test_branches_work_at_another_place(unpacked: Path, tmp_path: Path, table: Written) -> None:
     """Read where the table lies now, written to and merged, whatever names their versions have."""
-    mine = opened(unpacked, table, tmp_path)
+    table_copy = opened(unpacked, table, tmp_path)
     ((number, expected),) = table.expected["branches"]["dev"].items()
-    assert expected["count"] == mine.count_rows(f"dev@{number}")
-    mine.maintenance.relocate()
-    rows = mine.read("dev")
+    assert expected["count"] == table_copy.count_rows(f"dev@{number}")
+    table_copy.maintenance.relocate()
+    rows = table_copy.read("dev")
     assert expected["rows"] == told(rows.to_pylist())
-    mine.append(rows.take(pa.array([0])), branch="dev")
-    assert expected["count"] + 1 == mine.count_rows("dev")
-    mine.merge("dev")
-    lance.dataset(mine.uri).validate()
-    assert mine.read() == lance.dataset(mine.uri).to_table()
-    mine.maintenance.migrate_manifest_names()
-    assert expected["count"] + 1 == LanceTable.open(mine.uri).count_rows("dev")
+    table_copy.append(rows.take(pa.array([0])), branch="dev")
+    assert expected["count"] + 1 == table_copy.count_rows("dev")
+    table_copy.merge("dev")
+    lance.dataset(table_copy.uri).validate()
+    assert table_copy.read() == lance.dataset(table_copy.uri).to_table()
+    table_copy.maintenance.migrate_manifest_names()
+    assert expected["count"] + 1 == LanceTable.open(table_copy.uri).count_rows("dev")

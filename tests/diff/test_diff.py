@@ -1,4 +1,4 @@
-"""Diffs of real tables, changed by us and by pylance: what is told, and which rows are read for it."""
+"""Diffs of real tables, changed by the package and by pylance: what is told, and which rows are read for it."""
 
 import math
 import pickle
@@ -49,7 +49,7 @@ def lines(diff: Diff) -> list[str]:
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_rows_appended_and_deleted(tmp_path: Path, *, stable: bool) -> None:
-    """Told by fragments alone, by us and by pylance."""
+    """Told by fragments alone, by the package and by pylance."""
     table = made(tmp_path, stable=stable)
     table.append(pa.table({"id": [10], "name": ["new"], "price": [2.0]}))
     as_pylance(table).delete("id IN (3, 7)")
@@ -71,33 +71,35 @@ def test_rows_appended_and_deleted(tmp_path: Path, *, stable: bool) -> None:
 def test_an_updated_row_is_a_changed_one(tmp_path: Path) -> None:
     """Both images stand one after the other, and share a number."""
     table = made(tmp_path)
-    table.update({"name": "'ours'"}, where="id = 2")
-    as_pylance(table).update({"name": "'theirs'"}, where="id = 8")
+    table.update({"name": "'package'"}, where="id = 2")
+    as_pylance(table).update({"name": "'pylance'"}, where="id = 8")
     diff = table.diff("main@1", "main")
     assert (0, 0, 2) == counts(diff)
     rows = diff.changed().read_all()
     assert ["update_preimage", "update_postimage"] * 2 == rows.column("_change_type").to_pylist()
     assert [0, 0, 1, 1] == rows.column("_change_id").to_pylist()
-    assert [(2, "n2"), (2, "ours"), (8, "n8"), (8, "theirs")] == [(row["id"], row["name"]) for row in rows.to_pylist()]
+    assert [(2, "n2"), (2, "package"), (8, "n8"), (8, "pylance")] == [
+        (row["id"], row["name"]) for row in rows.to_pylist()
+    ]
 
 
 def test_without_row_ids_an_update_is_one_row_for_another(tmp_path: Path) -> None:
     """Unless a key tells that they are the same."""
     table = made(tmp_path, stable=False)
-    table.update({"name": "'ours'"}, where="id = 2")
+    table.update({"name": "'package'"}, where="id = 2")
     assert (1, 1, 0) == counts(table.diff("main@1", "main"))
     assert (0, 0, 1) == counts(table.diff("main@1", "main", on=["id"]))
 
 
 @pytest.mark.parametrize("stable", [True, False])
-@pytest.mark.parametrize("by", ["us", "pylance"])
+@pytest.mark.parametrize("by", ["package", "pylance"])
 def test_a_compaction_changes_no_row(tmp_path: Path, by: str, *, stable: bool) -> None:
     """Rows that only moved are no changes, whatever tells them, nulls in the key included."""
     table = made(tmp_path, stable=stable)
     table.append(pa.table({"id": pa.array([None, None], pa.int64()), "name": ["x", "x"], "price": [math.nan, None]}))
     table.delete("id = 4")
     before = str(table.head())
-    if by == "us":
+    if by == "package":
         table.maintenance.compact()
     else:
         as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0)
@@ -460,7 +462,7 @@ def test_indices_are_compared_by_name(tmp_path: Path, *, stable: bool) -> None:
 # Where row ids are stable, pylance does not put off following the rows.
 @pytest.mark.parametrize(
     "by,stable",
-    [("us", True), ("us", False), ("pylance", True), ("pylance", False), ("pylance later", False)],
+    [("package", True), ("package", False), ("pylance", True), ("pylance", False), ("pylance later", False)],
 )
 def test_a_compaction_leaves_indices_as_they_are(tmp_path: Path, by: str, *, stable: bool) -> None:
     """Though they are stored anew, or what Lance keeps for itself says how rows moved."""
@@ -468,7 +470,7 @@ def test_a_compaction_leaves_indices_as_they_are(tmp_path: Path, by: str, *, sta
     as_pylance(table).create_scalar_index("id", "BTREE")
     table.delete("id = 3")
     before, built = str(table.head()), table.maintenance.indices()[0].uuids
-    if by == "us":
+    if by == "package":
         table.maintenance.compact(deleted_share=0.0)
     elif by == "pylance":
         as_pylance(table).optimize.compact_files(materialize_deletions_threshold=0.0)
@@ -532,7 +534,7 @@ def test_a_pickled_diff_holds_no_secret(tmp_path: Path) -> None:
     table.update({"name": "'x'"}, where="id = 1")
     diff = table.diff("main@1", "main", on=["id"])
     packed = pickle.dumps(diff)
-    copy = pickle.loads(packed)  # noqa: S301  # our own
+    copy = pickle.loads(packed)  # noqa: S301  # bytes of this test
     assert diff == copy
     assert (0, 0, 1) == counts(copy)
     assert "_rows" not in repr(diff)
@@ -542,12 +544,12 @@ def test_a_pickled_diff_finds_rows_out_once(tmp_path: Path) -> None:
     """As the one it is a copy of: files that go away afterwards are not asked for again."""
     table = made(tmp_path)
     table.delete("id = 1")
-    copy = pickle.loads(pickle.dumps(table.diff("main@1", "main")))  # noqa: S301  # our own
+    copy = pickle.loads(pickle.dumps(table.diff("main@1", "main")))  # noqa: S301  # bytes of this test
     assert (0, 1, 0) == counts(copy)
     for path in (*Path(table.uri).glob("_versions/*.manifest"), *Path(table.uri).glob("_deletions/*")):
         path.unlink()
     assert (0, 1, 0) == counts(copy)
-    assert copy == pickle.loads(pickle.dumps(copy))  # noqa: S301  # our own
+    assert copy == pickle.loads(pickle.dumps(copy))  # noqa: S301  # bytes of this test
 
 
 def test_only_two_manifests_are_read(tmp_path: Path) -> None:

@@ -89,18 +89,18 @@ def test_names_that_are_swapped_are_told_by_the_files() -> None:
 
 def test_ids_given_on_two_branches_prove_nothing() -> None:
     """The same id for two columns of the same type is no rename, unless it is older than the fork."""
-    one = version((*FIELDS, Field(id=3, name="mine", logical_type="int64")))
-    other = version((*FIELDS, Field(id=3, name="yours", logical_type="int64")))
-    assert ["- mine: int64", "+ yours: int64"] == shown(compare(one, other, version()).schema)
-    assert ["~ yours: renamed from mine"] == shown(compare(one, other, one).schema)
-    assert ["- mine: int64", "+ yours: int64"] == shown(compare(one, other, None).schema)
+    one = version((*FIELDS, Field(id=3, name="first", logical_type="int64")))
+    other = version((*FIELDS, Field(id=3, name="second", logical_type="int64")))
+    assert ["- first: int64", "+ second: int64"] == shown(compare(one, other, version()).schema)
+    assert ["~ second: renamed from first"] == shown(compare(one, other, one).schema)
+    assert ["- first: int64", "+ second: int64"] == shown(compare(one, other, None).schema)
 
 
 def test_a_column_that_a_merge_gave_another_id_is_the_same() -> None:
     """Its file says which it is."""
-    mine = version((*FIELDS, Field(id=3, name="q", logical_type="int64")), fragment(0, data_file("q.lance", 3)))
+    one = version((*FIELDS, Field(id=3, name="q", logical_type="int64")), fragment(0, data_file("q.lance", 3)))
     other = (*FIELDS, Field(id=3, name="r", logical_type="int64"), Field(id=4, name="s", logical_type="int64"))
-    found = compare(mine, version(other, fragment(0, data_file("q.lance", 4), data_file("r.lance", 3))), version())
+    found = compare(one, version(other, fragment(0, data_file("q.lance", 4), data_file("r.lance", 3))), version())
     assert ["+ r: int64", "~ s: renamed from q"] == shown(found.schema)
 
 

@@ -11,57 +11,69 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError, RefNotFoundError
 from lance_dagster.format.transaction import Delete
 from tests.table.interruption import interrupted
-from tests.table.pylance_parity import Twins, assert_pylance_goes_on, row_lineage
+from tests.table.pylance_parity import ParityPair, assert_pylance_goes_on, row_lineage
 from tests.table_factory import as_pylance, contents, entries, new_table
 
 
 @pytest.fixture(params=[True, False], ids=["stable", "addresses"])
-def twins(tmp_path: Path, request: pytest.FixtureRequest) -> Twins:
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> ParityPair:
     """Two tables of the same two fragments, with and without stable row ids."""
-    return Twins.made(tmp_path, stable_row_ids=request.param)
+    return ParityPair.made(tmp_path, stable_row_ids=request.param)
 
 
 @pytest.mark.parametrize("predicate", ["value = 3", "value % 2 = 0", "value < 5", "value >= 2", "true", "key = 'none'"])
-def test_what_is_left_is_what_pylance_leaves(twins: Twins, predicate: str) -> None:
+def test_what_is_left_is_what_pylance_leaves(pair: ParityPair, predicate: str) -> None:
     """Rows, ids, versions of rows; and both can go on."""
-    version = twins.ours.delete(predicate)
-    twins.theirs.delete(predicate)
-    assert row_lineage(twins.theirs) == row_lineage(as_pylance(twins.ours))
-    assert version.rows == twins.theirs.count_rows()
-    assert_pylance_goes_on(twins.ours)
+    version = pair.table.delete(predicate)
+    pair.dataset.delete(predicate)
+    assert row_lineage(pair.dataset) == row_lineage(as_pylance(pair.table))
+    assert version.rows == pair.dataset.count_rows()
+    assert_pylance_goes_on(pair.table)
 
 
-def test_the_transaction_is_the_one_pylance_writes(twins: Twins) -> None:
+def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
     """One fragment taken out whole, one with a deletion vector, and the condition."""
     operations = []
-    for table in (twins.ours, twins.theirs):
+    for table in (pair.table, pair.dataset):
         table.delete("value < 7")
-        operations.append(twins.operation(table))
-    ours, theirs = operations
-    assert isinstance(ours, Delete)
-    assert isinstance(theirs, Delete)
-    assert ((0,), "value < 7") == (ours.deleted_fragment_ids, ours.predicate)
-    assert (theirs.deleted_fragment_ids, theirs.predicate) == (ours.deleted_fragment_ids, ours.predicate)
-    (mine,), (other,) = ours.updated_fragments, theirs.updated_fragments
-    assert (other.id, other.rows, other.row_ids, other.created_at, other.updated_at) == (
-        (mine.id, mine.rows, mine.row_ids, mine.created_at, mine.updated_at)
+        operations.append(pair.operation(table))
+    found, expected = operations
+    assert isinstance(found, Delete)
+    assert isinstance(expected, Delete)
+    assert ((0,), "value < 7") == (found.deleted_fragment_ids, found.predicate)
+    assert (expected.deleted_fragment_ids, expected.predicate) == (found.deleted_fragment_ids, found.predicate)
+    (found_fragment,), (expected_fragment,) = found.updated_fragments, expected.updated_fragments
+    assert (
+        expected_fragment.id,
+        expected_fragment.rows,
+        expected_fragment.row_ids,
+        expected_fragment.created_at,
+        expected_fragment.updated_at,
+    ) == (
+        (
+            found_fragment.id,
+            found_fragment.rows,
+            found_fragment.row_ids,
+            found_fragment.created_at,
+            found_fragment.updated_at,
+        )
     )
 
 
-def test_nothing_to_delete_makes_no_version(twins: Twins) -> None:
+def test_nothing_to_delete_makes_no_version(pair: ParityPair) -> None:
     """Pylance makes one that changes nothing."""
-    before = twins.ours.head()
-    assert before == twins.ours.delete("key = 'none'")
-    twins.theirs.delete("key = 'none'")
-    assert before.number + 1 == twins.theirs.version
+    before = pair.table.head()
+    assert before == pair.table.delete("key = 'none'")
+    pair.dataset.delete("key = 'none'")
+    assert before.number + 1 == pair.dataset.version
 
 
-def test_a_second_delete_takes_out_of_what_is_left(twins: Twins) -> None:
+def test_a_second_delete_takes_out_of_what_is_left(pair: ParityPair) -> None:
     """The deletion vector grows, and the last row takes the fragment along."""
     for value in range(5):
-        assert 9 - value == twins.ours.delete(f"value = {value}").rows
-    assert 1 == len(as_pylance(twins.ours).get_fragments())
-    as_pylance(twins.ours).validate()
+        assert 9 - value == pair.table.delete(f"value = {value}").rows
+    assert 1 == len(as_pylance(pair.table).get_fragments())
+    as_pylance(pair.table).validate()
 
 
 def test_a_message_and_properties_are_kept(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import REWRITE_ROWS, Update
 from tests.table.interruption import interrupted
-from tests.table.pylance_parity import Twins, assert_pylance_goes_on, row_lineage
+from tests.table.pylance_parity import ParityPair, assert_pylance_goes_on, row_lineage
 from tests.table_factory import as_pylance, contents, entries, new_table
 
 
 @pytest.fixture(params=[True, False], ids=["stable", "addresses"])
-def twins(tmp_path: Path, request: pytest.FixtureRequest) -> Twins:
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> ParityPair:
     """Two tables of the same two fragments, with and without stable row ids."""
-    return Twins.made(tmp_path, stable_row_ids=request.param)
+    return ParityPair.made(tmp_path, stable_row_ids=request.param)
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def twins(tmp_path: Path, request: pytest.FixtureRequest) -> Twins:
         ({"value": "1"}, "value = 100"),
     ],
 )
-def test_rows_become_what_pylance_makes_of_them(twins: Twins, values: dict[str, str], where: str | None) -> None:
+def test_rows_become_what_pylance_makes_of_them(pair: ParityPair, values: dict[str, str], where: str | None) -> None:
     """Rows, ids, versions of rows; and both can go on."""
     failed = [
-        _failed(lambda: twins.ours.update(values, where=where)),
-        _failed(lambda: twins.theirs.update(values, where)),
+        _failed(lambda: pair.table.update(values, where=where)),
+        _failed(lambda: pair.dataset.update(values, where)),
     ]
     assert failed[0] == failed[1]
     if where != "value = 100":
-        twins.assert_same()
-    assert_pylance_goes_on(twins.ours)
+        pair.assert_same()
+    assert_pylance_goes_on(pair.table)
 
 
 def _failed(act: Callable[[], object]) -> bool:
@@ -59,50 +59,53 @@ def _failed(act: Callable[[], object]) -> bool:
     return False
 
 
-def test_updates_follow_each_other(twins: Twins) -> None:
-    """Rows that were moved are moved again, with ours and pylance's compaction in between."""
+def test_updates_follow_each_other(pair: ParityPair) -> None:
+    """Rows that were moved are moved again, with a compaction of each program in between."""
     for number in range(4):
-        for table in (twins.ours, twins.theirs):
+        for table in (pair.table, pair.dataset):
             table.update({"value": f"value + {number}"}, where=f"value % {number + 2} = 0")
             if number == 2:
                 table.delete("value = 7")
-    twins.theirs.optimize.compact_files()
-    twins.ours.maintenance.compact()
-    ours, theirs = row_lineage(as_pylance(twins.ours)), row_lineage(twins.theirs)
-    assert [_unplaced(row) for row in theirs] == [_unplaced(row) for row in ours]
-    assert_pylance_goes_on(twins.ours)
+    pair.dataset.optimize.compact_files()
+    pair.table.maintenance.compact()
+    found, expected = row_lineage(as_pylance(pair.table)), row_lineage(pair.dataset)
+    assert [_unplaced(row) for row in expected] == [_unplaced(row) for row in found]
+    assert_pylance_goes_on(pair.table)
 
 
 def _unplaced(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["key"], row["value"], row.get("_row_created_at_version"), row.get("_row_last_updated_at_version")
 
 
-def test_the_transaction_is_the_one_pylance_writes(twins: Twins) -> None:
+def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
     """One fragment gone, one with a deletion vector, one new one with the ids of the rows."""
     operations = []
-    for table in (twins.ours, twins.theirs):
+    for table in (pair.table, pair.dataset):
         table.update({"key": "'z'"}, where="value < 7")
-        operations.append(twins.operation(table))
-    ours, theirs = operations
-    assert isinstance(ours, Update)
-    assert isinstance(theirs, Update)
+        operations.append(pair.operation(table))
+    found, expected = operations
+    assert isinstance(found, Update)
+    assert isinstance(expected, Update)
     assert ((0,), (), REWRITE_ROWS, (0,)) == (
-        ours.removed_fragment_ids,
-        ours.fields_modified,
-        ours.mode,
-        ours.preserved_fields,
+        found.removed_fragment_ids,
+        found.fields_modified,
+        found.mode,
+        found.preserved_fields,
     )
-    assert (theirs.removed_fragment_ids, theirs.fields_modified, theirs.mode, theirs.preserved_fields) == (
-        ours.removed_fragment_ids,
-        ours.fields_modified,
-        ours.mode,
-        ours.preserved_fields,
+    assert (expected.removed_fragment_ids, expected.fields_modified, expected.mode, expected.preserved_fields) == (
+        found.removed_fragment_ids,
+        found.fields_modified,
+        found.mode,
+        found.preserved_fields,
     )
-    assert [fragment.id for fragment in theirs.updated_fragments] == [
-        fragment.id for fragment in ours.updated_fragments
+    assert [fragment.id for fragment in expected.updated_fragments] == [
+        fragment.id for fragment in found.updated_fragments
     ]
-    (mine,), (other,) = ours.new_fragments, theirs.new_fragments
-    assert (other.physical_rows, other.row_ids is None) == (mine.physical_rows, mine.row_ids is None)
+    (found_fragment,), (expected_fragment,) = found.new_fragments, expected.new_fragments
+    assert (expected_fragment.physical_rows, expected_fragment.row_ids is None) == (
+        found_fragment.physical_rows,
+        found_fragment.row_ids is None,
+    )
 
 
 def test_no_row_that_matches_makes_no_version(tmp_path: Path) -> None:
@@ -163,11 +166,11 @@ def test_values_are_converted_to_the_column(tmp_path: Path, kind: str) -> None:
     rows = pa.table(
         {"id": [1, 2], "c": pa.array([before] * 2, arrow), "other": pa.array([before, None], arrow)}, schema
     )
-    twins = Twins.made(tmp_path, rows)
-    for table in (twins.ours, twins.theirs):
+    pair = ParityPair.made(tmp_path, rows)
+    for table in (pair.table, pair.dataset):
         table.update({"c": expression}, where="id = 2")
-    twins.assert_same()
-    assert [before, after] == twins.ours.read().sort_by("id")["c"].to_pylist()
+    pair.assert_same()
+    assert [before, after] == pair.table.read().sort_by("id")["c"].to_pylist()
 
 
 def test_extension_types_survive(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.conftest import S3Storage
 from tests.process_race import race
 from tests.soak import pairs
 from tests.table.interruption import interrupted
-from tests.table.pylance_parity import Twins, assert_pylance_goes_on
+from tests.table.pylance_parity import ParityPair, assert_pylance_goes_on
 from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 GIVEN = pa.table({"key": ["x", "y", "z", "w"], "value": [7, 1, 100, 101]})
@@ -29,9 +29,9 @@ def _everything(builder: lance.MergeInsertBuilder) -> lance.MergeInsertBuilder:
 
 
 @pytest.fixture(params=[True, False], ids=["stable", "addresses"])
-def twins(tmp_path: Path, request: pytest.FixtureRequest) -> Twins:
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> ParityPair:
     """Two tables of the same two fragments, with and without stable row ids."""
-    return Twins.made(tmp_path, stable_row_ids=request.param)
+    return ParityPair.made(tmp_path, stable_row_ids=request.param)
 
 
 RULES: dict[str, tuple[dict[str, Any], Builder]] = {
@@ -69,61 +69,64 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("rule,source", pairs(RULES, SOURCES))
-def test_rows_become_what_pylance_makes_of_them(twins: Twins, rule: str, source: str) -> None:
+def test_rows_become_what_pylance_makes_of_them(pair: ParityPair, rule: str, source: str) -> None:
     """Rows, ids, versions of rows; and both can go on."""
     given, build = RULES[rule]
-    before = twins.ours.head()
-    after = twins.ours.upsert(SOURCES[source], on=["value"], **given)
-    build(twins.theirs.merge_insert("value")).execute(SOURCES[source])
-    twins.assert_same()
+    before = pair.table.head()
+    after = pair.table.upsert(SOURCES[source], on=["value"], **given)
+    build(pair.dataset.merge_insert("value")).execute(SOURCES[source])
+    pair.assert_same()
     assert before.number + (1 if after != before else 0) == after.number
     if source != "nulls":
-        assert_pylance_goes_on(twins.ours)
+        assert_pylance_goes_on(pair.table)
 
 
-def test_the_transaction_is_the_one_pylance_writes(twins: Twins) -> None:
+def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
     """Moved rows first, new ones behind them, in one new fragment."""
-    twins.ours.upsert(GIVEN, on=["value"])
-    _everything(twins.theirs.merge_insert("value")).execute(GIVEN)
-    ours, theirs = twins.operation(twins.ours), twins.operation(twins.theirs)
-    assert isinstance(ours, Update)
-    assert isinstance(theirs, Update)
+    pair.table.upsert(GIVEN, on=["value"])
+    _everything(pair.dataset.merge_insert("value")).execute(GIVEN)
+    found, expected = pair.operation(pair.table), pair.operation(pair.dataset)
+    assert isinstance(found, Update)
+    assert isinstance(expected, Update)
     assert ((), (), REWRITE_ROWS, (0, 1)) == (
-        theirs.removed_fragment_ids,
-        theirs.fields_modified,
-        theirs.mode,
-        theirs.preserved_fields,
+        expected.removed_fragment_ids,
+        expected.fields_modified,
+        expected.mode,
+        expected.preserved_fields,
     )
     assert ((), (), REWRITE_ROWS, (0, 1)) == (
-        ours.removed_fragment_ids,
-        ours.fields_modified,
-        ours.mode,
-        ours.preserved_fields,
+        found.removed_fragment_ids,
+        found.fields_modified,
+        found.mode,
+        found.preserved_fields,
     )
-    (mine,), (other,) = ours.new_fragments, theirs.new_fragments
-    assert (other.physical_rows, other.row_ids is None) == (mine.physical_rows, mine.row_ids is None)
+    (found_fragment,), (expected_fragment,) = found.new_fragments, expected.new_fragments
+    assert (expected_fragment.physical_rows, expected_fragment.row_ids is None) == (
+        found_fragment.physical_rows,
+        found_fragment.row_ids is None,
+    )
 
 
-def test_keys_may_have_several_columns(twins: Twins) -> None:
+def test_keys_may_have_several_columns(pair: ParityPair) -> None:
     """Each value of which occurs with others too."""
     rows = pa.table({"key": ["a", "a", "b", "c"], "value": [1, 7, 7, 1]})
-    twins.ours.upsert(rows, on=["key", "value"])
-    _everything(twins.theirs.merge_insert(["key", "value"])).execute(rows)
-    twins.assert_same()
-    assert_pylance_goes_on(twins.ours)
+    pair.table.upsert(rows, on=["key", "value"])
+    _everything(pair.dataset.merge_insert(["key", "value"])).execute(rows)
+    pair.assert_same()
+    assert_pylance_goes_on(pair.table)
 
 
-def test_every_row_of_a_key_is_changed(twins: Twins) -> None:
+def test_every_row_of_a_key_is_changed(pair: ParityPair) -> None:
     """Also those that pylance added, moved and deleted before."""
     rows = entries("new", 3, 4, 77)
-    for dataset in (as_pylance(twins.ours), twins.theirs):
+    for dataset in (as_pylance(pair.table), pair.dataset):
         dataset.insert(entries("twice", 3, 8))
         dataset.delete("value = 4")
         dataset.update({"key": "'moved'"}, where="value in (0, 9)")
-    twins.ours.upsert(rows, on=["value"])
-    _everything(twins.theirs.merge_insert("value")).execute(rows)
-    twins.assert_same()
-    assert [("new", 3), ("new", 3), ("new", 4), ("new", 77)] == [row for row in contents(twins.ours) if row[0] == "new"]
+    pair.table.upsert(rows, on=["value"])
+    _everything(pair.dataset.merge_insert("value")).execute(rows)
+    pair.assert_same()
+    assert [("new", 3), ("new", 3), ("new", 4), ("new", 77)] == [row for row in contents(pair.table) if row[0] == "new"]
 
 
 _COLUMNS: list["pa.Field[Any]"] = [
@@ -143,13 +146,13 @@ def _wide(*ids: int) -> pa.Table:
 @pytest.mark.parametrize("columns", [["id", "name"], ["vector", "id"], ["place", "name", "id"]])
 def test_columns_that_are_not_given_are_kept(tmp_path: Path, columns: list[str]) -> None:
     """Of rows that are there; new rows have nulls."""
-    twins = Twins.made(tmp_path, _wide(*range(12)))
+    pair = ParityPair.made(tmp_path, _wide(*range(12)))
     given = pa.table(
         {"id": [3, 8, 50], "name": ["p", None, "q"], "place": [None, {"x": 1}, {"x": 2}], "vector": [[1, 1]] * 3}, WIDE
     ).select(columns)
-    twins.ours.upsert(given, on=["id"])
-    _everything(twins.theirs.merge_insert("id")).execute(given)
-    twins.assert_same()
+    pair.table.upsert(given, on=["id"])
+    _everything(pair.dataset.merge_insert("id")).execute(given)
+    pair.assert_same()
 
 
 def test_a_column_new_rows_must_have_is_asked_for(tmp_path: Path) -> None:
@@ -321,7 +324,7 @@ def test_a_replaced_table_is_not_upserted(tmp_path: Path) -> None:
 
 
 def bring(uri: str, writer: int) -> int:
-    """Upsert the same few keys again and again, through us or through pylance."""
+    """Upsert the same few keys again and again, through the package or through pylance."""
     table = LanceTable.open(uri)
     for number in range(6):
         rows = entries(f"w{writer}", *range(number, number + 4))
@@ -382,18 +385,18 @@ CHANGES = st.lists(
 def test_any_changes_leave_both_with_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, Any, str]]
 ) -> None:
-    """Ids and versions as well, whatever was done before; a version of ours may be one of nothing in pylance."""
-    twins = Twins.made(tmp_path_factory.mktemp("twins"), entries("a", *range(8)))
+    """Ids and versions are the same, too. Where the package has nothing to commit, pylance does not commit either."""
+    pair = ParityPair.made(tmp_path_factory.mktemp("pair"), entries("a", *range(8)))
     for number, change in enumerate(changes):
-        before = twins.ours.head()
-        _changed(twins.ours, number, change)
-        if twins.ours.head() != before:
-            _changed(twins.theirs, number, change)
-    twins.assert_same()
+        before = pair.table.head()
+        _changed(pair.table, number, change)
+        if pair.table.head() != before:
+            _changed(pair.dataset, number, change)
+    pair.assert_same()
 
 
 def _changed(table: LanceTable | lance.LanceDataset, number: int, change: tuple[str, Any, str]) -> None:
-    """Do the same to a table of ours or of pylance's."""
+    """Make one change through the package or through pylance."""
     verb, about, rule = change
     match verb:
         case "upsert":
@@ -423,7 +426,7 @@ def test_rows_without_columns_left_out_are_the_tables(tmp_path: Path) -> None:
 def test_rows_are_changed_on_object_storage(s3_storage: S3Storage) -> None:
     """Deleted, updated and upserted, as anywhere."""
     options = s3_storage.storage_options
-    table = LanceTable.create(f"{s3_storage.uri}/ledger", SCHEMA, storage_options=options)
+    table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=options)
     table.append(entries("a", *range(6)))
     table.delete("value = 0")
     table.update({"value": "value + 10"}, where="value < 3")

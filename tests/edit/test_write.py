@@ -423,9 +423,9 @@ def test_messages_and_properties_are_kept(table: LanceTable) -> None:
     ):
         version = write(entries("a", 1), message="why", properties={"k": "v"})
         assert ("why", "v") == (version.message, version.properties["k"])
-    theirs = as_pylance(table).read_transaction(3)
-    assert theirs is not None
-    assert "why" == (theirs.transaction_properties or {})["__lance_commit_message"]
+    transaction = as_pylance(table).read_transaction(3)
+    assert transaction is not None
+    assert "why" == (transaction.transaction_properties or {})["__lance_commit_message"]
 
 
 def test_pylance_tables_of_older_file_versions_are_written_in_their_own(tmp_path: Path) -> None:

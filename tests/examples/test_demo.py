@@ -1,4 +1,4 @@
-"""The demo is run once, as a user runs it; what it leaves behind is looked at with pylance and nothing of ours."""
+"""The demo is run once, as a user runs it; what it leaves behind is looked at with pylance alone."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Deeds that may be cut short anywhere, and a process that dies while doing one."""
+"""Operations that may be cut short anywhere, and a process that dies while doing one."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def die_at_change(uri: str, operation: str, step: int) -> None:
-    """Do a deed on local disk, killed for good just before the change of a number to the file system."""
+    """Do an operation on local disk, and kill the process just before one change to the file system."""
     table, left = LanceTable.open(uri), step
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -95,7 +95,7 @@ def die_at_change(uri: str, operation: str, step: int) -> None:
 
 
 def die_at_request(uri: str, options: Mapping[str, str], operation: str, step: int) -> None:
-    """Do a deed, killed for good just before the request of a number to the store, or at the end, which counts too."""
+    """Do an operation, and kill the process just before one request to the store, or at the end."""
     left = step
 
     def script(request: Request) -> object:
@@ -111,6 +111,6 @@ def die_at_request(uri: str, options: Mapping[str, str], operation: str, step: i
 
 
 def fresh(folder: Path, operation: str) -> LanceTable:
-    """A table that a deed is about to be done to; made without waiting for the disk."""
+    """A table that an operation is about to be done to; made without waiting for the disk."""
     OPERATIONS[operation].prepare(LanceTable.create(folder, SCHEMA, storage_options={"durability": "process"}))
     return LanceTable.open(folder)

@@ -54,7 +54,7 @@ def _mutations(table: Path) -> Iterator[tuple[str, Mutation]]:
 
     def some(damage: Iterator[Mutation], every: int) -> Iterator[tuple[str, Mutation]]:
         for number, mutation in enumerate(damage):
-            yield "ours" if not every or number % every else "all", mutation
+            yield "package" if not every or number % every else "all", mutation
 
     def newest(folder: str) -> tuple[str, bytes]:
         path = min((table / folder / "_versions").glob("*.manifest"))
@@ -164,9 +164,9 @@ def test_a_deletion_file_of_another_count_is_damaged(tmp_path: Path) -> None:
     first = LanceTable.create(tmp_path / "u", rows(0).schema)
     first.append(rows(10))
     first.replace_where("value < 4", rows(0))
-    (ours,), (theirs,) = ((Path(one.uri) / "_deletions").iterdir() for one in (table, first))
-    ours.write_bytes(theirs.read_bytes())
-    with pytest.raises(FormatError, match=re.escape(f"{ours} is damaged: it deletes 4 rows, main@3 says 3")):
+    (target,), (other,) = ((Path(one.uri) / "_deletions").iterdir() for one in (table, first))
+    target.write_bytes(other.read_bytes())
+    with pytest.raises(FormatError, match=re.escape(f"{target} is damaged: it deletes 4 rows, main@3 says 3")):
         table.replace_where("value = 5", rows(0))
 
 

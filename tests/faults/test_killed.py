@@ -39,7 +39,7 @@ def seen(table: LanceTable) -> Seen:
 
 
 class Either(NamedTuple):
-    """What there is to see before a deed, what there is after it, and which versions of main."""
+    """What there is to see before an operation, what there is after it, and which versions of main."""
 
     before: Seen
     after: Seen
@@ -47,7 +47,7 @@ class Either(NamedTuple):
 
 
 def undisturbed(folder: Path, operation: str) -> Either:
-    """What a deed does when nothing goes wrong."""
+    """What an operation does when nothing goes wrong."""
     table = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", operation)
     before = seen(table)
     OPERATIONS[operation].act(table)
@@ -55,7 +55,7 @@ def undisturbed(folder: Path, operation: str) -> Either:
 
 
 def finished(table: LanceTable, operation: str, either: Either) -> None:
-    """The table reads as before or as after; done again, the deed is done once, and nothing is wrong."""
+    """The table reads as before or as after; done again, the operation is done once, and nothing is wrong."""
     assert seen(table) in (either.before, either.after)
     again = LanceTable.open(table.uri, table.storage_options)
     OPERATIONS[operation].act(again)
@@ -69,7 +69,7 @@ def finished(table: LanceTable, operation: str, either: Either) -> None:
 def ended(target: Callable[..., None], *arguments: Any) -> int | None:  # noqa: ANN401 - what the job takes
     """How a process of its own ended."""
     context = multiprocessing.get_context("forkserver")
-    # Loaded once, by the process that every doomed one is forked from: it never did anything else.
+    # Loaded once, by the process that each process that a test kills is forked from: it never did anything else.
     context.set_forkserver_preload(["tests.faults.killed_operations"])
     process: BaseProcess = context.Process(target=target, args=arguments)
     process.start()
@@ -127,14 +127,14 @@ def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3
 
 
 def prepared_on(storage: S3Storage, name: str, operation: str) -> LanceTable:
-    """A table in a bucket that a deed is about to be done to."""
+    """A table in a bucket that an operation is about to be done to."""
     table = LanceTable.create(f"{storage.uri}/{name}", SCHEMA, storage_options=storage.storage_options)
     OPERATIONS[operation].prepare(table)
     return table
 
 
 def requests_before_the_first_write(table: LanceTable, operation: str) -> int:
-    """How much a deed looks at before it does something."""
+    """How much an operation looks at before it does something."""
     writes: list[bool] = []
 
     def script(request: Request) -> object:
@@ -177,7 +177,7 @@ def test_the_plug_is_pulled_before_any_request(tmp_path: Path, operation: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_any_answer_is_lost(tmp_path: Path, operation: str) -> None:
-    """Every write is made, and one is reported as failed: it is found out, or the deed can be done again."""
+    """Every write is made, and one is reported as failed: it is found out, or the operation can be done again."""
     either = undisturbed(tmp_path, operation)
     for step in count():
         table = fresh(tmp_path / f"{operation}-{step}", operation)

@@ -68,7 +68,7 @@ BRANCH_RULES = {
     "/".join("a" * 51): "it cannot be longer than 200 characters, of which '/' counts as 3",
 }
 TAG_RULES = {"a/b": "a tag name cannot contain '/'", "/": "a tag name cannot contain '/'"}
-# Names that pylance takes, and we do not.
+# Names that pylance takes, and the package refuses.
 TAKEN_ELSEWHERE = [
     "a.", ".hidden", "-x", "17", "deadbeef", "HEAD", "data", "_versions", "tree", "a/_versions", "prüfung", "名前/x",
 ]  # fmt: skip
@@ -76,7 +76,7 @@ TAKEN_ELSEWHERE = [
 
 @pytest.mark.parametrize("name", GOOD)
 def test_pylance_takes_the_names_that_pass(tmp_path: Path, name: str) -> None:
-    """A name that keeps our rules is a branch for pylance too, and its file is the one we look for."""
+    """A name that keeps the package's rules is a branch for pylance too, in the file that the package reads."""
     check_branch_name(name)
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "table"))
     dataset.create_branch(name)

@@ -1,4 +1,4 @@
-"""Names of files: what each says, and which are not ours."""
+"""Names of files: what each says, and which the package does not know."""
 
 import pytest
 from hypothesis import given, strategies as st

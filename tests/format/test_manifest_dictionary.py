@@ -1,4 +1,4 @@
-"""Files of format 0.1 keep the dictionaries of columns in the manifest file, which a manifest we write would lose."""
+"""Files of format 0.1 keep the dictionaries of columns in the manifest file; the package would lose them."""
 
 from pathlib import Path
 

@@ -195,7 +195,7 @@ def test_other_ids_are_the_same_schema(schema: pa.Schema, first: int) -> None:
 
 
 def test_metadata_is_kept() -> None:
-    """Metadata of the schema and of columns are the same for pylance and for us."""
+    """Metadata of the schema and of columns are the same for pylance and for the package."""
     schema = pa.schema([pa.field("c", pa.int8(), metadata={"unit": "m"})], metadata={"purpose": "test"})
     fields, metadata = fields_from_arrow(schema), schema_metadata_from_arrow(schema)
     assert of_pylance(schema) == fields

@@ -436,22 +436,22 @@ def test_files_of_a_deleted_branch_go_and_those_that_were_merged_stay(table: Lan
 
 def test_files_of_branches_that_pylance_made_are_told_apart(table: LanceTable) -> None:
     """It puts them below the branch's own folder."""
-    dataset = as_pylance(table).create_branch("theirs")
+    dataset = as_pylance(table).create_branch("by-pylance")
     dataset.insert(entries("t", 1))
     dataset.delete("value = 5")
     dataset.insert(entries("t", 2))
     dataset.optimize.compact_files()
     age(table, 30 * DAY)
-    below = files(table, "tree/theirs/data")
+    below = files(table, "tree/by-pylance/data")
     assert 3 == len(below)
     # What is not merged stays.
     collected(table, NONE, grace=NONE)
-    assert below == files(table, "tree/theirs/data")
-    table.merge("theirs")
+    assert below == files(table, "tree/by-pylance/data")
+    table.merge("by-pylance")
     age(table, 30 * DAY)
     collected(table, NONE, grace=NONE)
-    assert 1 == len(files(table, "tree/theirs/data"))
-    assert [("t", 1), ("t", 2)] == contents(table, "theirs") == contents(table)
+    assert 1 == len(files(table, "tree/by-pylance/data"))
+    assert [("t", 1), ("t", 2)] == contents(table, "by-pylance") == contents(table)
 
 
 def test_index_folders_and_deletion_files_go_with_their_versions(table: LanceTable) -> None:

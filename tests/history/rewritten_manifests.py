@@ -1,4 +1,4 @@
-"""Versions made to look older, or made where no commit of ours would make them; and what is read to look at them."""
+"""Manifests rewritten to look older, or to states that no commit of the package makes; and how to read them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -19,11 +19,11 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_a_branch_holds_what_it_was_forked_from(table: LanceTable) -> None:
-    """One of ours and one of pylance's, which name files through base paths."""
-    table.branches.create("ours")
-    as_pylance(table).create_branch("theirs")
+    """A branch of the package and one of pylance, which name files through base paths."""
+    table.branches.create("by-package")
+    as_pylance(table).create_branch("by-pylance")
     assert {table.maintenance.content_id()} == {
-        table.maintenance.content_id(ref) for ref in ("ours", "theirs", "main@4")
+        table.maintenance.content_id(ref) for ref in ("by-package", "by-pylance", "main@4")
     }
 
 

@@ -67,7 +67,7 @@ def test_a_node_comes_before_its_parents_whatever_the_clocks_say(history: Histor
 
 @given(histories())
 def test_true_clocks_are_followed(history: History) -> None:
-    """Where ranks fit the history, the order is theirs, and so is that of the walk."""
+    """Where ranks fit the history, the order is that of the ranks, and the walk has the same order."""
     newest = max(history)
     assert sorted(history, reverse=True) == topological_order(history, history.__getitem__, by_number)
     reached = sorted(ancestors(history, newest), reverse=True)

@@ -135,9 +135,9 @@ def test_a_branch_made_again_has_other_ids(table: LanceTable) -> None:
 def test_versions_of_pylance_have_ids_too(table: LanceTable) -> None:
     """On `main` and on its own branches."""
     as_pylance(table).delete("key = 'a'")
-    as_pylance(table).create_branch("theirs")
+    as_pylance(table).create_branch("by-pylance")
     again = LanceTable.open(table.uri)
-    for ref in ("main", "theirs"):
+    for ref in ("main", "by-pylance"):
         assert str(again.at(ref)) == str(again.at(again.at(ref).id[:8]))
 
 

@@ -78,8 +78,8 @@ def test_a_log_is_what_parents_lead_to(steps: list[tuple[str, str, str]]) -> Non
             place = {name: at for at, name in enumerate(shown)}
             for name in shown:
                 assert all(place[name] < place[collapsed(table, parent)] for parent in versions[name].parents)
-            for other, theirs in everything.items():
-                without = {collapsed(table, name) for name in theirs}
+            for other, reached in everything.items():
+                without = {collapsed(table, name) for name in reached}
                 expected = [name for name in shown if name not in without]
                 assert expected == [str(version) for version in table.log(head, after=other, first_parent=False)]
 

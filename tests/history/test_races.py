@@ -14,7 +14,7 @@ COMMITS = 6
 
 
 def append(uri: str, writer: int) -> list[int]:
-    """Append some rows, one commit each, through us or through pylance; the values that were acknowledged."""
+    """Append some rows, one commit each, through the package or through pylance; the values that were acknowledged."""
     values = [100 * writer + number for number in range(COMMITS)]
     table, dataset = LanceTable.open(uri), lance.dataset(uri)
     for value in values:
@@ -79,7 +79,7 @@ def cycle(uri: str, name: str) -> int:
 
 
 def test_no_acknowledged_row_is_lost_between_eight_writers(tmp_path: Path) -> None:
-    """Half write through us, half through pylance: every row is there once, and no version number is left out."""
+    """Half write through the package, half through pylance: every row is there once; no version number is left out."""
     table = new_table(tmp_path)
     acknowledged = [value for values in race(append, [(table.uri, writer) for writer in range(8)]) for value in values]
     assert sorted(acknowledged) == sorted(value for _, value in contents(table))

@@ -97,7 +97,7 @@ class ConcurrentRuns:
         how = self.random.choice(list(_OPERATION_PAIRS))
         new = [self.new(part, 2), self.new(part, 3)]
         for each, operation, rows in zip(names, _OPERATION_PAIRS[how], new, strict=True):
-            self.through_us(operation, each, f"id = {row}", as_arrow(rows))
+            self.through_the_package(operation, each, f"id = {row}", as_arrow(rows))
         updated = own | {row: (part, own[row][1] + 1000)}
         without = {number: each for number, each in own.items() if number != row}
         first = {"update": updated, "delete": without, "append": own | new[0], "replace": new[0]}[
@@ -118,7 +118,7 @@ class ConcurrentRuns:
         if through_pylance:
             self.through_pylance(operation, branch, where, as_arrow(new))
         else:
-            self.through_us(operation, branch, where, as_arrow(new))
+            self.through_the_package(operation, branch, where, as_arrow(new))
         if operation == "update":
             return own | {number: (part, own[number][1] + 1000) for number in some}
         if operation == "delete":
@@ -139,7 +139,7 @@ class ConcurrentRuns:
         else:
             handle.optimize.compact_files()
 
-    def through_us(self, operation: str, branch: str, where: str, new: pa.Table) -> None:
+    def through_the_package(self, operation: str, branch: str, where: str, new: pa.Table) -> None:
         """Do it as a run does."""
         if operation == "append":
             self.table.append(new, branch=branch, partitions=[new["part"][0].as_py()])
@@ -194,7 +194,7 @@ class ConcurrentRuns:
         self.touched[part] = self.table.head().number
 
     def check(self) -> None:
-        """Hold main against the model, as we read it and as pylance does."""
+        """Hold main against the model, as the package and as pylance read it."""
         assert self.rows == as_rows(self.table.read())
         dataset = lance.dataset(self.table.uri)
         assert self.rows == as_rows(dataset.to_table())

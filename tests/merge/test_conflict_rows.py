@@ -433,7 +433,7 @@ def test_the_other_direction(stable: LanceTable) -> None:
 
 def pickled(preview: MergePreview) -> MergePreview:
     """A copy, as another process has it."""
-    found: MergePreview = pickle.loads(pickle.dumps(preview))  # noqa: S301  # our own
+    found: MergePreview = pickle.loads(pickle.dumps(preview))  # noqa: S301  # bytes of this test
     return found
 
 

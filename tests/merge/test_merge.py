@@ -172,13 +172,13 @@ def test_configuration_and_metadata_are_merged_by_key(table: LanceTable) -> None
     """What one side set, changed or removed holds."""
     as_pylance(table).update_config({"own": "1", "gone": "1"})
     table.branches.create("later")
-    as_pylance(table, "later").update_config({"theirs": "2", "own": "2"})
+    as_pylance(table, "later").update_config({"later": "2", "own": "2"})
     as_pylance(table, "later").delete_config_keys(["gone"])
     as_pylance(table, "later").update_metadata({"owner": "ann"})
-    as_pylance(table).update_config({"ours": "3"})
+    as_pylance(table).update_config({"main": "3"})
     table.merge("later")
     found = {key: value for key, value in as_pylance(table).config().items() if not key.startswith("lance.")}
-    assert {"own": "2", "theirs": "2", "ours": "3"} == found
+    assert {"own": "2", "later": "2", "main": "3"} == found
     assert "ann" == table._context.head("main").manifest.table_metadata["owner"]  # noqa: SLF001 - pylance shows it nowhere
 
 
@@ -223,11 +223,13 @@ def test_nothing_but_metadata_is_written(tmp_path: Path) -> None:
 
 def test_a_partition_replaced_on_both_sides_is_refused(table: LanceTable) -> None:
     """The error names the table, the partition and the other run."""
-    replace(table, "a", 7, branch="run", run="mine")
-    replace(table, "a", 8, run="theirs")
+    replace(table, "a", 7, branch="run", run="source-run")
+    replace(table, "a", 8, run="dest-run")
     text = str(refused(table))
     assert f"cannot merge run@4 into main@4 of {table.uri}; nothing was written:" in text
-    assert "  - partition a: run mine replaced it in run@4; run theirs replaced it in main@4" in text.splitlines()
+    assert (
+        "  - partition a: run source-run replaced it in run@4; run dest-run replaced it in main@4" in text.splitlines()
+    )
 
 
 def test_a_new_partition_provided_twice_is_refused(table: LanceTable) -> None:

@@ -39,7 +39,7 @@ def rows(table: LanceTable, branch: str = "main") -> list[dict[str, Any]]:
 
 
 def sound(table: LanceTable) -> None:
-    """Pylance finds nothing wrong, and neither do we."""
+    """Neither pylance nor the package finds anything wrong."""
     as_pylance(table).validate()
     assert not [problem for problem in table.maintenance.verify(deep=DEEP).problems if problem.severity == "error"]
 
@@ -285,8 +285,8 @@ def test_columns_written_anew_on_both_sides(table: LanceTable) -> None:
     write_anew(table, "main", "value", 30)
     with pytest.raises(MergeConflictError, match="column value: "):
         table.merge("again")
-    table.branches.create("theirs", at="again")
-    table.merge("theirs", strategy={"column value": "source-wins"})
+    table.branches.create("second", at="again")
+    table.merge("second", strategy={"column value": "source-wins"})
     assert [20] * 4 == [row["value"] for row in rows(table)]
     sound(table)
 

@@ -46,7 +46,7 @@ def stable(tmp_path: Path) -> LanceTable:
 
 
 def sound(table: LanceTable) -> None:
-    """Pylance finds nothing wrong, and neither do we."""
+    """Neither pylance nor the package finds anything wrong."""
     as_pylance(table).validate()
     report = table.maintenance.verify(deep=DEEP)
     assert not [problem for problem in report.problems if problem.severity == "error"]

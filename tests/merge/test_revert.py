@@ -36,7 +36,7 @@ CHANGES: dict[str, Callable[[LanceTable], object]] = {
 
 
 def sound(table: LanceTable, branch: str = "main") -> None:
-    """Pylance finds nothing wrong, and neither do we."""
+    """Neither pylance nor the package finds anything wrong."""
     as_pylance(table, branch).validate()
     assert not [problem for problem in table.maintenance.verify(deep=DEEP).problems if problem.severity == "error"]
 
@@ -197,8 +197,8 @@ def test_a_change_is_picked_from_another_branch(table: LanceTable) -> None:
 def test_a_pick_that_changes_nothing_makes_no_version(table: LanceTable) -> None:
     """Both deleted the same row."""
     gone = table.delete("value = 1", branch="run")
-    mine = table.delete("value = 1")
-    assert mine == table.cherry_pick(str(gone))
+    deleted = table.delete("value = 1")
+    assert deleted == table.cherry_pick(str(gone))
 
 
 def test_what_was_picked_is_not_doubled_by_a_merge(table: LanceTable) -> None:

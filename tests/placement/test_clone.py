@@ -37,12 +37,12 @@ def branched(folder: Path) -> LanceTable:
     table.append(table.stage(entries("warm", 1, 2), base="warm"))
     table.branches.create("run")
     table.replace_where("value = 1 and key <> 'a'", entries("new", 1), branch="run")
-    as_pylance(table, "run").insert(entries("theirs", 1))
+    as_pylance(table, "run").insert(entries("pylance", 1))
     as_pylance(table, "run").delete("key = 'a' and value = 1")
     return table
 
 
-RUN = [("a", 2), ("b", 2), ("cold", 2), ("new", 1), ("theirs", 1), ("warm", 2)]
+RUN = [("a", 2), ("b", 2), ("cold", 2), ("new", 1), ("pylance", 1), ("warm", 2)]
 
 
 @BOTH
@@ -102,7 +102,7 @@ def test_source_and_clone_go_their_own_ways(tmp_path: Path, kind: str) -> None:
     clone.replace_where("key = 'cold' or key = 'a'", entries("clone", 1))
     as_pylance(clone).delete("key = 'b'")
     table.overwrite(entries("source", 1), branch="run")
-    assert_sound(as_pylance(clone), [("clone", 1), ("new", 1), ("theirs", 1), ("warm", 2)])
+    assert_sound(as_pylance(clone), [("clone", 1), ("new", 1), ("pylance", 1), ("warm", 2)])
     assert [("source", 1)] == contents(table, "run")
 
 

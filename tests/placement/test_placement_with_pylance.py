@@ -1,4 +1,4 @@
-"""Base paths, clones and moved tables beside pylance: it works on ours, and we on its."""
+"""Base paths, clones and moved tables beside pylance: each program works on the tables of the other."""
 
 import shutil
 from collections.abc import Callable
@@ -26,9 +26,9 @@ SHALLOW, DEEP = "shallow", "deep"
 KINDS = pytest.mark.parametrize("kind", [SHALLOW, DEEP])
 
 
-def theirs(folder: Path) -> LanceTable:
+def made_by_pylance(folder: Path) -> LanceTable:
     """A table that pylance made, with an index, deletions, two bases, a branch, a branch of that and a tag."""
-    uri = folder / "theirs"
+    uri = folder / "pylance"
     dataset = lance.write_dataset(entries("a", 1, 2, 3), uri, enable_stable_row_ids=True)
     dataset.create_scalar_index("value", "BTREE")
     cold = DatasetBasePath(str(folder / "cold"), name="cold", is_dataset_root=True)
@@ -55,7 +55,7 @@ INNER_ROWS: Rows = [("a", 1), ("flat", 2), ("i", 1), ("r", 1)]
 ALL_ROWS = {"main": MAIN_ROWS, "run": RUN_ROWS, "inner": INNER_ROWS}
 
 
-def ours(folder: Path) -> LanceTable:
+def made_by_package(folder: Path) -> LanceTable:
     """A table that this package made, with the same rows."""
     table = new_table(folder, entries("a", 1, 2, 3))
     table.maintenance.add_base("cold", folder / "cold", is_dataset_root=True)
@@ -76,7 +76,7 @@ def ours(folder: Path) -> LanceTable:
     return table
 
 
-MAKERS: dict[str, Callable[[Path], LanceTable]] = {"ours": ours, "pylance's": theirs}
+MAKERS: dict[str, Callable[[Path], LanceTable]] = {"package": made_by_package, "pylance": made_by_pylance}
 EITHER = pytest.mark.parametrize("maker", MAKERS)
 
 
@@ -138,7 +138,7 @@ def test_both_add_bases_to_one_table(tmp_path: Path) -> None:
 @EITHER
 @KINDS
 @pytest.mark.parametrize("ref", ["main", "inner"])
-def test_pylance_works_on_our_clones(tmp_path: Path, maker: str, kind: str, ref: str) -> None:
+def test_pylance_works_on_clones_of_the_package(tmp_path: Path, maker: str, kind: str, ref: str) -> None:
     """It inserts, deletes, updates, indexes, branches, clones and cleans up."""
     clone = MAKERS[maker](tmp_path).maintenance.clone(tmp_path / "clone", ref, shallow=kind == SHALLOW)
     rows = ALL_ROWS[ref]
@@ -159,32 +159,35 @@ def test_pylance_works_on_our_clones(tmp_path: Path, maker: str, kind: str, ref:
 
 @KINDS
 @pytest.mark.parametrize("ref", ["main", "inner"])
-def test_our_clones_are_written_as_pylance_writes_its_own(tmp_path: Path, kind: str, ref: str) -> None:
+def test_clones_are_written_as_pylance_writes_its_own(tmp_path: Path, kind: str, ref: str) -> None:
     """The same number, schema, settings, ids and operation; only base ids start at one and have names."""
-    table = theirs(tmp_path)
+    table = made_by_pylance(tmp_path)
     source = as_pylance(table, ref)
     source.update_config({"key": "value"})
     number = source.version
     # pylance looks for the files of a base that is no dataset root in a folder they are not in.
     shutil.copytree(tmp_path / "flat", tmp_path / "flat" / "data")
     make = source.shallow_clone if kind == SHALLOW else source.deep_clone
-    expected = make(str(tmp_path / "pylances"), (ref, None) if ref != "main" else number)
-    found = as_pylance(table.maintenance.clone(tmp_path / "ours", ref, shallow=kind == SHALLOW))
+    expected = make(str(tmp_path / "pylance-clone"), (ref, None) if ref != "main" else number)
+    found = as_pylance(table.maintenance.clone(tmp_path / "package", ref, shallow=kind == SHALLOW))
     assert (expected.version, expected.schema, expected.config()) == (found.version, found.schema, found.config())
     columns = ["key", "value", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
     assert expected.to_table(columns=columns) == found.to_table(columns=columns)
     assert len(expected.base_paths()) == len(found.base_paths())
     names = [sorted(index.name for index in dataset.describe_indices()) for dataset in (expected, found)]
     assert names[0] == names[1]
-    theirs_did, we_did = expected.read_transaction(number), found.read_transaction(number)
-    assert theirs_did is not None
-    assert we_did is not None
-    assert (theirs_did.read_version, type(theirs_did.operation)) == (we_did.read_version, type(we_did.operation))
+    expected_transaction, found_transaction = expected.read_transaction(number), found.read_transaction(number)
+    assert expected_transaction is not None
+    assert found_transaction is not None
+    assert (expected_transaction.read_version, type(expected_transaction.operation)) == (
+        found_transaction.read_version,
+        type(found_transaction.operation),
+    )
 
 
 @KINDS
 @EITHER
-def test_we_work_on_pylances_clones(tmp_path: Path, maker: str, kind: str) -> None:
+def test_the_package_works_on_clones_of_pylance(tmp_path: Path, maker: str, kind: str) -> None:
     """Theirs name the source through a base of the id 0."""
     table = MAKERS[maker](tmp_path)
     if kind == DEEP:
@@ -286,7 +289,7 @@ def test_relocated_branches_are_merged(tmp_path: Path, maker: str) -> None:
 
 def test_a_branch_whose_beginning_was_cleaned_up_is_relocated(tmp_path: Path) -> None:
     """No version says where it was forked from; only the base path itself is left."""
-    table = theirs(tmp_path)
+    table = made_by_pylance(tmp_path)
     for name in ("inner", "run"):
         as_pylance(table, name).cleanup_old_versions(
             older_than=timedelta(microseconds=1), delete_unverified=True, error_if_tagged_old_versions=False
@@ -349,7 +352,7 @@ def test_blobs_of_a_relocated_branch_are_found(tmp_path: Path) -> None:
 
 
 def test_pylance_reads_a_table_with_a_base_in_other_storage(tmp_path: Path, s3_storage: S3Storage) -> None:
-    """With the options in the words it has for that, which are ours."""
+    """With the options under pylance's own names, which the package takes as well."""
     table = new_table(tmp_path, entries("a", 1))
     table.maintenance.add_base("cold", f"{s3_storage.uri}/cold")
     options = {f"base_1.{key}": value for key, value in s3_storage.storage_options.items()}
@@ -364,7 +367,7 @@ def test_pylance_reads_a_table_with_a_base_in_other_storage(tmp_path: Path, s3_s
 
 
 @KINDS
-def test_pylance_reads_our_clones_on_s3(s3_storage: S3Storage, kind: str) -> None:
+def test_pylance_reads_clones_of_the_package_on_s3(s3_storage: S3Storage, kind: str) -> None:
     """With nothing but the options of the clone."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1, 2))

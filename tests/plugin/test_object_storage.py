@@ -22,7 +22,7 @@ def test_runs_publish_on_s3_and_leave_no_secret(
     s3_storage: S3Storage, stored_instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     """Two runs write, audit and publish; pylance reads the tag; no file of Dagster's holds a credential."""
-    secret = "canary-of-the-mine"
+    secret = "canary-secret"
     options = {**s3_storage.storage_options, "aws_secret_access_key": secret}
     resource = LanceResource(root=f"{s3_storage.uri}/lake", storage_options=options)
     manager = LanceIOManager(lance=resource)

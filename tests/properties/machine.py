@@ -19,7 +19,7 @@ from lance_dagster.errors import CommitConflictError
 from tests.properties import operations
 from tests.properties.operations import Operation
 from tests.properties.replica import Column, Condition, Line, Snapshot, by_null, by_remainder, by_value
-from tests.properties.replica_checks import answers, checked_version, same_for_us
+from tests.properties.replica_checks import answers, checked_version, same_for_the_package
 from tests.properties.writers import PackageWriter, PylanceWriter
 from tests.table_factory import as_pylance
 
@@ -39,7 +39,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.uri = str(self.folder / "table")
-        self.ours, self.theirs = PackageWriter.at(self.uri), PylanceWriter.at(self.uri)
+        self.package, self.pylance = PackageWriter.at(self.uri), PylanceWriter.at(self.uri)
         self.lines: dict[str, Line] = {}
         self.tags: dict[str, tuple[str, int]] = {}
         self.handles: list[tuple[str, Snapshot, lance.LanceDataset]] = []
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
 
     def side(self, data: st.DataObject) -> PackageWriter | PylanceWriter:
         """Who works."""
-        return self.ours if data.draw(st.booleans(), label="by us") else self.theirs
+        return self.package if data.draw(st.booleans(), label="by the package") else self.pylance
 
     def any_version(self, data: st.DataObject, branch: str) -> int:
         """A version of a branch that was not cleaned up."""
@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         dataset = self.opened(branch)
         assert dataset.version >= before, "a version was lost"
         found = checked_version(dataset, candidates, stable=self.stable)
-        same_for_us(table, branch, dataset)
+        same_for_the_package(table, branch, dataset)
         answers(dataset, found, dataset.version)
         for between in table.branches.version_numbers(branch, after=before):
             line.versions[between] = head

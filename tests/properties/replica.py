@@ -212,24 +212,24 @@ class Line:
         return self.versions[self.number]
 
 
-def merged(ours: Snapshot, theirs: Snapshot, found: Collection[int]) -> Snapshot:
+def merged(source: Snapshot, dest: Snapshot, found: Collection[int]) -> Snapshot:
     """What a merge of the first into the second has to give, if it is not refused; both have the same columns.
 
     A row that was gone on both sides and came back on one stays; one that the other side took out only later goes.
     Stamps do not tell which it was, so there it holds what was found.
     """
-    mine = {row.stamp: key for key, row in ours.rows.items()}
+    on_source = {row.stamp: key for key, row in source.rows.items()}
     rows = {
         key: row
-        for key, row in theirs.rows.items()
-        if row.stamp in mine or row.stamp not in ours.ever or (row.stamp in theirs.risen and key in found)
+        for key, row in dest.rows.items()
+        if row.stamp in on_source or row.stamp not in source.ever or (row.stamp in dest.risen and key in found)
     }
-    for stamp, key in mine.items():
-        if stamp not in theirs.ever:
+    for stamp, key in on_source.items():
+        if stamp not in dest.ever:
             assert key not in rows, f"both sides changed row {key}, and the merge was not refused"
-            own = ours.rows[key]
+            own = source.rows[key]
             rows[key] = Row(cells=own.cells, stamp=stamp, born=own.born)
-    return replace(theirs, rows=rows, ever=theirs.ever | ours.ever)
+    return replace(dest, rows=rows, ever=dest.ever | source.ever)
 
 
 def new_row(cells: Mapping[int, Cell]) -> Row:

@@ -1,4 +1,4 @@
-"""Compare a version of a table, as we and pylance read it, with what the model says it holds."""
+"""Compare a version of a table, as the package and pylance read it, with what the model says it holds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ def checked_version(dataset: lance.LanceDataset, candidates: Sequence[Snapshot],
 
 
 def described(dataset: lance.LanceDataset) -> dict[str, str]:
-    """What a table says about itself, apart from our records of merges."""
+    """What a table says about itself, apart from the package's records of merges."""
     return {key: value for key, value in dataset.metadata.items() if not key.startswith(MERGED_PREFIX)}
 
 
@@ -53,8 +53,8 @@ def _with_lineage(expected: Snapshot, found: pa.Table, version: int) -> Snapshot
     return replace(expected, rows={key: rows[key] for key in expected.rows}, owners=owners)
 
 
-def same_for_us(table: LanceTable, ref: str, dataset: lance.LanceDataset) -> None:
-    """Hold that we read what pylance reads."""
+def same_for_the_package(table: LanceTable, ref: str, dataset: lance.LanceDataset) -> None:
+    """Hold that the package reads what pylance reads."""
     assert dataset.to_table().equals(table.read(ref))
     assert dataset.schema.equals(table.schema(ref))
     assert dataset.count_rows() == table.count_rows(ref)

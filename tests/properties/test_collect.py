@@ -27,7 +27,7 @@ def branches(table: LanceTable) -> list[str]:
 
 
 def step(table: LanceTable, chance: random.Random, number: int, often: Mapping[str, int]) -> Step:
-    """Something to do with a table, and with its twin; `often` says how often what is done, where not as usual."""
+    """Something to do with a table, and with its kept; `often` says how often what is done, where not as usual."""
     branch = chance.choice(branches(table))
     other = chance.choice(sorted(table.branches.list()) or ["main"])
     version = chance.choice(table.branches.version_numbers(branch)[-3:])
@@ -70,7 +70,7 @@ def state(table: LanceTable) -> dict[str, Rows]:
     return {name: contents(table, name) for name in (*branches(table), *table.tags.list())}
 
 
-def twins(folder: Path, *, stable: bool = True) -> tuple[LanceTable, LanceTable]:
+def two_tables(folder: Path, *, stable: bool = True) -> tuple[LanceTable, LanceTable]:
     """Two tables to which the same is done; those without stable row ids are made by pylance."""
     for name in ("one", "two"):
         lance.write_dataset(SCHEMA.empty_table(), folder / name, enable_stable_row_ids=stable)
@@ -90,39 +90,39 @@ def collect(table: LanceTable, chance: random.Random) -> None:
     assert report.done
 
 
-def together(collected: LanceTable, twin: LanceTable, chance: random.Random, often: Mapping[str, int]) -> None:
+def together(collected: LanceTable, kept: LanceTable, chance: random.Random, often: Mapping[str, int]) -> None:
     """Do the same to two tables, and collect the garbage of one now and then: nobody sees a difference."""
     for number in range(STEPS):
         act = step(collected, chance, number, often)
-        assert outcome(twin, act) == outcome(collected, act)
+        assert outcome(kept, act) == outcome(collected, act)
         if not number % 3:
             collect(collected, chance)
-            assert state(twin) == state(collected)
-    assert state(twin) == state(collected)
+            assert state(kept) == state(collected)
+    assert state(kept) == state(collected)
 
 
 @pytest.mark.parametrize("stable", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_branches_that_are_merged_with_each_other_are_like_their_twins(
+def test_collections_change_nothing_for_branches_merged_with_each_other(
     seed: int, tmp_path: Path, *, stable: bool
 ) -> None:
     """Whichever are merged next: what any two have in common may lie on a third."""
     chance = random.Random(seed)
-    collected, twin = twins(tmp_path, stable=stable)
-    for each in (collected, twin):
+    collected, kept = two_tables(tmp_path, stable=stable)
+    for each in (collected, kept):
         each.append(entries("a", *range(10)))
         for name in "abx":
             each.branches.create(name)
-    together(collected, twin, chance, FEW)
+    together(collected, kept, chance, FEW)
     assert collected.maintenance.verify(deep=True).ok
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_table_whose_garbage_is_collected_is_like_its_twin(seed: int, tmp_path: Path) -> None:
+def test_a_table_whose_garbage_is_collected_is_like_one_that_keeps_it(seed: int, tmp_path: Path) -> None:
     """The same steps have the same outcomes and the same rows, merges included."""
     chance = random.Random(seed)
-    collected, twin = twins(tmp_path)
-    together(collected, twin, chance, {"merge beside": 4})
+    collected, kept = two_tables(tmp_path)
+    together(collected, kept, chance, {"merge beside": 4})
     errors = [
         str(problem) for problem in collected.maintenance.verify(deep=True).problems if problem.severity == "error"
     ]
@@ -136,7 +136,7 @@ def test_a_table_whose_garbage_is_collected_is_like_its_twin(seed: int, tmp_path
         parents = {found.parent_branch for found in left.values()}
         for name in left.keys() - parents:
             collected.branches.delete(name)
-    rows = contents(twin)
+    rows = contents(kept)
     age(collected, 60 * DAY)
     assert collected.maintenance.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False).done
     assert 1 == len(collected.branches.version_numbers())

@@ -104,21 +104,21 @@ def commit(table: LanceTable, branch: str, action: Action, new: dict[int, str]) 
         table.replace_where(f"key IN ({wanted})", rows, branch=branch, partitions=partitions)
 
 
-def clashes(base: Side, source: Side, dest: Side, *, theirs: Sequence[Action]) -> bool:
+def clashes(base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
     """Whether the model refuses to merge what the source did since `base` with what the dest did on its own."""
     return (
-        any(_name_the_same(mine, other) for mine in source.actions for other in theirs)
-        or _found(source.actions, theirs, _touched(base, dest, beside=source))
-        or _found(theirs, source.actions, _touched(base, source, beside=dest))
+        any(_name_the_same(action, other) for action in source.actions for other in against)
+        or _found(source.actions, against, _touched(base, dest, beside=source))
+        or _found(against, source.actions, _touched(base, source, beside=dest))
     )
 
 
-def _name_the_same(mine: Action, other: Action) -> bool:
-    if not (mine.exclusive or other.exclusive):
+def _name_the_same(action: Action, other: Action) -> bool:
+    if not (action.exclusive or other.exclusive):
         return False
-    if OVERWRITE in (mine.kind, other.kind):
+    if OVERWRITE in (action.kind, other.kind):
         return True
-    return mine.named and other.named and not set(mine.keys).isdisjoint(other.keys)
+    return action.named and other.named and not set(action.keys).isdisjoint(other.keys)
 
 
 def _touched(base: Side, side: Side, *, beside: Side) -> set[str]:
@@ -130,9 +130,9 @@ def _touched(base: Side, side: Side, *, beside: Side) -> set[str]:
 def _found(claiming: Sequence[Action], others: Sequence[Action], keys: set[str]) -> bool:
     """Whether a claim that cannot be compared by name meets rows the other side put in or took out."""
     return any(
-        any(mine.claims(key) for key in keys)
-        for mine in claiming
-        if mine.exclusive and any(not mine.named or not other.tells for other in others)
+        any(action.claims(key) for key in keys)
+        for action in claiming
+        if action.exclusive and any(not action.named or not other.tells for other in others)
     )
 
 
@@ -151,10 +151,10 @@ def files(table: LanceTable) -> set[Path]:
     return {path for path in Path(table.uri).rglob("*") if path.is_file()}
 
 
-def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *, theirs: Sequence[Action]) -> bool:
+def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
     """Merge `run` into main in both worlds; False when both refuse."""
     before, number = files(table), table.head().number
-    if source.actions and clashes(base, source, dest, theirs=theirs):
+    if source.actions and clashes(base, source, dest, against=against):
         with pytest.raises(MergeConflictError) as caught:
             table.merge("run")
         assert caught.value.conflicts
@@ -176,14 +176,20 @@ def rows_of(side: Side) -> list[tuple[str, int]]:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=histories(3), ours=histories(3), theirs=histories(3), ours_later=histories(2), theirs_later=histories(1))
+@given(
+    before=histories(3),
+    on_source=histories(3),
+    on_dest=histories(3),
+    source_later=histories(2),
+    dest_later=histories(1),
+)
 def test_a_merge_gives_what_the_model_says(
     tmp_path: Path,
     before: list[Action],
-    ours: list[Action],
-    theirs: list[Action],
-    ours_later: list[Action],
-    theirs_later: list[Action],
+    on_source: list[Action],
+    on_dest: list[Action],
+    source_later: list[Action],
+    dest_later: list[Action],
 ) -> None:
     """The rows of both sides, or a refusal that writes nothing; a second merge of the same branch adds what is new."""
     table = LanceTable.create(tmp_path / uuid.uuid4().hex, SCHEMA)
@@ -194,15 +200,15 @@ def test_a_merge_gives_what_the_model_says(
     base = dest.copy()
     source, dest = base.copy(), base.copy()
     table.branches.create("run")
-    play(source, "run", ours)
-    play(dest, "main", theirs)
+    play(source, "run", on_source)
+    play(dest, "main", on_dest)
     assert rows_of(source) == contents(table, "run")
-    if not merge_and_compare(table, base, source, dest, theirs=dest.actions):
+    if not merge_and_compare(table, base, source, dest, against=dest.actions):
         return
     base, source = source.copy(), source.copy()
-    play(source, "run", ours_later)
-    play(dest, "main", theirs_later)
-    merge_and_compare(table, base, source, dest, theirs=dest.actions)
+    play(source, "run", source_later)
+    play(dest, "main", dest_later)
+    merge_and_compare(table, base, source, dest, against=dest.actions)
     as_pylance(table).validate()
 
 

@@ -1,4 +1,4 @@
-"""A table with branches against dictionaries: whatever we and pylance do to it, in whatever order.
+"""A table with branches against dictionaries: whatever the package and pylance do to it, in whatever order.
 
 Every row has a value of its own. For each branch the model keeps the rows that are there and all values that ever
 were, on the branch or on what it was made from. That is enough to say what a merge has to give: a row that only one
@@ -61,7 +61,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(branch=branches, keys=MANY_KEYS, named=st.booleans())
     def append(self, branch: str, keys: list[str], *, named: bool) -> None:
-        """Add rows through us."""
+        """Add rows through the package."""
         self.table.append(self.new(branch, keys), branch=branch, partitions=sorted(set(keys)) if named else ())
 
     @rule(branch=branches, keys=MANY_KEYS)
@@ -125,17 +125,18 @@ class Tables(RuleBasedStateMachine):
         except VersionNotFoundError:
             # The version both have in common was cleaned up.
             return
-        ours, theirs = self.rows[source], self.rows[dest]
+        source_rows, dest_rows = self.rows[source], self.rows[dest]
         self.rows[dest] = {
             value: key
-            for value, key in (ours | theirs).items()
-            if (value in ours or value not in self.ever[source]) and (value in theirs or value not in self.ever[dest])
+            for value, key in (source_rows | dest_rows).items()
+            if (value in source_rows or value not in self.ever[source])
+            and (value in dest_rows or value not in self.ever[dest])
         }
         self.ever[dest] |= self.ever[source]
 
     @invariant()
     def every_branch_has_its_rows(self) -> None:
-        """We and pylance read what the model says, from sound files."""
+        """The package and pylance read what the model says, from sound files."""
         for branch, rows in self.rows.items():
             assert sorted((key, value) for value, key in rows.items()) == contents(self.table, branch)
             dataset = as_pylance(self.table, branch)

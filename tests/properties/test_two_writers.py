@@ -1,9 +1,8 @@
-"""One table, written by us and by pylance in any order, on `main` and on branches, against a plain model of rows.
+"""One table, written by the package and pylance in any order, on `main` and on branches, against a model of its rows.
 
-After every step we and pylance read what the model says (rows, row ids, versions of rows, counts, indexed queries,
-config), and now and then what older versions held. Steps that come too late (an old handle of pylance, a transaction
-of ours that was prepared before others committed) either mean what they meant or are refused; what is refused changes
-nothing.
+After every step the package and pylance read what the model says (rows, row ids, versions of rows, counts, indexed
+queries, config), and now and then what older versions held. Steps that come too late (an old handle of pylance, a
+transaction prepared before others committed) either have their effect or are refused; a refused step changes nothing.
 
 `make soak` runs more steps, and counts how many of each kind there were.
 """
@@ -46,12 +45,12 @@ class Together(Machine):
         self.start(stable=stable, file_version=file_version, rows=rows)
 
     @rule(data=st.data())
-    def edit_by_us(self, data: st.DataObject) -> None:
+    def edit_by_package(self, data: st.DataObject) -> None:
         """Change rows by their keys."""
         branch = self.branch(data)
         head = self.lines[branch].head
         work = self.work(data, head, KINDS)
-        self.commit(f"our {work.kind}", branch, lambda: work.do(self.ours, branch), *work.outcomes(head))
+        self.commit(f"package {work.kind}", branch, lambda: work.do(self.package, branch), *work.outcomes(head))
 
     @rule(data=st.data())
     def edit_by_pylance(self, data: st.DataObject) -> None:
@@ -59,7 +58,7 @@ class Together(Machine):
         branch = self.branch(data)
         head = self.lines[branch].head
         work = self.work(data, head, (*BY_BOTH, "upsert partly"))
-        self.commit(f"pylance {work.kind}", branch, lambda: work.do(self.theirs, branch), *work.outcomes(head))
+        self.commit(f"pylance {work.kind}", branch, lambda: work.do(self.pylance, branch), *work.outcomes(head))
 
     @rule(data=st.data())
     def delete_where(self, data: st.DataObject) -> None:
@@ -140,7 +139,7 @@ class Together(Machine):
         column = data.draw(st.sampled_from(head.columns), label="column")
         kind = "BITMAP" if column.is_text else "BTREE"
         after = replace(head, indices={**head.indices, f"of_{column.name}": column.token})
-        self.commit("index", branch, lambda: self.theirs.index(branch, column.name, kind), after)
+        self.commit("index", branch, lambda: self.pylance.index(branch, column.name, kind), after)
 
     @precondition(lambda self: any(line.head.indices for line in self.lines.values()))
     @rule(data=st.data())
@@ -152,24 +151,24 @@ class Together(Machine):
             return
         name = data.draw(st.sampled_from(sorted(head.indices)), label="index")
         after = replace(head, indices={other: token for other, token in head.indices.items() if other != name})
-        self.commit("drop index", branch, lambda: self.theirs.drop_index(branch, name), after)
+        self.commit("drop index", branch, lambda: self.pylance.drop_index(branch, name), after)
 
-    @rule(data=st.data(), how=st.sampled_from(["our compaction", "compaction", "optimize", "clean-up"]))
+    @rule(data=st.data(), how=st.sampled_from(["package compaction", "compaction", "optimize", "clean-up"]))
     def maintain(self, data: st.DataObject, how: str) -> None:
         """Compact, bring the indices up to date, clean up; no row notices."""
         branch = self.branch(data)
         line = self.lines[branch]
         inherited = branch != "main" and line.head.indices
         if how == "optimize":
-            self.commit(how, branch, lambda: self.theirs.optimize(branch), line.head)
-        elif how == "our compaction":
+            self.commit(how, branch, lambda: self.pylance.optimize(branch), line.head)
+        elif how == "package compaction":
             # It may say that only pylance could, and would break an index.
-            self.attempt(how, branch, lambda: self.ours.compact(branch), [line.head])
+            self.attempt(how, branch, lambda: self.package.compact(branch), [line.head])
         elif how == "compaction" and not inherited:
             # Pylance's compaction of a branch breaks the indices the branch inherited.
-            self.commit(how, branch, lambda: self.theirs.compact(branch), line.head)
+            self.commit(how, branch, lambda: self.pylance.compact(branch), line.head)
         elif how == "clean-up":
-            self.commit(how, branch, lambda: self.theirs.clean_up(branch), line.head)
+            self.commit(how, branch, lambda: self.pylance.clean_up(branch), line.head)
             # Files that no version names yet are taken for garbage.
             self.drafts = [draft for draft in self.drafts if branch not in ("main", draft[0])]
             # What came and was cleaned up since a handle was opened, pylance commits on top of unseen.
@@ -253,13 +252,13 @@ class Together(Machine):
     def publish(self, data: st.DataObject) -> None:
         """Do what a run does: fork, write, merge, while main goes on."""
         number, name = self.lines["main"].number, self.new_name("b")
-        self.ours.create_branch(name, "main", number)
+        self.package.create_branch(name, "main", number)
         self.lines[name] = Line({number: self.lines["main"].head}, "main")
         for branch, kinds in ((name, WITHOUT_MOVES), (name, WITHOUT_MOVES), ("main", KINDS)):
             head = self.lines[branch].head
             if data.draw(st.booleans(), label="do"):
                 work = self.work(data, head, kinds)
-                self.commit("on a run", branch, lambda: work.do(self.ours, branch), *work.outcomes(head))  # noqa: B023
+                self.commit("on a run", branch, lambda: work.do(self.package, branch), *work.outcomes(head))  # noqa: B023
         self.join(name, "main")
 
     @precondition(lambda self: len(self.lines) > 1)
@@ -276,7 +275,7 @@ class Together(Machine):
             return
         before = {path for path in self.folder.rglob("*") if path.is_file()}
         try:
-            self.ours.merge(source, dest)
+            self.package.merge(source, dest)
         except (MergeConflictError, VersionNotFoundError):
             # The second: what both have in common was cleaned up.
             COUNTED["merge refused"] += 1
@@ -284,15 +283,15 @@ class Together(Machine):
             return
         COUNTED["merge"] += 1
         dataset = self.opened(dest)
-        ours, theirs = self.lines[source].head, self.lines[dest].head
-        for found, mine, other in (
-            (dataset.config(), ours.config, theirs.config),
-            (described(dataset), ours.metadata, theirs.metadata),
+        source_head, dest_head = self.lines[source].head, self.lines[dest].head
+        for found, on_source, on_dest in (
+            (dataset.config(), source_head.config, dest_head.config),
+            (described(dataset), source_head.metadata, dest_head.metadata),
         ):
-            for key in {*found, *mine, *other}:
-                assert found.get(key) in (mine.get(key), other.get(key))
+            for key in {*found, *on_source, *on_dest}:
+                assert found.get(key) in (on_source.get(key), on_dest.get(key))
         keys = {row[KEY] for row in dataset.to_table(columns=[KEY]).to_pylist()}
-        after = merged(ours, theirs, keys) if dataset.version > self.lines[dest].number else theirs
+        after = merged(source_head, dest_head, keys) if dataset.version > self.lines[dest].number else dest_head
         self.settle(dest, replace(after, config=dataset.config(), metadata=described(dataset)))
 
     @rule(data=st.data())
@@ -304,11 +303,11 @@ class Together(Machine):
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
-        """Begin a commit of ours, for later."""
+        """Begin a commit of the package, for later."""
         COUNTED["prepare"] += 1
         branch = self.branch(data)
         work = self.any_work(data, self.lines[branch].head, KINDS)
-        transaction = prepared(self.uri, lambda ours: work.do(ours, branch))
+        transaction = prepared(self.uri, lambda writer: work.do(writer, branch))
         if transaction is not None:
             self.drafts.append((branch, work, transaction))
         self.settle(branch, self.lines[branch].head)
@@ -331,34 +330,36 @@ class Together(Machine):
     @precondition(lambda self: self.drafts)
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
-        """Commit what we prepared earlier."""
+        """Commit a transaction prepared earlier."""
         branch, work, transaction = self.drafts.pop(data.draw(st.integers(0, len(self.drafts) - 1), label="draft"))
         head = self.lines[branch].head
-        self.attempt(f"resumed {work.kind}", branch, lambda: self.ours.resume(branch, transaction), work.outcomes(head))
+        self.attempt(
+            f"resumed {work.kind}", branch, lambda: self.package.resume(branch, transaction), work.outcomes(head)
+        )
 
     @rule(data=st.data())
     def race(self, data: st.DataObject) -> None:
-        """Let pylance commit between our look at the table and our commit."""
+        """Let pylance commit between the package's look at the table and its commit."""
         branch = self.branch(data)
         line = self.lines[branch]
         head = line.head
-        mine, other = self.any_work(data, head, KINDS), self.any_work(data, head, BY_BOTH)
+        own, other = self.any_work(data, head, KINDS), self.any_work(data, head, BY_BOTH)
         between = other.outcomes(head)[0]
 
         def intrude() -> None:
-            other.do(self.theirs, branch)
+            other.do(self.pylance, branch)
             self.settle(branch, between)
 
         script = intruder_at_commit(intrude)
         racing = PackageWriter(lambda: LanceTable(context_on(ScriptedStore(open_store(self.uri), script))))
         try:
-            mine.do(racing, branch)
+            own.do(racing, branch)
         except (ConflictError, InvalidInputError):
-            COUNTED[f"race {mine.kind} refused"] += 1
+            COUNTED[f"race {own.kind} refused"] += 1
             self.settle(branch, line.head)
         else:
-            COUNTED[f"race {mine.kind}"] += 1
-            self.settle(branch, *mine.outcomes(line.head))
+            COUNTED[f"race {own.kind}"] += 1
+            self.settle(branch, *own.outcomes(line.head))
 
 
 @pytest.mark.scaled

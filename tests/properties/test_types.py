@@ -1,4 +1,4 @@
-"""Schemas made up at random: what pylance makes of them is what we make of them, down to the columns of the files."""
+"""Schemas made up at random: the package makes the same of them as pylance, down to the columns of the files."""
 
 import tempfile
 from collections.abc import Callable
@@ -120,6 +120,6 @@ def test_a_row_of_any_schema_goes_in_and_comes_out(schema: pa.Schema, marks: lis
 
 @pytest.mark.parametrize("arrow", EXTENSIONS, ids=str)
 def test_pylance_reads_the_fields_of_an_extension_type(arrow: pa.DataType) -> None:
-    """Given our fields, pylance makes a schema of them."""
+    """Pylance makes a schema of the package's fields."""
     fields = fields_from_arrow(pa.schema([pa.field("c", arrow)]))
     assert ["c"] == read_by_pylance(fields, {}).names

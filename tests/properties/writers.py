@@ -141,7 +141,7 @@ class PackageWriter:
     """This package. `opened` gives the table as another process has it, which remembers nothing."""
 
     opened: Callable[[], LanceTable]
-    name: ClassVar[str] = "our"
+    name: ClassVar[str] = "package"
 
     @classmethod
     def at(cls, uri: str) -> "PackageWriter":

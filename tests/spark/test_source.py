@@ -147,7 +147,7 @@ def test_a_commit_repeated_is_one_version(tmp_table_uri: str) -> None:
     writer = LanceWriter(table, "main", schema=table.schema(), overwrite=False)
     written = [writer.write(iter([pa.record_batch({"id": [1, 2]})])), None]
     for _ in range(2):
-        pickle.loads(pickle.dumps(writer)).commit(written)  # noqa: S301 - our own bytes
+        pickle.loads(pickle.dumps(writer)).commit(written)  # noqa: S301 - bytes of this test
     writer.abort(written)
     assert [2] == table.branches.version_numbers(after=1)
     assert 2 == table.count_rows()

@@ -119,7 +119,7 @@ def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -
         ("SELECT cast(null AS long) AS id, cast(null AS array<float>) AS v", "column 'id' has nulls"),
     ],
 )
-def test_values_that_do_not_fit_are_our_own_error_on_one_line(
+def test_values_that_do_not_fit_are_an_error_of_the_package_on_one_line(
     spark: SparkSession, tmp_table_uri: str, query: str, said: str
 ) -> None:
     """What an executor finds out, the caller can catch."""
@@ -132,7 +132,7 @@ def test_values_that_do_not_fit_are_our_own_error_on_one_line(
 
 
 def test_the_user_s_own_errors_pass_through(spark: SparkSession, tmp_table_uri: str) -> None:
-    """A frame is computed while it is staged, and may fail for reasons that are not ours."""
+    """A frame is computed while it is staged, and may fail for reasons outside the package."""
 
     def fail(_: object) -> None:
         raise RuntimeError("division by cucumber")

@@ -25,9 +25,9 @@ class TestLocalStore(StoreConformance):
         return LocalStore(str(tmp_path / "table"))
 
 
-def claim(root: str, name: str, mine: bytes) -> bool:
+def claim(root: str, name: str, data: bytes) -> bool:
     """Try to be the writer of a name, in a process of its own."""
-    return LocalStore(root).put_if_absent(name, mine)
+    return LocalStore(root).put_if_absent(name, data)
 
 
 def count_up(root: str, times: int) -> None:

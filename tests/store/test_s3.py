@@ -85,7 +85,7 @@ def test_secrets_are_in_no_text(s3_storage: S3Storage) -> None:
 
 def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
     """Create, append, branch, replace, merge, tag, move, read: the same as on a disk."""
-    uri, options = f"{s3_storage.uri}/lake/ledger", s3_storage.storage_options
+    uri, options = f"{s3_storage.uri}/lake/table", s3_storage.storage_options
     with pytest.raises(TableNotFoundError, match="no Lance table at s3://"):
         LanceTable.open(uri, options)
     table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
@@ -98,7 +98,7 @@ def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
     table.tags.move("production", "main")
     table.tags.move("production", "main@1", expected=table.head())
     table.branches.delete("run")
-    again = pickle.loads(pickle.dumps(table))  # noqa: S301 - our own bytes
+    again = pickle.loads(pickle.dumps(table))  # noqa: S301 - bytes of this test
     assert [] == contents(again, "production")
     assert {} == again.branches.list()
     dataset = again.to_lance()

@@ -1,4 +1,4 @@
-"""Two tables of the same rows: what we do to one and pylance to the other has to come to the same."""
+"""Two tables of the same rows: the package changes one as pylance changes the other, and both must come to the same."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +17,25 @@ _VERSIONS = ["_row_created_at_version", "_row_last_updated_at_version"]
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
-    """A table of ours and one of pylance's."""
+class ParityPair:
+    """One table written by the package, and one of the same rows written by pylance."""
 
-    ours: LanceTable
-    theirs: lance.LanceDataset
+    table: LanceTable
+    dataset: lance.LanceDataset
 
     @classmethod
-    def made(cls, folder: Path, rows: pa.Table | None = None, *, stable_row_ids: bool = True) -> "Twins":
+    def made(cls, folder: Path, rows: pa.Table | None = None, *, stable_row_ids: bool = True) -> "ParityPair":
         """Two fragments of five rows each, or of the rows given; both made by pylance."""
         rows = rows if rows is not None else pa.concat_tables([entries("a", *range(5)), entries("b", *range(5, 10))])
-        for name in ("ours", "theirs"):
+        for name in ("package", "pylance"):
             lance.write_dataset(rows, str(folder / name), max_rows_per_file=5, enable_stable_row_ids=stable_row_ids)
-        return cls(LanceTable.open(folder / "ours"), lance.dataset(str(folder / "theirs")))
+        return cls(LanceTable.open(folder / "package"), lance.dataset(str(folder / "pylance")))
 
     def assert_same(self) -> None:
-        """Both hold the same rows, with the same ids and versions, and ours is sound."""
-        ours = as_pylance(self.ours)
-        ours.validate()
-        assert row_lineage(lance.dataset(self.theirs.uri)) == row_lineage(ours)
+        """Both hold the same rows, with the same ids and versions, and the package's table is sound."""
+        found = as_pylance(self.table)
+        found.validate()
+        assert row_lineage(lance.dataset(self.dataset.uri)) == row_lineage(found)
 
     @staticmethod
     def operation(table: LanceTable | lance.LanceDataset) -> Operation:
@@ -54,7 +54,7 @@ def row_lineage(dataset: lance.LanceDataset) -> Lineage:
 
 
 def assert_pylance_goes_on(table: LanceTable) -> None:
-    """It appends to our table of keys and values, updates it, compacts it, and the rows are as they should be."""
+    """Let pylance append to a table of keys and values, update it and compact it; the rows are as they should be."""
     before = sorted((row["value"], row["key"]) for row in table.read().to_pylist())
     as_pylance(table).validate()
     as_pylance(table).insert(entries("new", 500, 501))

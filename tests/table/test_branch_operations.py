@@ -18,13 +18,13 @@ from tests.table_factory import SCHEMA, contents, entries
 @pytest.fixture
 def remote(s3_storage: S3Storage) -> LanceTable:
     """A table of three versions on object storage."""
-    table = LanceTable.create(f"{s3_storage.uri}/ledger", SCHEMA, storage_options=s3_storage.storage_options)
+    table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=s3_storage.storage_options)
     for value in (1, 2):
         table.append(entries("a", value))
     return table
 
 
-def theirs(table: LanceTable) -> lance.LanceDataset:
+def by_pylance(table: LanceTable) -> lance.LanceDataset:
     """The table opened by pylance."""
     return lance.dataset(table.uri, storage_options=dict(table.storage_options))
 
@@ -45,21 +45,21 @@ def test_a_branch_lives_on_object_storage(remote: LanceTable) -> None:
     remote.branches.create("run/1", "main@2", metadata={"a": "b"})
     remote.append(entries("r", 1), branch="run/1")
     remote.delete("value = 1 AND key = 'a'", branch="run/1")
-    theirs(remote).checkout_version(("run/1", None)).insert(entries("p", 1))
+    by_pylance(remote).checkout_version(("run/1", None)).insert(entries("p", 1))
     remote.branches.rename("run/1", "run/2")
-    assert ["run/2"] == list(remote.branches.list("run/*")) == list(theirs(remote).branches.list())
+    assert ["run/2"] == list(remote.branches.list("run/*")) == list(by_pylance(remote).branches.list())
     assert [("p", 1), ("r", 1)] == contents(remote, "run/2")
-    assert 2 == theirs(remote).checkout_version(("run/2", None)).count_rows()
+    assert 2 == by_pylance(remote).checkout_version(("run/2", None)).count_rows()
     remote.branches.reset("run/2", "main@2")
     assert [("a", 1)] == contents(remote, "run/2")
     assert {"a": "b"}.items() <= remote.branches.get("run/2").metadata.items()
     made = remote.append(entries("r", 2), branch="run/2")
-    theirs(remote).checkout_version(("run/2", None)).insert(entries("p", 2))
+    by_pylance(remote).checkout_version(("run/2", None)).insert(entries("p", 2))
     assert f"run/2@{made.number + 1}" == str(remote.head("run/2"))
     remote.merge("run/2")
     remote.branches.delete("run/2")
     assert [("a", 1), ("a", 2), ("p", 2), ("r", 2)] == contents(remote)
-    assert {} == theirs(remote).branches.list()
+    assert {} == by_pylance(remote).branches.list()
     assert made.number < remote.branches.create("run/2").first
     assert [] == [problem for problem in remote.maintenance.verify().problems if problem.severity == "error"]
 
@@ -68,23 +68,23 @@ def test_a_tag_lives_on_object_storage(remote: LanceTable) -> None:
     """Made, moved by either, rolled back, renamed, deleted; and protected."""
     remote.tags.create("live", "main@2")
     remote.tags.move("live", "main@3", expected=remote.at("main@2"))
-    theirs(remote).tags.update("live", 1)
+    by_pylance(remote).tags.update("live", 1)
     assert ["main@1", "main@3", "main@2"] == [move.after for move in remote.tags.history("live")]
     assert "main@3" == remote.tags.roll_back("live").ref
     remote.tags.rename("live", "production")
     remote.branches.protect(["main"])
     remote.tags.protect(["production"])
-    assert 3 == theirs(remote).tags.list()["production"]["version"]
+    assert 3 == by_pylance(remote).tags.list()["production"]["version"]
     remote.branches.unprotect(["main"])
     remote.tags.unprotect(["production"])
     remote.tags.delete("production")
-    assert {} == theirs(remote).tags.list()
+    assert {} == by_pylance(remote).tags.list()
 
 
 @pytest.mark.parametrize("name", ["prüfung", "名前"])
 def test_names_in_other_alphabets_on_object_storage(remote: LanceTable, name: str) -> None:
     """They are made by pylance, listed, read and deleted, and no such name is given here."""
-    dataset = theirs(remote)
+    dataset = by_pylance(remote)
     dataset.create_branch(name).insert(entries("b", 1))
     with pytest.raises(InvalidRefNameError):
         remote.branches.create(f"{name}-2")
@@ -104,8 +104,8 @@ def test_what_a_branch_costs(remote: LanceTable) -> None:
         "create": lambda table: table.branches.create("run"),
         "append": lambda table: table.append(entries("r", 1), branch="run"),
         "append to main": lambda table: table.append(entries("r", 1)),
-        "tag": lambda table: table.tags.create("mine", "main"),
-        "move": lambda table: table.tags.move("mine", "main@2"),
+        "tag": lambda table: table.tags.create("own", "main"),
+        "move": lambda table: table.tags.move("own", "main@2"),
         "look": lambda table: table.branches.get("run"),
     }
     costs = {}

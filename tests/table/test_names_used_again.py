@@ -120,7 +120,7 @@ def test_a_tag_is_rolled_back_to_a_branch_though_another_tag_has_its_name(tagged
 
 def copied(preview: MergePreview) -> MergePreview:
     """The preview as another process gets it."""
-    found: MergePreview = pickle.loads(pickle.dumps(preview))  # noqa: S301  # our own
+    found: MergePreview = pickle.loads(pickle.dumps(preview))  # noqa: S301  # bytes of this test
     return found
 
 

@@ -74,7 +74,7 @@ def test_one_place_is_one_table_however_it_is_written(tmp_path: Path, monkeypatc
 def test_a_table_travels_to_other_processes(tmp_path: Path) -> None:
     """As its URI; so does what an executor needs to write."""
     table = new_table(tmp_path, entries("a", 1))
-    assert contents(table) == contents(pickle.loads(pickle.dumps(table)))  # noqa: S301 - our own bytes
+    assert contents(table) == contents(pickle.loads(pickle.dumps(table)))  # noqa: S301 - bytes of this test
     target = table.write_target()
     assert target == pickle.loads(pickle.dumps(target))  # noqa: S301 - same
     assert f"LanceTable({table.uri!r})" == repr(table)

@@ -48,7 +48,7 @@ from tests.table_factory import SCHEMA, as_pylance, entries, new_table
 ERROR, WARNING = "error", "warning"
 
 
-def ours(folder: Path) -> LanceTable:
+def made_by_package(folder: Path) -> LanceTable:
     """A table of this package: two fragments with deletions, an index, a branch with files of its own, a tag."""
     table = new_table(folder, entries("a", 1, 2, 3), entries("b", 1, 2))
     as_pylance(table).create_scalar_index("value", "BTREE")
@@ -62,9 +62,9 @@ def ours(folder: Path) -> LanceTable:
     return table
 
 
-def theirs(folder: Path) -> LanceTable:
+def made_by_pylance(folder: Path) -> LanceTable:
     """The same of pylance."""
-    uri = str(folder / "theirs")
+    uri = str(folder / "pylance")
     dataset = lance.write_dataset(entries("a", 1, 2, 3), uri, enable_stable_row_ids=True)
     dataset.insert(entries("b", 1, 2))
     dataset.create_scalar_index("value", "BTREE")
@@ -78,7 +78,7 @@ def theirs(folder: Path) -> LanceTable:
     return LanceTable.open(uri)
 
 
-MAKERS: Mapping[str, Callable[[Path], LanceTable]] = {"ours": ours, "pylance's": theirs}
+MAKERS: Mapping[str, Callable[[Path], LanceTable]] = {"package": made_by_package, "pylance": made_by_pylance}
 EITHER = pytest.mark.parametrize("maker", MAKERS)
 
 
@@ -95,15 +95,15 @@ def test_tables_in_several_places_are_sound(tmp_path: Path, maker: str) -> None:
     """Branches, base paths, indices, and clones that name the files of another table."""
     table = {**PLACES, **MAKERS}[maker](tmp_path)
     dataset = as_pylance(table)
-    dataset.shallow_clone(str(tmp_path / "theirs-shallow"), ("main", None))
+    dataset.shallow_clone(str(tmp_path / "pylance-shallow"), ("main", None))
     clones = [table.maintenance.clone(tmp_path / "shallow"), table.maintenance.clone(tmp_path / "deep", shallow=False)]
-    for each in (table, *clones, LanceTable.open(tmp_path / "theirs-shallow")):
+    for each in (table, *clones, LanceTable.open(tmp_path / "pylance-shallow")):
         assert () == each.maintenance.verify(deep=True).problems
 
 
 def test_a_table_of_changed_columns_is_sound(tmp_path: Path) -> None:
     """Columns dropped, added without values, renamed and cast leave files that hold more or less than the schema."""
-    table = ours(tmp_path)
+    table = made_by_package(tmp_path)
     table.columns.add({"twice": "value * 2"})
     table.columns.rename("key", "name")
     table.columns.cast("twice", pa.int32())
@@ -197,7 +197,7 @@ def test_the_report_counts_what_was_looked_at(tmp_path: Path, maker: str) -> Non
 
 def test_progress_comes_to_its_end(tmp_path: Path) -> None:
     """Every step is told, and the last one is as many as there are."""
-    table = ours(tmp_path)
+    table = made_by_package(tmp_path)
     steps: list[tuple[int, int]] = []
     report = table.maintenance.verify(deep=True, progress=lambda done, total: steps.append((done, total)))
     assert report.versions + report.files_read == len(steps)
@@ -744,7 +744,7 @@ def test_one_version_can_be_looked_at(tmp_path: Path, maker: str) -> None:
 
 def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
     """A base path in a storage this package does not speak, or behind options that are wrong."""
-    table = ours(tmp_path)
+    table = made_by_package(tmp_path)
     in_manifest(lambda own: replace(own, base_paths=(BasePath(id=1, path="gs://bucket/t", is_dataset_root=True),)))(
         table
     )
@@ -763,7 +763,7 @@ def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
 
 def test_missing_files_under_base_paths_are_found(tmp_path: Path) -> None:
     """In a dataset root and in a plain folder, each named by where it is."""
-    table = PLACES["ours"](tmp_path)
+    table = PLACES["package"](tmp_path)
     gone = [next((tmp_path / "cold/data").iterdir()), next((tmp_path / "flat").glob("*.lance"))]
     for path in gone:
         path.unlink()
@@ -797,7 +797,7 @@ def test_a_table_on_s3_is_verified(s3_storage: S3Storage) -> None:
 
 def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
     """A branch with its folder, a tag, and versions with their files, each between the listing and the look."""
-    table = ours(tmp_path)
+    table = made_by_package(tmp_path)
     table.tags.create("inner-tag", "inner")
     table.overwrite(entries("z", 1))
 
@@ -816,7 +816,7 @@ def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
 
 def test_damage_of_a_branch_that_goes_meanwhile_is_forgotten(tmp_path: Path) -> None:
     """It was found, and the branch is gone before the report is made."""
-    table = ours(tmp_path)
+    table = made_by_package(tmp_path)
     table.branches.delete("inner")
     removed("tree/run/_deletions/*")(table)
     (problem,) = table.maintenance.verify().problems

@@ -97,14 +97,14 @@ def _without_flags(message: wire.Manifest, flags: int) -> None:
 @every_operation
 def test_pylance_reads_what_was_encoded_again(tmp_path: Path, operation: str) -> None:
     """A table whose manifests all went through this package has the same rows, columns and indices."""
-    before = written(tmp_path / "theirs", OPERATIONS[operation], stable_row_ids=True)
-    ours = tmp_path / "ours"
-    shutil.copytree(before.uri, ours)
-    for path in (ours / "_versions").glob("*.manifest"):
+    before = written(tmp_path / "pylance", OPERATIONS[operation], stable_row_ids=True)
+    uri = tmp_path / "package"
+    shutil.copytree(before.uri, uri)
+    for path in (uri / "_versions").glob("*.manifest"):
         manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
         assert transaction is not None
         path.write_bytes(encode_manifest_file(manifest, transaction))
-    after = lance.dataset(ours)
+    after = lance.dataset(uri)
     after.validate()
     assert before.schema == after.schema
     assert before.to_table(with_row_id=True) == after.to_table(with_row_id=True)

@@ -274,7 +274,7 @@ def test_versions_that_are_not_recorded_are_the_first() -> None:
 @pytest.mark.parametrize(
     "ids", [[5, 6, 7], [9, 5, 1000], [5, 7, 8, 9, 11], [5, 10**6], [5, 10**12], [3 * 10**18, 7], list(range(8, 900, 2))]
 )
-@pytest.mark.parametrize("encoded", [by_pylance, lambda ids: encode_row_ids(numbers(ids))], ids=["pylance", "ours"])
+@pytest.mark.parametrize("encoded", [by_pylance, lambda ids: encode_row_ids(numbers(ids))], ids=["pylance", "package"])
 def test_the_smallest_id_is_never_overestimated(ids: list[int], encoded: Callable[[Sequence[int]], bytes]) -> None:
     """In every encoding, the answer is the smallest id or a bound below it."""
     found = smallest_row_id(encoded(ids))

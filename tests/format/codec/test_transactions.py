@@ -158,7 +158,7 @@ def test_every_operation_survives_the_wire(operation: Operation) -> None:
     assert transaction == decode_transaction(encode_transaction(transaction), "t")
 
 
-def test_the_message_of_pylance_is_ours(tmp_path: Path) -> None:
+def test_pylance_and_the_package_read_one_message(tmp_path: Path) -> None:
     """A commit message is kept under the key that pylance uses."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, commit_message="first load")

@@ -92,7 +92,7 @@ def before_request(number: int, act: Callable[[], object], asked: list[str]) -> 
 
 
 def assert_replaced(table: LanceTable) -> None:
-    """The branch is what it was made again from, for us and for pylance, and takes commits of both."""
+    """The branch is what it was made again from, for the package and for pylance, and takes commits of both."""
     branch = table.branches.list()["run"]
     numbers = [number for number in table.branches.version_numbers("run") if number >= branch.first]
     assert list(range(branch.first, branch.first + len(numbers))) == numbers

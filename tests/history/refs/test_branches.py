@@ -457,14 +457,14 @@ def test_metadata_is_changed_by_compare_and_swap(table: LanceTable) -> None:
         return request.send()
 
     through(table, script).branches.set_metadata("run", {"who": "bob", "why": None})
-    ours = {
+    found = {
         key: value for key, value in table.branches.get("run").metadata.items() if not key.startswith("lance_dagster.")
     }
-    assert {"who": "bob", "where": "here"} == ours
+    assert {"who": "bob", "where": "here"} == found
     assert {"who": "bob", "where": "here"}.items() <= as_pylance(table).branches.list()["run"]["metadata"].items()
 
 
-def test_our_own_keys_are_not_for_others(table: LanceTable) -> None:
+def test_keys_of_the_package_are_not_for_others(table: LanceTable) -> None:
     """They say what state a branch is in, and would undo a deletion."""
     with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
         table.branches.create("run", metadata={STATE: "ready"})

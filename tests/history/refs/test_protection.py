@@ -59,7 +59,7 @@ def test_a_protected_branch_takes_no_commit(table: LanceTable, write: str, branc
     assert ("branch", branch) == (caught.value.kind, caught.value.name)
     assert "it is protected " in str(caught.value)
     assert before == table.head(branch)
-    assert repr(caught.value) == repr(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - our own
+    assert repr(caught.value) == repr(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - bytes of this test
 
 
 def test_a_protected_branch_takes_merges_and_upkeep(table: LanceTable) -> None:
@@ -180,7 +180,7 @@ def test_a_change_that_died_is_made_or_not(table: LanceTable, step: int) -> None
 
 
 def test_a_request_made_twice_is_one_change(table: LanceTable) -> None:
-    """A client below us asks again after a lost answer, and reports its own change as somebody else's."""
+    """A client library repeats a request after a lost answer, and reports its own change as another writer's."""
 
     def script(request: Request) -> object:
         answer = request.send()
@@ -223,7 +223,7 @@ def test_pylance_goes_on(table: LanceTable) -> None:
     """It does not look, and is not in the way."""
     as_pylance(table).insert(entries("p", 1))
     dataset = as_pylance(table)
-    dataset.create_branch("theirs")
-    dataset.tags.create("theirs", 2)
-    dataset.branches.delete("theirs")
+    dataset.create_branch("by-pylance")
+    dataset.tags.create("by-pylance", 2)
+    dataset.branches.delete("by-pylance")
     assert [("a", 1), ("a", 2), ("p", 1)] == contents(table)

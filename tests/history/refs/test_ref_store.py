@@ -145,7 +145,7 @@ def test_tags_of_pylance_are_read_whole(table: LanceTable) -> None:
     assert pendulum.now("UTC").diff(created).in_seconds() < 60
 
 
-def test_pylance_reads_our_tags(table: LanceTable) -> None:
+def test_pylance_reads_tags_of_the_package(table: LanceTable) -> None:
     """Version, branch and times, also after a move."""
     table.branches.create("dev")
     table.tags.move("production", "main@2")

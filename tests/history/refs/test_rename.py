@@ -25,7 +25,7 @@ ROWS: Rows = [("a", 1), ("b", 3), ("p", 1)]
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A branch with commits of ours and of pylance, deletions, and one version that is merged."""
+    """A branch with commits of the package and of pylance, deletions, and one version that is merged."""
     made = new_table(tmp_path, entries("a", 1), entries("a", 2))
     made.branches.create("old", metadata={"why": "test"})
     made.append(entries("b", 3), branch="old")
@@ -54,7 +54,7 @@ def writes_of(table: LanceTable, old: str, new: str) -> int:
 
 
 def assert_renamed(table: LanceTable, new: str = "new") -> None:
-    """The branch has all it had under the other name, and life goes on: ours, pylance's, and the next merge."""
+    """The branch keeps all it had; then the package and pylance commit to it, and it is merged again."""
     assert [new] == list(table.branches.list()) == list(as_pylance(table).branches.list())
     assert not (Path(table.uri) / "tree/old").exists()
     assert ROWS == contents(table, new)

@@ -107,7 +107,7 @@ def test_a_move_by_pylance_is_found_out(table: LanceTable) -> None:
 
 
 def test_a_tag_of_pylance_has_a_history_from_then_on(table: LanceTable) -> None:
-    """Where it was when we first moved it is known."""
+    """The version it named before the package's first move is known."""
     as_pylance(table).tags.create("production", 3)
     assert [(None, "main@3")] == moves(table)
     table.tags.move("production", "main@4")
@@ -204,7 +204,7 @@ def test_the_branch_of_a_move_by_pylance_is_known_from_the_next_move_on(table: L
 
 
 def test_moves_without_ids_are_read(table: LanceTable) -> None:
-    """The branch that has the name is taken for theirs."""
+    """The branch that has the name is taken for pylance's."""
     table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("run@3", "main@4"):
@@ -266,7 +266,7 @@ def test_an_immutable_tag_stays_whatever_is_left_of_its_history(table: LanceTabl
 
 
 def test_metadata_is_changed_where_the_tag_is(table: LanceTable) -> None:
-    """Somebody moves the tag in between: both have their way. Our own keys are not for others."""
+    """Another writer moves the tag in between: both changes stay. Keys of the package are refused."""
     table.tags.create("production", "main@2")
     moved = [True]
 

@@ -35,7 +35,7 @@ def add_computed(context: OperationContext) -> OperationResult | None:
     if by_key:
         values = {uid: None if uid % 5 == 0 else value for uid, value in values.items()}
         data = pa.table({KEY: list(values), column.name: pa.array(list(values.values()), pa.int64())})
-        if context.ours:
+        if context.by_package:
             context.table.columns.add(data, on=[KEY], branch=context.branch)
         else:
             context.dataset.merge(data, KEY)
@@ -81,7 +81,7 @@ def cast(context: OperationContext) -> OperationResult | None:
         context.writer.cast(context.branch, column.name, CASTS[column.type])
     except OSError as error:
         # pylance reads values of deleted rows too, which may be null where no row may be any more.
-        if context.ours or "unmasked nulls" not in str(error):
+        if context.by_package or "unmasked nulls" not in str(error):
             raise
         return None
     return OperationResult(
@@ -94,7 +94,7 @@ def forbid_nulls(context: OperationContext) -> OperationResult | None:
     column = context.free_column()
     if column is None or (column.nullable and any(row.value(column) is None for row in context.seen.rows.values())):
         return None
-    if context.ours:
+    if context.by_package:
         context.table.columns.set_nullable(column.name, nullable=not column.nullable, branch=context.branch)
     else:
         context.dataset.alter_columns({"path": column.name, "nullable": not column.nullable})  # type: ignore[dict-item]

@@ -33,35 +33,35 @@ def merged_columns(inputs: MergeInputs, conflicts: list[ExpectedConflict], strat
 
 
 def _column(inputs: MergeInputs, token: int, conflicts: list[ExpectedConflict], strategy: str | None) -> Column | None:
-    was, mine, theirs = (state.column(token) for state in (inputs.base, inputs.source, inputs.dest))
-    if was is not None and (mine is None or theirs is None):
-        if mine is not None:
-            _dropped(inputs, was, mine, inputs.source, conflicts)
-        elif theirs is not None:
-            _dropped(inputs, was, theirs, inputs.dest, conflicts)
+    base, source, dest = (state.column(token) for state in (inputs.base, inputs.source, inputs.dest))
+    if base is not None and (source is None or dest is None):
+        if source is not None:
+            _dropped(inputs, base, source, inputs.source, conflicts)
+        elif dest is not None:
+            _dropped(inputs, base, dest, inputs.dest, conflicts)
         return None
-    if mine is None or theirs is None:
-        return mine or theirs
-    merged = _faceted(was, mine, theirs, conflicts, strategy)
-    if was is not None and _crossed(was, mine, theirs):
-        conflicts.append(ExpectedConflict("column", f"name and type of {theirs.name}", hard=False))
+    if source is None or dest is None:
+        return source or dest
+    merged = _faceted(base, source, dest, conflicts, strategy)
+    if base is not None and _crossed(base, source, dest):
+        conflicts.append(ExpectedConflict("column", f"name and type of {dest.name}", hard=False))
     return merged
 
 
 def _faceted(
-    was: Column | None, mine: Column, theirs: Column, conflicts: list[ExpectedConflict], strategy: str | None
+    base: Column | None, source: Column, dest: Column, conflicts: list[ExpectedConflict], strategy: str | None
 ) -> Column:
-    merged = theirs
+    merged = dest
     for facet in ("name", "nullable", "cast"):
-        before = None if was is None else getattr(was, facet)
-        own, other = getattr(mine, facet), getattr(theirs, facet)
+        before = None if base is None else getattr(base, facet)
+        own, other = getattr(source, facet), getattr(dest, facet)
         if own in (before, other):
             continue
         if other != before:
-            conflicts.append(ExpectedConflict("column", f"{facet} of {theirs.name}"))
+            conflicts.append(ExpectedConflict("column", f"{facet} of {dest.name}"))
             if strategy != SOURCE_WINS:
                 continue
-        merged = _with_facet(merged, facet, mine)
+        merged = _with_facet(merged, facet, source)
     return merged
 
 
@@ -71,25 +71,29 @@ def _with_facet(column: Column, facet: str, of: Column) -> Column:
     return replace(column, nullable=of.nullable) if facet == "nullable" else replace(column, cast=of.cast, type=of.type)
 
 
-def _dropped(inputs: MergeInputs, was: Column, kept: Column, side: Snapshot, conflicts: list[ExpectedConflict]) -> None:
+def _dropped(
+    inputs: MergeInputs, base: Column, kept: Column, side: Snapshot, conflicts: list[ExpectedConflict]
+) -> None:
     """Note what one side did to a column that the other dropped."""
-    if kept != was:
-        conflicts.append(ExpectedConflict("column", f"dropped {was.name}", hard=_facets(kept) != _facets(was)))
-    cells = {uid: rewritten(inputs.base, side, uid).get(was.token) for uid in inputs.base.rows}
+    if kept != base:
+        conflicts.append(ExpectedConflict("column", f"dropped {base.name}", hard=_facets(kept) != _facets(base)))
+    cells = {uid: rewritten(inputs.base, side, uid).get(base.token) for uid in inputs.base.rows}
     written = {uid: cell for uid, cell in cells.items() if cell is not None}
     if written:
         stays = (uid for uid, cell in written.items() if not cell.partly)
         hard = any(side.rows[uid].stamp == inputs.base.rows[uid].stamp for uid in stays)
-        conflicts.append(ExpectedConflict("column", f"dropped {was.name} with new values", hard=hard))
+        conflicts.append(ExpectedConflict("column", f"dropped {base.name} with new values", hard=hard))
 
 
 def _facets(column: Column) -> tuple[object, ...]:
     return (column.name, column.cast)
 
 
-def _crossed(was: Column, mine: Column, theirs: Column) -> bool:
+def _crossed(base: Column, source: Column, dest: Column) -> bool:
     """Whether one side changed the type and the other something else: a column of another type is a new one."""
-    return (mine.cast != was.cast) != (theirs.cast != was.cast) and ((theirs if mine.cast != was.cast else mine) != was)
+    return (source.cast != base.cast) != (dest.cast != base.cast) and (
+        (dest if source.cast != base.cast else source) != base
+    )
 
 
 def column_clashes(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[ExpectedConflict]:
@@ -97,15 +101,15 @@ def column_clashes(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[Exp
     for side, other in ((inputs.source, inputs.dest), (inputs.dest, inputs.source)):
         moved, new = moved_by(inputs.base, other, beside=side), inserted(inputs.base, other) - side.rows.keys()
         for column in side.columns:
-            was, theirs = inputs.base.column(column.token), other.column(column.token)
-            if was is None and theirs is None:
+            base, opposite = inputs.base.column(column.token), other.column(column.token)
+            if base is None and opposite is None:
                 yield from _added(inputs, column, side, (moved, new))
                 yield from _added_beside_cells(inputs, column, other)
-            if was is None or column == theirs:
+            if base is None or column == opposite:
                 continue
-            if column.cast != was.cast:
+            if column.cast != base.cast:
                 yield from _cast(inputs, column, side, other, moved | new)
-            elif was.nullable and not column.nullable:
+            elif base.nullable and not column.nullable:
                 yield from _without_nulls(inputs, column, other, rows, moved | new)
 
 

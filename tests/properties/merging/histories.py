@@ -12,7 +12,7 @@ from tests.properties.merging.laws import BrokenError
 from tests.properties.merging.operations import OPERATIONS
 from tests.properties.merging.pick_checks import CHECKED
 from tests.properties.merging.revert_checks import RevertChecks
-from tests.properties.merging.table_model import Merger, Step, TableModel, by_us
+from tests.properties.merging.table_model import Merger, Step, TableModel, merge_by_package
 from tests.properties.merging.tally import Tally
 
 _PLACES = re.compile(r"/\S*|\d+")
@@ -70,16 +70,16 @@ class _Maker:
 
     def merge(self, source: str, into: str) -> None:
         """A merge; at times beside it one the other way round, or one of both sides compacted."""
-        twins = self.random.choices(["none", "mirror", "compacted"], [8, 1, 1])[0]
+        beside = self.random.choices(["none", "mirror", "compacted"], [8, 1, 1])[0]
         number = len(self.steps)
-        if twins != "none":
+        if beside != "none":
             self.step("fork", f"s{number}", source)
-        if twins == "mirror":
+        if beside == "mirror":
             self.step("merge", into, f"s{number}")
-        elif twins == "compacted":
+        elif beside == "compacted":
             self.step("fork", f"d{number}", into)
-            for twin in self.random.choice([("s",), ("d",), ("s", "d")]):
-                self.step("compact", f"{twin}{number}")
+            for letter in self.random.choice([("s",), ("d",), ("s", "d")]):
+                self.step("compact", f"{letter}{number}")
             self.step("merge", f"s{number}", f"d{number}")
         self.step("merge", source, into)
 
@@ -126,7 +126,9 @@ def history(seed: int) -> History:
     )
 
 
-def run(one: History, tally: Tally, merger: Merger = by_us, checks: type[RevertChecks] = RevertChecks) -> None:
+def run(
+    one: History, tally: Tally, merger: Merger = merge_by_package, checks: type[RevertChecks] = RevertChecks
+) -> None:
     """Run a history; raises `BrokenError`, with the history told, when a law does not hold."""
     model = TableModel(stable=one.stable, tally=tally, merger=merger, checks=checks)
     try:
@@ -145,7 +147,9 @@ def run(one: History, tally: Tally, merger: Merger = by_us, checks: type[RevertC
         model.close()
 
 
-def broken(one: History, merger: Merger = by_us, checks: type[RevertChecks] = RevertChecks) -> Exception | None:
+def broken(
+    one: History, merger: Merger = merge_by_package, checks: type[RevertChecks] = RevertChecks
+) -> Exception | None:
     """What goes wrong in a history."""
     try:
         run(one, Tally(), merger, checks)

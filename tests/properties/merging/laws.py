@@ -76,7 +76,7 @@ def same_as_one(table: LanceTable, branch: str, candidates: Sequence[Snapshot], 
     hold(wanted.config == dataset.config(), law, f"config: wanted {wanted.config}, found {dataset.config()}")
     said = {key: value for key, value in dataset.metadata.items() if not key.startswith("lance_dagster.")}
     hold(wanted.metadata == said, law, f"metadata: wanted {wanted.metadata}, found {said}")
-    hold(bool(found.equals(table.read(branch))), law, "we read something else than pylance")
+    hold(bool(found.equals(table.read(branch))), law, "the package and pylance read different rows")
     by_name = {column.name: column for column in wanted.columns}
     return replace(wanted, columns=tuple(by_name[name] for name in dataset.schema.names))
 
@@ -106,7 +106,7 @@ def _same_rows(wanted: Values, found: Values, law: str) -> None:
 
 
 def well_formed(table: LanceTable, branch: str, *, deep: bool = False) -> None:
-    """Hold that nothing is wrong with the newest version of a branch: for us, and for pylance."""
+    """Hold that nothing is wrong with the newest version of a branch: for the package, and for pylance."""
     report = table.maintenance.verify(branch, deep=deep)
     hold(report.ok, "well formed", "; ".join(map(str, report.problems)))
     dataset = as_pylance(table, branch)

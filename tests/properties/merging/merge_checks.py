@@ -26,8 +26,8 @@ class MergeChecks:
     uri: str
     source: str
     into: str
-    mine: Made
-    theirs: Made
+    source_head: Made
+    dest_head: Made
     graph: VersionGraph
     tally: Tally
     told: list[str]
@@ -43,7 +43,7 @@ class MergeChecks:
         """Look at the merge beforehand, both ways; returns its conflicts, and whether they are the same both ways."""
         table = self.table
         there, back = table.preview_merge(self.source, self.into), table.preview_merge(self.into, self.source)
-        lopsided = mirrored(there, back, (len(self.mine.snapshot.rows), len(self.theirs.snapshot.rows)))
+        lopsided = mirrored(there, back, (len(self.source_head.snapshot.rows), len(self.dest_head.snapshot.rows)))
         if lopsided and back.conflicts and not any(outcome.may_refuse for outcome in outcomes):
             # The merge itself is judged when it is made.
             story = "\n".join([*self.told, "... the other way round"])
@@ -60,13 +60,13 @@ class MergeChecks:
         after = opened(self.uri, self.into).version
         hold(after - before in (0, 1), "cut short", f"{self.into} was at {before}, is at {after}")
         if after == before:
-            laws.same(self.table, self.into, self.theirs.snapshot, "cut short")
+            laws.same(self.table, self.into, self.dest_head.snapshot, "cut short")
 
     def unknown(self) -> None:
         """Hold that nothing is made of a version that says something nobody knows."""
-        bases = self.graph.bases(self.mine.within, self.theirs.within)
+        bases = self.graph.bases(self.source_head.within, self.dest_head.within)
         what = self.dice.pick([*MANIFESTS, OPERATION])
-        choices = [self.mine.node, self.theirs.node, *(base.node for base in bases)]
+        choices = [self.source_head.node, self.dest_head.node, *(base.node for base in bases)]
         if what == OPERATION:
             choices = self._not_merged()
         if not choices:
@@ -84,7 +84,7 @@ class MergeChecks:
 
     def _not_merged(self) -> list[Node]:
         """Return what either side did itself, and nobody merged before: whoever did that knew what it is."""
-        sides = sorted(self.mine.within ^ self.theirs.within)
+        sides = sorted(self.source_head.within ^ self.dest_head.within)
         merges = [made for made in self.graph.made.values() if made.merged]
         return [
             node
@@ -95,10 +95,10 @@ class MergeChecks:
 
     def decided(self, conflicts: Sequence[Reason], *, mirrored: bool) -> None:
         """Hold that conflicts can be decided for either side; where all are mirrored, it is the same both ways."""
-        bases = self.graph.bases(self.mine.within, self.theirs.within)
-        did = self.graph.since(self.mine.within, self.theirs.within)
-        others = self.graph.since(self.theirs.within, self.mine.within)
-        inputs = MergeInputs(bases[0].snapshot, self.mine.snapshot, self.theirs.snapshot, did, others)
+        bases = self.graph.bases(self.source_head.within, self.dest_head.within)
+        did = self.graph.since(self.source_head.within, self.dest_head.within)
+        others = self.graph.since(self.dest_head.within, self.source_head.within)
+        inputs = MergeInputs(bases[0].snapshot, self.source_head.snapshot, self.dest_head.snapshot, did, others)
         told = self.told[-1]
         both = self.dice.pick([SOURCE_WINS, DEST_WINS])
         for strategy in (SOURCE_WINS, DEST_WINS):
@@ -142,7 +142,7 @@ class MergeChecks:
         elif sort == 1:
             self._made_back(dest)
         elif sort == 2:
-            self.revert_checks().merge_taken_back(merge, self.theirs, self.dice)
+            self.revert_checks().merge_taken_back(merge, self.dest_head, self.dice)
 
     def _made_back(self, dest: str) -> None:
         mirror = f"m{len(self.told)}"

@@ -1,7 +1,7 @@
 """Where work on a branch takes place, what it picks, and how what was done is told.
 
-A deed picks its rows and columns with `Dice`, which gives any number for any question: a step that is left out of a
-history changes what later ones pick, never whether they can be done.
+An operation picks its rows and columns with `Dice`, which answers any question with a number. So when a step is left
+out of a history, later steps pick other rows, but they can still be done.
 """
 
 from collections.abc import Iterator, Mapping
@@ -95,14 +95,14 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
-    """Where a deed takes place."""
+    """Where an operation takes place."""
 
     uri: str
     branch: str
     seen: Snapshot
     names: Names
     dice: Dice
-    ours: bool
+    by_package: bool
     line: Mapping[Node, Snapshot]
     taken: frozenset[int] = frozenset()
     """Ids of rows that other branches put in and this one has not."""
@@ -122,7 +122,7 @@ class OperationContext:
         """Who works."""
         return (
             PackageWriter(lambda: LanceTable.open(self.uri, FAST))
-            if self.ours
+            if self.by_package
             else PylanceWriter(lambda b: opened(self.uri, b))
         )
 

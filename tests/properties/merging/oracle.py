@@ -61,8 +61,8 @@ def merges(graph: VersionGraph, source: Made, dest: Made, known: Mapping[int, Ro
         known: Rows that both sides had, though no merge base has them.
     """
     found = []
-    for mine, theirs in dict.fromkeys(((source.within, dest.within), (source.ever, dest.ever))):
-        did, others = graph.since(mine, theirs), graph.since(theirs, mine)
+    for source_nodes, dest_nodes in dict.fromkeys(((source.within, dest.within), (source.ever, dest.ever))):
+        did, others = graph.since(source_nodes, dest_nodes), graph.since(dest_nodes, source_nodes)
         if not did:
             found.append(Outcome(dest.snapshot))
             continue
@@ -72,7 +72,7 @@ def merges(graph: VersionGraph, source: Made, dest: Made, known: Mapping[int, Ro
                     replace(base, rows={**(known or {}), **base.rows}), source.snapshot, dest.snapshot, did, others
                 )
             )
-            for base in _bases(graph, graph.bases(mine, theirs))
+            for base in _bases(graph, graph.bases(source_nodes, dest_nodes))
         ]
     return found
 
@@ -177,15 +177,15 @@ def _map(
     base, source, dest = states
     merged = dict(dest)
     for key in base.keys() | source.keys():
-        was, mine, theirs = base.get(key), source.get(key), dest.get(key)
-        if mine in (was, theirs):
+        before, new, current = base.get(key), source.get(key), dest.get(key)
+        if new in (before, current):
             continue
-        if theirs != was:
+        if current != before:
             conflicts.append(ExpectedConflict(kind, key))
             if strategy != SOURCE_WINS:
                 continue
-        if mine is None:
+        if new is None:
             merged.pop(key, None)
         else:
-            merged[key] = mine
+            merged[key] = new
     return merged

@@ -286,7 +286,7 @@ class PickChecks:
         columns = _columns(commit) <= _columns(self.graph.made[commit.parents[0]])
         if not columns or any(one.conflicts for one in plain):
             outcomes = [one.but(ExpectedConflict("rows", "picked", hard=False)) for one in outcomes]
-        twins = not columns and any(
+        column_conflict = not columns and any(
             conflict.hard for one in outcomes for conflict in one.conflicts if conflict.kind == "column"
         )
         number = opened(self.uri, trial).version
@@ -296,7 +296,7 @@ class PickChecks:
             self._refused("merge a picked one", error, outcomes)
             hold(number == opened(self.uri, trial).version, "refusal", "a version was made")
             return
-        if not twins:
+        if not column_conflict:
             self._outcome("merge a picked one", trial, outcomes if self.stable else [*outcomes, *plain])
         laws.well_formed(self.table, trial)
         self.tally.done["merge a picked one"] += 1

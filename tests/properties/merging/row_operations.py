@@ -8,11 +8,11 @@ from tests.properties.replica import KEY
 
 
 def append(context: OperationContext) -> OperationResult:
-    """Add rows; by us at times with the name of their partition."""
+    """Add rows; by the package at times with the name of their partition."""
     part = context.dice.pick(list(PARTS))
     rows = context.new_rows(part=part)
     data = context.seen.arrow(rows.values())
-    named = context.ours and context.dice.below(3) == 0
+    named = context.by_package and context.dice.below(3) == 0
     if named:
         context.table.append(data, branch=context.branch, partitions=[part])
     else:
@@ -49,12 +49,12 @@ def update(context: OperationContext) -> OperationResult | None:
 
 
 def upsert(context: OperationContext) -> OperationResult:
-    """Give rows other values in every column, and add some; by us at times some that another branch added too.
+    """Give rows other values in every column, and add some; by the package at times some that another branch added too.
 
     Pylance does not say of which keys a row is, so nobody could tell that both mean the same.
     """
     uids, rows = context.uids(2), context.new_rows(2)
-    if context.ours and context.taken and context.dice.below(5) == 0:
+    if context.by_package and context.taken and context.dice.below(5) == 0:
         rows = {uid: context.names.filled(context.seen.columns, uid, "a") for uid in sorted(context.taken)[:1]}
     if context.dice.below(2):
         rows = {} if uids else rows
@@ -76,7 +76,7 @@ def upsert_partly(context: OperationContext) -> OperationResult | None:
     data = context.seen.arrow(
         [{key.token: uid, column.token: value} for uid, value in values.items()], [key.token, column.token]
     )
-    if context.ours:
+    if context.by_package:
         context.table.upsert(data, on=[KEY], branch=context.branch, when_not_matched="ignore")
     else:
         context.dataset.merge_insert(KEY).when_matched_update_all().execute(data)
@@ -86,7 +86,7 @@ def upsert_partly(context: OperationContext) -> OperationResult | None:
 
 def replace_part(context: OperationContext) -> OperationResult | None:
     """Replace a partition, or rows by a condition; this package alone can."""
-    if not context.ours:
+    if not context.by_package:
         return None
     part, how = context.dice.pick(list(PARTS)), context.dice.below(4)
     rows = {} if how == 0 else context.new_rows(part=part)
@@ -117,7 +117,7 @@ def compact(context: OperationContext) -> OperationResult | None:
     """Put rows of small fragments together. Pylance's own breaks indices that a branch inherited."""
     if context.seen.indices and context.branch != "main":
         return None
-    if context.ours:
+    if context.by_package:
         context.table.maintenance.compact(branch=context.branch, deleted_share=0.0)
     else:
         context.dataset.optimize.compact_files(materialize_deletions_threshold=0.0)

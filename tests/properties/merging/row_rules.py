@@ -30,43 +30,43 @@ class _Decision:
 
     def row(self) -> Row | None:
         """The row of the result."""
-        was, mine, theirs = (
+        base, source, dest = (
             state.rows.get(self.uid) for state in (self.inputs.base, self.inputs.source, self.inputs.dest)
         )
-        if was is None:
-            if mine is None or theirs is None:
-                return mine or theirs
-            if mine.stamp != theirs.stamp:
+        if base is None:
+            if source is None or dest is None:
+                return source or dest
+            if source.stamp != dest.stamp:
                 self.conflict("rows", "inserted twice")
-                return mine if self.strategy == SOURCE_WINS else theirs
-            return self.cells(_shared(mine, theirs), mine, theirs)
-        if mine is None or theirs is None:
-            return self.one_deleted(was, mine, theirs)
-        changed = (mine.stamp != was.stamp, theirs.stamp != was.stamp)
-        if mine.stamp == theirs.stamp:
-            return self.cells(was, mine, theirs)
+                return source if self.strategy == SOURCE_WINS else dest
+            return self.cells(_shared(source, dest), source, dest)
+        if source is None or dest is None:
+            return self.one_deleted(base, source, dest)
+        changed = (source.stamp != base.stamp, dest.stamp != base.stamp)
+        if source.stamp == dest.stamp:
+            return self.cells(base, source, dest)
         if changed == (True, True):
             self.conflict("rows", "updated by both")
-            return mine if self.strategy == SOURCE_WINS else theirs
-        return self.one_updated(was, mine, theirs)
+            return source if self.strategy == SOURCE_WINS else dest
+        return self.one_updated(base, source, dest)
 
-    def one_deleted(self, was: Row, mine: Row | None, theirs: Row | None) -> Row | None:
+    def one_deleted(self, base: Row, source: Row | None, dest: Row | None) -> Row | None:
         """Deleted on one side."""
-        left, side = (mine, self.inputs.source) if theirs is None else (theirs, self.inputs.dest)
+        left, side = (source, self.inputs.source) if dest is None else (dest, self.inputs.dest)
         assert left is not None
-        if left.stamp != was.stamp:
+        if left.stamp != base.stamp:
             self.conflict("rows", "updated and deleted")
             return left if self.strategy == (SOURCE_WINS if side is self.inputs.source else DEST_WINS) else None
         written = [*rewritten(self.inputs.base, side, self.uid).values()]
-        written += [cell for token, cell in left.cells.items() if token not in was.cells]
+        written += [cell for token, cell in left.cells.items() if token not in base.cells]
         if any(cell.partly for cell in written):
             self.conflict("rows", "updated in place and deleted", hard=False)
         return None
 
-    def one_updated(self, was: Row, mine: Row, theirs: Row) -> Row:
+    def one_updated(self, base: Row, source: Row, dest: Row) -> Row:
         """Updated on one side, at most written in place on the other."""
-        updated, other = (mine, theirs) if theirs.stamp == was.stamp else (theirs, mine)
-        side = self.inputs.dest if other is theirs else self.inputs.source
+        updated, other = (source, dest) if dest.stamp == base.stamp else (dest, source)
+        side = self.inputs.dest if other is dest else self.inputs.source
         written = {
             token: cell
             for token, cell in rewritten(self.inputs.base, side, self.uid).items()
@@ -77,16 +77,16 @@ class _Decision:
                 "rows", "updated, and written in place", hard=not all(cell.partly for cell in written.values())
             )
         new = {
-            token: cell for token, cell in other.cells.items() if token not in was.cells and token not in updated.cells
+            token: cell for token, cell in other.cells.items() if token not in base.cells and token not in updated.cells
         }
         return Row({**updated.cells, **written, **new}, updated.stamp)
 
-    def cells(self, was: Row, mine: Row, theirs: Row) -> Row:
+    def cells(self, base: Row, source: Row, dest: Row) -> Row:
         """The same row on both sides: cell by cell."""
-        merged = dict(theirs.cells)
-        self.side_by_side(was, mine, theirs)
-        for token, cell in mine.cells.items():
-            other, before = _stamp(theirs, token), _stamp(was, token)
+        merged = dict(dest.cells)
+        self.side_by_side(base, source, dest)
+        for token, cell in source.cells.items():
+            other, before = _stamp(dest, token), _stamp(base, token)
             if cell.stamp in (other, before):
                 continue
             sides = (self.inputs.source, self.inputs.dest)
@@ -98,17 +98,17 @@ class _Decision:
                 if self.strategy != SOURCE_WINS:
                     continue
             merged[token] = cell
-        return Row(merged, theirs.stamp)
+        return Row(merged, dest.stamp)
 
-    def side_by_side(self, was: Row, mine: Row, theirs: Row) -> None:
+    def side_by_side(self, base: Row, source: Row, dest: Row) -> None:
         """Note where one side wrote some rows of a column, which a program may do by moving them."""
         written = [
             {
                 token: cell
                 for token, cell in row.cells.items()
-                if cell.stamp not in (_stamp(was, token), _stamp(other, token))
+                if cell.stamp not in (_stamp(base, token), _stamp(other, token))
             }
-            for row, other in ((mine, theirs), (theirs, mine))
+            for row, other in ((source, dest), (dest, source))
         ]
         if all(written) and any(cell.partly for cells in written for cell in cells.values()):
             self.conflict("rows", "written in place by both", hard=False)
@@ -118,9 +118,9 @@ class _Decision:
         self.conflicts.append(ExpectedConflict(kind, f"row {self.uid} {what}", hard))
 
 
-def _shared(mine: Row, theirs: Row) -> Row:
+def _shared(source: Row, dest: Row) -> Row:
     """A row as both sides got it: nobody knows what it had where they differ."""
-    return Row({token: cell for token, cell in mine.cells.items() if token in theirs.cells}, mine.stamp)
+    return Row({token: cell for token, cell in source.cells.items() if token in dest.cells}, source.stamp)
 
 
 def _stamp(row: Row, token: int) -> int | None:

@@ -53,7 +53,7 @@ class Step:
     kind: str
     branch: str
     other: str
-    ours: bool
+    by_package: bool
     numbers: tuple[int, ...]
 
 
@@ -64,7 +64,7 @@ class Merger(Protocol):
         """Merge a branch into another."""
 
 
-def by_us(table: LanceTable, source: str, into: str) -> None:
+def merge_by_package(table: LanceTable, source: str, into: str) -> None:
     """Merge as this package does."""
     table.merge(source, into=into)
 
@@ -75,7 +75,7 @@ class TableModel:
 
     stable: bool
     tally: Tally
-    merger: Merger = by_us
+    merger: Merger = merge_by_package
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="merging-")))
     graph: VersionGraph = field(default_factory=VersionGraph)
     names: Names = field(default_factory=Names)
@@ -166,12 +166,14 @@ class TableModel:
         line = self.graph.line(step.other)
         node = dice.pick(line) if line and dice.below(6) == 0 else self.graph.heads[step.other]
         at = (step.other, node[1])
-        if step.ours:
+        if step.by_package:
             self.table.branches.create(step.branch, f"{at[0]}@{at[1]}")
         else:
             opened(self.uri, step.other).create_branch(step.branch, at if at[0] != "main" else (None, at[1]))
         self.graph.fork(step.branch, node, step.other)
-        self.told.append(f"fork {step.branch} from {at[0]}@{at[1]} by {'us' if step.ours else 'pylance'}")
+        self.told.append(
+            f"fork {step.branch} from {at[0]}@{at[1]} by {'the package' if step.by_package else 'pylance'}"
+        )
 
     def work(self, step: Step) -> None:
         """Do some work on a branch, and hold that it came out as meant."""
@@ -184,11 +186,11 @@ class TableModel:
             seen=head.snapshot,
             names=self.names,
             dice=Dice(step.numbers),
-            ours=step.ours,
+            by_package=step.by_package,
             line={node: self.graph.made[node].snapshot for node in self.graph.line(step.branch)},
             taken=frozenset(others - ever),
         )
-        who = "us" if step.ours else "pylance"
+        who = "the package" if step.by_package else "pylance"
         self.told.append(f"{step.branch}: {step.kind} by {who} ...")
         performed = OPERATIONS[step.kind][0](context)
         if performed is None:
@@ -220,9 +222,9 @@ class TableModel:
 
     def merge(self, source: str, into: str, dice: Dice) -> None:
         """Merge a branch into another, and hold that it came out as the rules say."""
-        mine, theirs = self.graph.head(source), self.graph.head(into)
-        new = bool(self.graph.since(mine.within, theirs.within))
-        outcomes = merges(self.graph, mine, theirs)
+        source_head, dest_head = self.graph.head(source), self.graph.head(into)
+        new = bool(self.graph.since(source_head.within, dest_head.within))
+        outcomes = merges(self.graph, source_head, dest_head)
         agreed = laws.one_of(outcomes)
         before = {branch: opened(self.uri, branch).version for branch in self.graph.heads}
         kept = laws.row_ids(opened(self.uri, into)) if self.stable else {}
@@ -248,17 +250,17 @@ class TableModel:
         hold(not foretold, "preview", f"merged, but {foretold} were foretold")
         candidates = [outcome.result for outcome in outcomes if not outcome.must_refuse]
         result = laws.same_as_one(self.table, into, candidates, "merge")
-        left = laws.indices_left(opened(self.uri, into), mine.snapshot, theirs.snapshot)
+        left = laws.indices_left(opened(self.uri, into), source_head.snapshot, dest_head.snapshot)
         result = replace(result, indices=left)
         self.tally.done["merged" if new else "nothing to merge"] += 1
         if number != before[into]:
             node = (into, number)
-            within, ever = mine.within | theirs.within | {node}, mine.ever | theirs.ever | {node}
-            parents = (theirs.node, mine.node)
+            within, ever = source_head.within | dest_head.within | {node}, source_head.ever | dest_head.ever | {node}
+            parents = (dest_head.node, source_head.node)
             self.graph.add(Made(node=node, snapshot=result, within=within, ever=ever, did="merge", parents=parents))
         else:
-            hold(laws.alike(result, theirs.snapshot), "merge", "nothing was committed")
-        did = {made.did for made in self.graph.since(mine.within, theirs.within)}
+            hold(laws.alike(result, dest_head.snapshot), "merge", "nothing was committed")
+        did = {made.did for made in self.graph.since(source_head.within, dest_head.within)}
         if self.stable and not did & {"overwrite", "restore"}:
             laws.lineage_kept(kept, laws.row_ids(opened(self.uri, into)), number)
         self._after(source, into, number)
@@ -270,8 +272,8 @@ class TableModel:
             uri=self.uri,
             source=source,
             into=into,
-            mine=self.graph.head(source),
-            theirs=self.graph.head(into),
+            source_head=self.graph.head(source),
+            dest_head=self.graph.head(into),
             graph=self.graph,
             tally=self.tally,
             told=self.told,

@@ -17,7 +17,7 @@ from tests.properties.merging.histories import FINDS, History, broken, history, 
 from tests.properties.merging.operation_context import FAST
 from tests.properties.merging.pick_checks import CHECKED
 from tests.properties.merging.revert_checks import RevertChecks
-from tests.properties.merging.table_model import Merger, by_us
+from tests.properties.merging.table_model import Merger, merge_by_package
 from tests.properties.merging.tally import Tally
 from tests.properties.replica import KEY
 from tests.soak import FACTOR, FIRST_SEED, SEEDS
@@ -57,7 +57,7 @@ def test_merges_follow_the_rules(first: int, record_property: Callable[[str, obj
     assert pick_checks > len(seeds) / 10, "too few cherry-picks, reverts and restores to say anything"
 
 
-def told(one: History, error: Exception, merger: Merger = by_us) -> str:
+def told(one: History, error: Exception, merger: Merger = merge_by_package) -> str:
     """A failure, as the shortest history that still has it."""
 
     def fails(shorter: History) -> bool:
@@ -99,11 +99,11 @@ def misses_conflicts(table: LanceTable, source: str, into: str) -> None:
     try:
         table.merge(source, into=into)
     except MergeConflictError:
-        ours, theirs = as_pylance(table, source), as_pylance(table, into)
-        known = theirs.to_table(columns=[KEY])[KEY].to_pylist()
-        rows = ours.to_table(filter=f"NOT ({KEY} IN ({', '.join(map(str, [0, *known]))}))")
-        if rows.num_rows and rows.schema.equals(theirs.schema):
-            lance.write_dataset(rows, theirs, mode="append")
+        source_rows, dest_rows = as_pylance(table, source), as_pylance(table, into)
+        known = dest_rows.to_table(columns=[KEY])[KEY].to_pylist()
+        rows = source_rows.to_table(filter=f"NOT ({KEY} IN ({', '.join(map(str, [0, *known]))}))")
+        if rows.num_rows and rows.schema.equals(dest_rows.schema):
+            lance.write_dataset(rows, dest_rows, mode="append")
 
 
 def refuses_quietly(table: LanceTable, source: str, into: str) -> None:

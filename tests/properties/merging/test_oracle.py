@@ -79,25 +79,25 @@ def versions(seed: int) -> Iterator[tuple[Made, Made, Made, TableModel]]:
     finally:
         model.close()
     for left, right in product(model.graph.heads.values(), repeat=2):
-        mine, theirs = model.graph.made[left], model.graph.made[right]
-        for base in model.graph.bases(mine.within, theirs.within):
-            yield base, mine, theirs, model
+        source, dest = model.graph.made[left], model.graph.made[right]
+        for base in model.graph.bases(source.within, dest.within):
+            yield base, source, dest, model
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_three_way_laws(seed: int) -> None:
     """Both ways round is the same; nothing on one side gives the other; the same on both sides gives that."""
-    for base, mine, theirs, model in versions(seed):
+    for base, source, dest, model in versions(seed):
         did, others = (
-            model.graph.since(mine.within, theirs.within),
-            model.graph.since(theirs.within, mine.within),
+            model.graph.since(source.within, dest.within),
+            model.graph.since(dest.within, source.within),
         )
-        there = expected(MergeInputs(base.snapshot, mine.snapshot, theirs.snapshot, did, others))
-        back = expected(MergeInputs(base.snapshot, theirs.snapshot, mine.snapshot, others, did))
+        there = expected(MergeInputs(base.snapshot, source.snapshot, dest.snapshot, did, others))
+        back = expected(MergeInputs(base.snapshot, dest.snapshot, source.snapshot, others, did))
         assert there.must_refuse == back.must_refuse
         if not there.must_refuse:
             assert (there.kinds, True) == (back.kinds, alike(there.result, back.result))
-        only = expected(MergeInputs(base.snapshot, mine.snapshot, base.snapshot, did))
-        assert (False, True) == (only.must_refuse, alike(mine.snapshot, only.result))
-        same = expected(MergeInputs(base.snapshot, mine.snapshot, mine.snapshot))
-        assert (False, True) == (same.may_refuse, alike(mine.snapshot, same.result))
+        only = expected(MergeInputs(base.snapshot, source.snapshot, base.snapshot, did))
+        assert (False, True) == (only.must_refuse, alike(source.snapshot, only.result))
+        same = expected(MergeInputs(base.snapshot, source.snapshot, source.snapshot))
+        assert (False, True) == (same.may_refuse, alike(source.snapshot, same.result))

@@ -34,7 +34,7 @@ def worked(model: TableModel, part: str, dice: Random) -> None:
             seen=seen,
             names=model.names,
             dice=Dice(tuple(dice.randrange(1 << 16) for _ in range(7))),
-            ours=dice.random() < 0.5,
+            by_package=dice.random() < 0.5,
             line={},
         )
         performed = OPERATIONS[kind][0](context)
