@@ -92,7 +92,7 @@ def test_offsets_that_cannot_be_are_refused(bitmap: bytes) -> None:
 
 
 def test_pylance_sees_which_rows_got_values_in_place(tmp_path: Path) -> None:
-    """Pylance wrote a column and the package committed it: its rows have new versions, its index covers them no more."""
+    """Pylance wrote a column, the package committed it: its rows have new versions, its index no longer covers them."""
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", 5))
     as_pylance(table).create_scalar_index("key", "BTREE")
     there = as_pylance(table).get_fragment(0)
