@@ -10,11 +10,11 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.row_runs import elements
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
-from lance_dagster.merge.rules.row_changes import OFFSET_BITS, live_rows, present
+from lance_dagster.merge.rules.row_changes import live_rows, present
+from lance_dagster.merge.rules.row_origins import OFFSET_BITS, BaseKey, in_order
 from lance_dagster.merge.rules.strategy import Conflict, ConflictingRows, Rows, RowsLookup, add_rows
 
 BASE, SOURCE, DEST = range(3)
@@ -78,7 +78,7 @@ class ConflictLocations:
         return _joined([_addresses(number, here.inserted) for number, here in sorted(rows.items())])
 
     def _locate(self, found: Sequence[ConflictingRows]) -> RowLocations:
-        base: dict[int, BitMap] = {}
+        base: dict[BaseKey, BitMap] = {}
         alone: tuple[dict[int, BitMap], dict[int, BitMap]] = {}, {}
         for conflicting_rows in found:
             for number, offsets in conflicting_rows.base.items():
@@ -87,7 +87,7 @@ class ConflictLocations:
                 self._sides(), (conflicting_rows.source, conflicting_rows.dest), alone, strict=True
             ):
                 side.collect(rows, base, own)
-        parts = [self._in_base(number, np.array(base[number], np.int64)) for number in sorted(base)]
+        parts = [self._in_base(number, np.array(base[number], np.int64)) for number in in_order(base)]
         for own, place in zip(alone, (SOURCE, DEST), strict=True):
             parts.append(_put_in(_joined([_addresses(number, own[number]) for number in sorted(own)]), place))
         return RowLocations(
@@ -102,15 +102,14 @@ class ConflictLocations:
             self._side_locations = _SideLocations(source, source.base), _SideLocations(dest, dest.base)
         return self._side_locations
 
-    def _in_base(self, number: int, offsets: Addresses) -> RowLocations:
-        """Find rows of a fragment of the base, or of what stands for one of rows that it does not have."""
+    def _in_base(self, key: BaseKey, offsets: Addresses) -> RowLocations:
+        """Find rows of a fragment of the base, or rows that it does not have."""
         base = self.sides[0].base
-        fragment = base.fragments.find(number)
-        alive = np.zeros(len(offsets), np.bool_)
-        if fragment is not None:
-            alive = _among(offsets, live_rows(base, fragment, self.sides[0].lookups.deleted))
-        where = np.where(alive, offsets + (number << OFFSET_BITS), ABSENT)
-        source, dest = (side.of(number, offsets, alive) for side in self._sides())
+        alive, where = np.zeros(len(offsets), np.bool_), np.full(len(offsets), ABSENT, np.int64)
+        if isinstance(key, int):
+            alive = _among(offsets, live_rows(base, present(base, key), self.sides[0].lookups.deleted))
+            where = np.where(alive, offsets + (key << OFFSET_BITS), ABSENT)
+        source, dest = (side.of(key, offsets, alive) for side in self._sides())
         return RowLocations(
             addresses=np.stack([where, source[0], dest[0]], axis=1), did=np.stack([source[1], dest[1]], axis=1)
         )
@@ -121,18 +120,8 @@ class _SideLocations:
 
     def __init__(self, side: MergeSide, base: Manifest) -> None:
         self._base, self._columns, self._row_changes = base, side.columns, side.rows
-        origins, places, updated = [], [], [np.empty(0, np.bool_)]
-        for number, rows in self._row_changes.relocated.items():
-            found = rows.origins.restricted(rows.live)
-            known = found.positions
-            origins.append(found.values().astype(np.int64))
-            places.append(elements(known).astype(np.int64) + (number << OFFSET_BITS))
-            updated.append(_among(elements(known).astype(np.int64), rows.updated))
-        order = np.argsort(_joined(origins))
-        self._origins, self._places = _joined(origins)[order], _joined(places)[order]
-        self._updated = np.concatenate(updated)[order]
 
-    def collect(self, rows: Rows, base: dict[int, BitMap], alone: dict[int, BitMap]) -> None:
+    def collect(self, rows: Rows, base: dict[BaseKey, BitMap], alone: dict[int, BitMap]) -> None:
         """Sort rows, given by where they lie on the side, into those the merge base has and those put in."""
         for number, offsets in rows.items():
             found = self._row_changes.relocated.get(number)
@@ -145,29 +134,31 @@ class _SideLocations:
             if own is not None:
                 add_rows(base, own, offsets - away)
 
-    def of(self, number: int, offsets: Addresses, alive: Flags) -> tuple[Addresses, Codes]:
+    def of(self, key: BaseKey, offsets: Addresses, alive: Flags) -> tuple[Addresses, Codes]:
         """Return where rows of a fragment of the base lie, and what the side did to them.
 
         Args:
-            number: The fragment.
-            offsets: The rows.
+            key: The fragment, or the key of rows that the base does not have.
+            offsets: The rows, ascending.
             alive: Which of them the base has.
         """
-        row_changes = self._row_changes.of(number)
+        row_changes = self._row_changes.of(key)
         places, did = np.full(len(offsets), ABSENT, np.int64), np.full(len(offsets), NEVER, np.uint8)
         did[alive] = REMOVED
         did[alive & _among(offsets, row_changes.rewritten)] = REWRITTEN
-        if row_changes.place is not None:
+        if row_changes.place is not None and isinstance(key, int):
             stays = _among(offsets, row_changes.stays)
             places[stays] = offsets[stays] + (row_changes.place.id << OFFSET_BITS)
-            did[stays] = CHANGED if self._other_files(row_changes.place, number) else UNCHANGED
-        if len(self._origins):
-            origins = offsets + (number << OFFSET_BITS)
-            at = np.minimum(np.searchsorted(self._origins, origins), len(self._origins) - 1)
-            away = self._origins[at] == origins
-            places[away] = self._places[at[away]]
-            new = self._updated[at[away]] | bool(self._columns.written_beside(number))
-            did[away] = np.where(new, CHANGED, UNCHANGED)
+            did[stays] = CHANGED if self._other_files(row_changes.place, key) else UNCHANGED
+        beside = bool(self._columns.written_beside(key if isinstance(key, int) else None))
+        wanted = BitMap(offsets.tolist())
+        for number in self._row_changes.numbers_by_key.get(key, ()):
+            rows = self._row_changes.relocated[number]
+            there, here = (found.astype(np.int64) for found in rows.pairs(key, wanted))
+            at = np.searchsorted(offsets, there)
+            places[at] = here + (number << OFFSET_BITS)
+            new = _among(here, rows.updated) | beside
+            did[at] = np.where(new, CHANGED, UNCHANGED)
         did[(places != ABSENT) & ~alive] = ADDED
         return places, did
 

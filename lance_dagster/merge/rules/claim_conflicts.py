@@ -18,6 +18,7 @@ from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
 from lance_dagster.merge.rules.merge_input import SharedKeys, makers
 from lance_dagster.merge.rules.merge_side import MergeSide, matching_rows
+from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import (
     BOTH,
     SOURCE_WINS,
@@ -51,7 +52,7 @@ class ClaimLoss:
     """What one side loses: rows it put in, by its fragments; rows of the base that it counts as not having changed."""
 
     dropped: dict[int, BitMap] = field(default_factory=dict)
-    undone: dict[int, BitMap] = field(default_factory=dict)
+    undone: dict[BaseKey, BitMap] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ def _conflicting_rows(source: MergeSide, dest: MergeSide, scope: str) -> Conflic
             return rows
 
     return ConflictingRows(
-        base=in_scope(source.base, removed),
+        base=dict(in_scope(source.base, removed).items()),
         source=in_scope(source.manifest, source.written),
         dest=in_scope(dest.manifest, dest.written),
     )

@@ -24,6 +24,7 @@ from lance_dagster.merge.rules.row_changes import (
     match_fragments,
     present,
 )
+from lance_dagster.merge.rules.row_origins import AbsentRows, BaseKey
 from lance_dagster.merge.rules.strategy import Rows, add_rows
 
 
@@ -139,7 +140,7 @@ class MergeSide:
             if field.id not in known and field.parent_id < 0 and not field.nullable
         )
 
-    def backed(self, number: int, rows: BitMap) -> set[int]:
+    def backed(self, number: BaseKey, rows: BitMap) -> set[int]:
         """Return the fields, by the side's ids, of which it has values for rows that left a fragment of the base."""
         holders = self.rows.holders(number, rows) if rows else {}
         return {own for one in holders for own in backing(self.rows.relocated[one].fragment)}
@@ -149,12 +150,12 @@ class MergeSide:
         """Whether the row ids say that both sides have rows that the merge base does not have."""
         return bool(self._identities().shared.stretches)
 
-    def ever_had(self, number: int, offsets: BitMap) -> bool:
+    def ever_had(self, number: BaseKey, offsets: BitMap) -> bool:
         """Tell whether the side had some rows of a fragment of the merge base at any time.
 
         A change that is picked starts from a version the dest does not contain, so its rows may be unknown there.
         """
-        fragment = self.base.fragments.find(number)
+        fragment = None if isinstance(number, AbsentRows) else self.base.fragments.find(number)
         if fragment is None:
             return True
         if not self.base.stable_row_ids:
@@ -162,7 +163,7 @@ class MergeSide:
         ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of the merge base")
         return bool(len(ids.restricted(offsets).through(self._identities().base.back.runs)))
 
-    def of(self, number: int) -> FragmentRowChanges:
+    def of(self, number: BaseKey) -> FragmentRowChanges:
         """Return what became of the rows of one fragment of the merge base."""
         return self.rows.of(number)
 
@@ -234,10 +235,10 @@ def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:
     return source, dest
 
 
-def shared_outside_base(source: MergeSide, dest: MergeSide) -> Iterable[int]:
-    """Return what stands for fragments of rows that both sides have and the merge base does not."""
+def absent_from_base(source: MergeSide, dest: MergeSide) -> Iterable[AbsentRows]:
+    """Return the keys of rows that the merge base does not have, and that may be on both sides."""
     if not source.base.stable_row_ids:
         return ()
-    shared = source.rows.shared()
+    absent = source.rows.absent()
     # The dest's rows are looked up only when the source has such rows, or the row ids say that there are some.
-    return shared | dest.rows.shared() if shared or source.shares_rows else ()
+    return absent | dest.rows.absent() if absent or source.shares_rows else ()

@@ -7,7 +7,7 @@
 Why it is safe. Whatever a side did, a row of the merge base either is where it was, or was moved as it is, or got new
 values, or is gone (`row_changes`), and a row it put in is its own. What both sides did to a row is decided by one table
 (`row_decisions`), what they did to a column by another (`schema_merge`); settings are merged key by key
-(`settings_merge`); and two sides that both mean to provide the rows of one scope contradict each other although no row
+(`merge_settings`); and two sides that both mean to provide the rows of one scope contradict each other although no row
 shows it (`claim_conflicts`). What cannot be known is refused.
 
 Every rule returns its findings. They are collected here, the strategy is applied to all of them in one place, and a
@@ -30,16 +30,23 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.claim_conflicts import SettledClaims, settle_claims
 from lance_dagster.merge.rules.merge_input import MergeInput
-from lance_dagster.merge.rules.merge_side import MergeSide, shared_outside_base, sides_of
+from lance_dagster.merge.rules.merge_side import MergeSide, absent_from_base, sides_of
 from lance_dagster.merge.rules.preconditions import blocking_findings, incompatible_columns, missing_versions
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
 from lance_dagster.merge.rules.row_changes import present
 from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules
-from lance_dagster.merge.rules.schema_merge import MergedSchema, lost_columns, merge_schemas, unfit_returned_rows
+from lance_dagster.merge.rules.row_origins import BaseKey, in_order
+from lance_dagster.merge.rules.schema_merge import (
+    MergedSchema,
+    MergedSettings,
+    lost_columns,
+    merge_schemas,
+    merge_settings,
+    unfit_returned_rows,
+)
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
-from lance_dagster.merge.rules.settings_merge import MergedSettings, merge_settings
 from lance_dagster.merge.rules.strategy import BOTH, HISTORY, KINDS, Conflict, Finding, ParsedStrategy, RowsLookup
 from lance_dagster.transactions.apply import MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
@@ -171,8 +178,8 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         builder.edits.mask(number, offsets)
     for number, offsets in separate.taken.items():
         builder.edits.take(number, offsets)
-    touched = {*_touched(source, rules.schema), *claims.dest.undone, *shared_outside_base(source, dest)}
-    numbers = sorted(touched - separate.base_ids)
+    touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
+    numbers = in_order(touched - separate.base_ids)
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
         builder.apply_decision(each.number, each.situation, each.decision)

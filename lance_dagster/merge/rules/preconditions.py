@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
 from lance_dagster.merge.rules.merge_input import MergeInput, SideHistory
-from lance_dagster.merge.rules.row_changes import GONE
 from lance_dagster.merge.rules.strategy import Conflict, Finding
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
@@ -37,9 +36,6 @@ def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswi
     if _first_generation(one) != _first_generation(other):
         has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
         yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
-    if base.fragments.ids and max(base.fragments.ids) >= GONE:
-        told = f"{source.name} and {dest.name} have fragments with ids from {GONE} on"
-        yield Conflict(kind="history", unit="fragment ids", source=told, dest="their rows cannot be told apart")
     yield from _unknown(source, dest)
 
 

@@ -14,8 +14,8 @@ that is taken back. Rows that are gone when a version takes a change over or bac
 Everything else leaves rows where they are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,33 +38,26 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.merge.rules.column_matching import rows_in_place
 from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
-from lance_dagster.merge.rules.row_changes import (
-    GONE,
-    OFFSET_BITS,
-    SHARED,
-    MatchedFragments,
-    RelocatedRows,
+from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, live_rows, present, rows_out_of_place
+from lance_dagster.merge.rules.row_origins import (
+    NO_ORIGINS,
+    NOWHERE,
+    Origins,
     addresses_of,
     at_addresses,
-    base_ids_of,
     by_address,
-    live_rows,
+    fragments_named,
     offsets_in_base,
-    present,
-    rows_out_of_place,
 )
 from lance_dagster.transactions.claims import APPEND, REPLACE, Change, decode_claims
 from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
 
-_NOWHERE = RowRuns.of(())
-"""The origins of rows none of which the merge base has."""
-
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """What the row ids of a side mean: ids of the merge base, or addresses of rows that only the sides share.
+    """What the row ids of a side mean: ids of the merge base, or of the dest for rows that only the sides share.
 
-    `gone` are the addresses of rows that the base knows, for those it has deleted.
+    `gone` translates the ids of rows that the base knows to those of the dest as well: the base may have deleted them.
     """
 
     base: Translation
@@ -81,12 +74,8 @@ class Identities:
         shared = both.beyond(source_ids)
         gone = both.beyond(shared)
         return (
-            cls(source_ids, shared.shifted(SHARED << OFFSET_BITS), gone.shifted(GONE << OFFSET_BITS)),
-            cls(
-                dest_ids,
-                _itself(shared.back).shifted(SHARED << OFFSET_BITS),
-                _itself(gone.back).shifted(GONE << OFFSET_BITS),
-            ),
+            cls(source_ids, shared, gone),
+            cls(dest_ids, _itself(shared.back), _itself(gone.back)),
         )
 
 
@@ -116,7 +105,7 @@ def located_by_ids(
             # All of its rows came after the merge base. Their ids are not even decoded, so that a merge of appended
             # rows costs their fragments and not their number.
             found[number] = RelocatedRows(
-                fragment=fragment, origins=_NOWHERE, updated=BitMap(), back=BitMap(), live=live
+                fragment=fragment, origins=NO_ORIGINS, updated=BitMap(), back=BitMap(), live=live
             )
         else:
             found[number] = locate.rows(fragment, live)
@@ -146,12 +135,13 @@ class _Locator:
         """Locate the rows of a fragment; deleted rows as well, unless it is in the place of one of the base."""
         ids = _ids(fragment, self.side.name)
         known = ids.through(self.identities.base.runs)
-        alive = known.through(self.base_rows.alive) if len(known) else _NOWHERE
-        dead = known.through(self.base_rows.dead) if len(known) else _NOWHERE
+        alive = known.through(self.base_rows.alive) if len(known) else NOWHERE
+        dead = known.through(self.base_rows.dead) if len(known) else NOWHERE
         shared, gone = (ids.through(of.runs) for of in (self.identities.shared, self.identities.gone))
         back = gone.positions - alive.positions - shared.positions
         rest = dead.positions - back - shared.positions
-        origins = RowRuns.united([alive, shared, gone.restricted(back), dead.restricted(rest)])
+        base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
+        origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
         updated = ids.where_in(self.updated.ids).positions
         if self.updated.by_stamps:
             stamps = _stamps(fragment, self.side.name)
@@ -161,7 +151,8 @@ class _Locator:
             # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
             here = live - alive.positions - back
             in_place = addresses_of(fragment, own).restricted(here)
-            origins = RowRuns.united([alive.restricted(live), gone.restricted(back & live), in_place])
+            base = RowRuns.united([alive.restricted(live), in_place])
+            origins = Origins(base=base, deleted=gone.restricted(back & live))
             updated, back = alive.positions & live, live - alive.positions
         return RelocatedRows(fragment=fragment, origins=origins, updated=updated, back=back, live=live)
 
@@ -176,14 +167,16 @@ class _Locator:
         live &= _ids(fragment, self.side.name).where_in(self.updated.ids).positions
         if not live:
             return known
-        origins = addresses_of(fragment, base_id).restricted(live)
+        addresses = addresses_of(fragment, base_id).restricted(live)
         if known is None:
+            origins = Origins(base=addresses)
             return RelocatedRows(fragment=fragment, origins=origins, updated=live, back=BitMap(), live=live)
         # Those were deleted in the merge base and are alive again.
         others = known.live - live
+        before = known.origins.restricted(others)
         return RelocatedRows(
             fragment=fragment,
-            origins=RowRuns.united([known.origins.restricted(others), origins]),
+            origins=replace(before, base=RowRuns.united([before.base, addresses])),
             updated=(known.updated & others) | live,
             back=known.back & others,
             live=known.live | live,
@@ -206,30 +199,28 @@ class _BaseRows:
         """The address of each deleted row by its id, without rows that were moved and are alive elsewhere."""
         return self.alive.gaps().through(RowRuns.first_of(self._dead.through(self._by_address).inverse()))
 
-    def stamped_otherwise(self, origins: RowRuns, stamps: VersionRuns, common: int) -> BitMap:
+    def stamped_otherwise(self, origins: Origins, stamps: VersionRuns, common: int) -> BitMap:
         """Return the rows the base says were last updated by another version, or after the last common one.
 
         Args:
-            origins: The addresses of rows.
+            origins: Where rows come from.
             stamps: The versions that the side says they were last updated at.
             common: The number of the last version of both lines.
         """
         # What the base does not have may have changed: more is refused then than has to be.
-        unknown = origins.first >= np.uint64(GONE << OFFSET_BITS)
-        differing = bitmap_of(origins.at[unknown], origins.count[unknown])
-        before = self._stamps_of(base_ids_of(origins))
-        pieces = origins.cut(before)
+        differing = origins.deleted.positions | origins.shared.positions
+        before = self._stamps_of(fragments_named(origins.base))
+        pieces = origins.base.cut(before)
         by_position = RowRuns(pieces.at, pieces.count, pieces.at)
         both = by_position.cut(stamps)
         then, now = before.version[pieces.place[both.run]], stamps.version[both.place]
         other = (then != now) | (then > np.uint64(common))
         return differing | bitmap_of(both.at[other], both.count[other])
 
-    def _stamps_of(self, numbers: Iterable[int]) -> VersionRuns:
+    def _stamps_of(self, numbers: Sequence[int]) -> VersionRuns:
         """Return the versions at which rows of fragments of the base were last updated, by address."""
-        known = sorted(number for number in numbers if number < GONE)
-        stamps = [_stamps(present(self._base, number), "the merge base") for number in known]
-        return at_addresses(known, stamps)
+        stamps = [_stamps(present(self._base, number), "the merge base") for number in numbers]
+        return at_addresses(numbers, stamps)
 
     @cached_property
     def _by_address(self) -> RowRuns:
@@ -254,7 +245,7 @@ class _Updated:
 
     @classmethod
     def of(cls, side: SideHistory, deleted: Deleted) -> "_Updated":
-        ids = _NOWHERE
+        ids = NOWHERE
         known: dict[int, RowRuns] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
         by_stamps = side.anchor is None
         for change in side.changes:
@@ -340,8 +331,8 @@ def located_by_replay(
     for number, live in rows_out_of_place(matched, deleted):
         fragment = present(side.manifest, number)
         own = matched.base_of(number)
-        origins = rows.addresses.get(number, _NOWHERE) if own is None else addresses_of(fragment, own)
-        back = BitMap() if own is None else live
+        addresses = rows.addresses.get(number, NOWHERE) if own is None else addresses_of(fragment, own)
+        back, origins = BitMap() if own is None else live, Origins(base=addresses)
         found[number] = RelocatedRows(fragment=fragment, origins=origins, updated=BitMap(), back=back, live=live)
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
@@ -491,4 +482,4 @@ class _Replay:
             return rows.addresses[fragment.id]
         if fragment.id in self.origin:
             return addresses_of(fragment, self.origin[fragment.id])
-        return _NOWHERE
+        return NOWHERE

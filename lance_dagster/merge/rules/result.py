@@ -20,20 +20,18 @@ from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import (
+from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, RowChanges, live_rows, present
+from lance_dagster.merge.rules.row_decisions import Decision, Situation
+from lance_dagster.merge.rules.row_origins import (
     OFFSET_BITS,
-    MatchedFragments,
-    RelocatedRows,
-    RowChanges,
+    BaseKey,
+    Origins,
     addresses_of,
     at_addresses,
-    base_ids_of,
     by_address,
-    live_rows,
+    fragments_named,
     offsets_by_fragment,
-    present,
 )
-from lance_dagster.merge.rules.row_decisions import Decision, Situation
 from lance_dagster.merge.rules.strategy import add_rows
 from lance_dagster.transactions.apply import MAX_FRAGMENT_ID
 from lance_dagster.transactions.row_id_spaces import Translation
@@ -258,8 +256,8 @@ class FragmentBuilder:
             updated_at=encode_version_runs(updated),
         )
 
-    def _origins(self, fragment: Fragment) -> tuple[RowRuns, BitMap]:
-        """Return where the rows of a fragment of the source are in the merge base, and which got new values."""
+    def _origins(self, fragment: Fragment) -> tuple[Origins, BitMap]:
+        """Return where the rows of a fragment of the source come from, and which got new values."""
         rows = self.source_rows.get(fragment.id)
         own = self.source.base_of(fragment.id)
         if own is None:
@@ -269,9 +267,10 @@ class FragmentBuilder:
         # In the base's place still: it is taken because of the columns the source wrote.
         every = BitMap(range(fragment.physical_rows))
         written = every if self._has_other_files(fragment, own) else BitMap()
-        origins = addresses_of(fragment, own)
+        origins = Origins(base=addresses_of(fragment, own))
         if rows is not None:
-            origins = RowRuns.united([origins.restricted(every - rows.live), rows.origins.restricted(rows.live)])
+            others, known = origins.base.restricted(every - rows.live), rows.origins.restricted(rows.live)
+            origins = replace(known, base=RowRuns.united([others, known.base]))
             written = (written - rows.live) | (rows.updated & rows.live)
         return origins, written
 
@@ -292,20 +291,20 @@ class FragmentBuilder:
     def _has_other_files(self, fragment: Fragment, base_id: int) -> bool:
         return bool(set(backing(fragment).values()) - set(backing(present(self.source.base, base_id)).values()))
 
-    def _versions_on_dest(self, origins: RowRuns) -> Iterator[tuple[VersionRuns, VersionRuns]]:
-        """Return when rows of the base were created and last updated on the dest, by position; what it has of them."""
-        numbers = [number for number in base_ids_of(origins) if self.dest.place(number) is not None]
+    def _versions_on_dest(self, origins: Origins) -> Iterator[tuple[VersionRuns, VersionRuns]]:
+        """Return when rows were created and last updated on the dest, by position; what it has of them."""
+        numbers = [number for number in fragments_named(origins.base) if self.dest.place(number) is not None]
         places = [place for number in numbers if (place := self.dest.place(number)) is not None]
         there = by_address(
             numbers, [RowRuns.of([(0, place.physical_rows, place.id << OFFSET_BITS)]) for place in places]
         )
-        yield from self._versions_at(origins.through(there), places)
-        missing = origins.without(there)
+        yield from self._versions_at(origins.base.through(there), places)
+        missing = replace(origins, base=origins.base.without(there))
         for rows in self.dest_rows().relocated.values() if len(missing) else ():
-            offsets = rows.origins.inverse()
-            here = missing.through(offsets).moved(first=rows.fragment.id << OFFSET_BITS)
+            found = missing.found_in(rows.origins)
             # A row that was moved more than once is deleted in all fragments but one; the first that has it counts.
-            missing = missing.without(offsets)
+            missing = missing.without(rows.origins)
+            here = found.moved(first=rows.fragment.id << OFFSET_BITS)
             yield from self._versions_at(here, [rows.fragment])
 
     def _versions_at(self, rows: RowRuns, fragments: Sequence[Fragment]) -> Iterator[tuple[VersionRuns, VersionRuns]]:
@@ -329,7 +328,7 @@ class ResultBuilder:
     deleted: Deleted
     edits: FragmentEdits = field(default_factory=FragmentEdits)
 
-    def apply_decision(self, number: int, facts: Situation, decision: Decision) -> None:
+    def apply_decision(self, number: BaseKey, facts: Situation, decision: Decision) -> None:
         """Write down what was decided about a fragment of the merge base."""
         source, dest, edits = facts.source, facts.dest, self.edits
         taken = decision.from_source

@@ -14,7 +14,7 @@ With stable row ids the ids of the rows in other fragments say which they are. W
 are replayed: a compaction keeps the order of its rows, an update leaves no trace of which new row was which old one.
 """
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress, count
@@ -25,8 +25,9 @@ from pyroaring import BitMap
 
 from lance_dagster.format.deletions import same_deletion_vector
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.row_runs import RowRuns, U64Array, VersionRuns, bitmap_of, elements
+from lance_dagster.format.row_runs import RowRuns, U64Array, bitmap_of, elements
 from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
+from lance_dagster.merge.rules.row_origins import NOWHERE, AbsentRows, BaseKey, Origins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +133,11 @@ def present(manifest: Manifest, number: int) -> Fragment:
     return fragment
 
 
-OFFSET_BITS = 32
-GONE, SHARED = 2**30, 2**30 + 2**29
-"""From these fragment ids on, addresses are the ids that rows have on the dest which the base does not have.
-
-Before `SHARED` they are of rows the base had deleted, whole fragments of them, and a side brought back; from it on, of
-rows that came to both sides by other ways.
-"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RelocatedRows:
     """Rows of a fragment that are not where the base has them.
 
-    `origins` gives by the offset of a row its address in the merge base; rows without one were put in since.
+    `origins` says where each row comes from; rows without an origin were put in since.
     `updated` are the offsets of rows that got new values since, `back` those of rows that the base has only as deleted.
     `live` are the offsets of the rows meant: all that are not deleted, or in a fragment that is in the place of one of
     the base, those that the base has deleted there. A fragment of new rows alone has no origins, so that it costs the
@@ -153,7 +145,7 @@ class RelocatedRows:
     """
 
     fragment: Fragment
-    origins: RowRuns
+    origins: Origins
     updated: BitMap
     back: BitMap
     live: BitMap
@@ -169,105 +161,63 @@ class RelocatedRows:
         return self.inserted | (self.live & (self.updated | self.back))
 
     @property
-    def base_ids(self) -> Iterable[int]:
+    def base_keys(self) -> Collection[BaseKey]:
         """The fragments of the base that rows come from."""
-        return self._by_fragment
+        return self._by_key.keys()
 
-    def from_base(self, base_ids: Container[int]) -> dict[int, tuple[BitMap, BitMap]]:
-        """Return, by fragment of the base, the offsets there of the live rows moved and of those updated."""
+    def from_base(self, base_ids: Container[int]) -> dict[BaseKey, tuple[BitMap, BitMap]]:
+        """Return, by fragment of the base, the offsets there of the live rows moved and of those updated.
+
+        Args:
+            base_ids: The fragments of the base that are asked for; rows it does not have are always returned.
+        """
         if not len(self.origins):
             return {}
         live = self.origins.restricted(self.live)
-        moved = offsets_in_base(live.restricted(self.live - self.updated) if self.updated else live)
-        updated = offsets_in_base(live.restricted(self.updated)) if self.updated else {}
+        moved = (live.restricted(self.live - self.updated) if self.updated else live).in_base()
+        updated = live.restricted(self.updated).in_base() if self.updated else {}
         return {
-            number: (moved.get(number, BitMap()), updated.get(number, BitMap()))
-            for number in moved.keys() | updated.keys()
-            if number in base_ids or number >= GONE
+            key: (moved.get(key, BitMap()), updated.get(key, BitMap()))
+            for key in moved.keys() | updated.keys()
+            if key in base_ids or isinstance(key, AbsentRows)
         }
 
-    def at(self, base_id: int, offsets: BitMap) -> BitMap:
-        """Return the offsets here of rows given by their offsets in a fragment of the base."""
-        rows = self._by_fragment.get(base_id)
+    def at(self, key: BaseKey, offsets: BitMap) -> BitMap:
+        """Return the offsets here of live rows given by their offsets in a fragment of the base."""
+        rows = self._by_key.get(key)
         if rows is None:
             return BitMap()
         here = rows.restricted(offsets)
         return bitmap_of(here.first, here.count) & self.live
 
-    def in_base(self, offsets: BitMap) -> dict[int, BitMap]:
-        """Return, by fragment of the base, the offsets there of rows given by their offsets here."""
-        return offsets_in_base(self.origins.restricted(offsets))
+    def pairs(self, key: BaseKey, offsets: BitMap) -> tuple[U64Array, U64Array]:
+        """Return offsets in a fragment of the base, ascending, and the offsets here, of those rows that are live here.
 
-    def live_from(self, base_ids: Collection[int]) -> BitMap:
+        Args:
+            key: The fragment of the base.
+            offsets: Offsets in it of the rows asked for.
+        """
+        rows = self._by_key.get(key, NOWHERE).restricted(offsets)
+        there, here = elements(rows.positions), rows.values()
+        live = np.isin(here, elements(bitmap_of(rows.first, rows.count) & self.live))
+        return there[live], here[live]
+
+    def in_base(self, offsets: BitMap) -> dict[BaseKey, BitMap]:
+        """Return, by fragment of the base, the offsets there of rows given by their offsets here."""
+        return self.origins.restricted(offsets).in_base()
+
+    def live_from(self, base_ids: Container[int]) -> BitMap:
         """Return the offsets here of the live rows that come from some fragments of the base."""
-        others = [rows for number, rows in self._by_fragment.items() if number not in base_ids]
+        others = [rows for key, rows in self._by_key.items() if key not in base_ids]
         live = self.live & self.origins.positions
         for rows in others:
             live -= bitmap_of(rows.first, rows.count)
         return live
 
     @cached_property
-    def _by_fragment(self) -> dict[int, RowRuns]:
+    def _by_key(self) -> dict[BaseKey, RowRuns]:
         """By fragment of the base the offsets here of its rows: one compaction may have those of thousands."""
-        return {number: RowRuns(at, count, first) for number, at, count, first in _by_fragment(self.origins)}
-
-
-def offsets_in_base(origins: RowRuns) -> dict[int, BitMap]:
-    """Return, by fragment of the merge base, the offsets there that some addresses name."""
-    return {number: bitmap_of(at, count) for number, at, count, _ in _by_fragment(origins)}
-
-
-def _by_fragment(origins: RowRuns) -> Iterator[tuple[int, U64Array, U64Array, U64Array]]:
-    """Group runs by the fragments that their addresses name: offsets there, numbers of rows, and positions."""
-    if not len(origins):
-        return
-    rows = _within_fragments(origins).inverse()
-    numbers = rows.at >> np.uint64(OFFSET_BITS)
-    offsets = rows.at & np.uint64(2**OFFSET_BITS - 1)
-    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]).tolist()
-    for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
-        yield int(numbers[start]), offsets[start:end], rows.count[start:end], rows.first[start:end]
-
-
-def base_ids_of(origins: RowRuns) -> list[int]:
-    """Return the fragments of the merge base that some addresses name."""
-    numbers: list[int] = np.unique(_within_fragments(origins).first >> np.uint64(OFFSET_BITS)).tolist()
-    return numbers
-
-
-def by_address(numbers: Sequence[int], parts: Sequence[RowRuns]) -> RowRuns:
-    """Put maps from offsets in fragments together as one from addresses.
-
-    Args:
-        numbers: The ids of the fragments, ascending.
-        parts: The map of each.
-    """
-    together = RowRuns.concatenated(parts)
-    starts = np.array(numbers, np.uint64) << np.uint64(OFFSET_BITS)
-    # One sum for all: a table of thousands of fragments would pay for thousands of small ones.
-    return RowRuns(together.at + np.repeat(starts, [len(part) for part in parts]), together.count, together.first)
-
-
-def at_addresses(numbers: Sequence[int], parts: Sequence[VersionRuns]) -> VersionRuns:
-    """Put the versions of rows of fragments, given by their ascending ids, together as those of addresses."""
-    at = by_address(numbers, [RowRuns(part.at, part.count, part.at) for part in parts])
-    return VersionRuns(at.at, at.count, np.concatenate([at.at[:0], *(part.version for part in parts)]))
-
-
-def offsets_by_fragment(rows: RowRuns) -> dict[int, BitMap]:
-    """Group the positions of a map, which are addresses, by their fragments: the offsets in each."""
-    return offsets_in_base(RowRuns(rows.at, rows.count, rows.at))
-
-
-def _within_fragments(origins: RowRuns) -> RowRuns:
-    """Cut runs where a fragment ends. Only those that stand for row ids go on into the next."""
-    shift = np.uint64(OFFSET_BITS)
-    numbers, last = origins.first >> shift, origins.lasts >> shift
-    if np.array_equal(numbers, last):
-        return origins
-    every = np.unique(np.concatenate([np.arange(*pair) for pair in zip(numbers, last + np.uint64(1), strict=True)]))
-    whole = np.full(len(every), 2**OFFSET_BITS, np.uint64)
-    return origins.through(RowRuns(every << shift, whole, every << shift))
+        return self.origins.by_key()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,62 +251,64 @@ class RowChanges:
     relocated: Mapping[int, RelocatedRows]
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
 
-    def of(self, base_id: int) -> FragmentRowChanges:
-        """Return what became of the rows of one fragment of the base."""
-        place, stays = self.matched.place(base_id), BitMap()
+    def of(self, key: BaseKey) -> FragmentRowChanges:
+        """Return what became of the rows of one fragment of the base, or of rows that the base does not have."""
+        moved, updated = self.moved_from(key)
+        if isinstance(key, AbsentRows):
+            return FragmentRowChanges(place=None, stays=BitMap(), moved=moved, updated=updated)
+        place, stays = self.matched.place(key), BitMap()
         if place is not None:
             stays = live_rows(self.matched.side, place, self.deleted)
-            stays -= self.deleted(self.matched.base, present(self.matched.base, base_id))
-        moved, updated = self.moved_from(base_id)
+            stays -= self.deleted(self.matched.base, present(self.matched.base, key))
         in_place = stays & updated
         stays -= in_place
-        rewritten = self.rewritten.get(base_id, BitMap()) - stays - moved - updated
+        rewritten = self.rewritten.get(key, BitMap()) - stays - moved - updated
         if rewritten:
-            rewritten -= self.deleted(self.matched.base, present(self.matched.base, base_id))
+            rewritten -= self.deleted(self.matched.base, present(self.matched.base, key))
         return FragmentRowChanges(
             place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten, in_place=in_place
         )
 
-    def moved_from(self, base_id: int) -> tuple[BitMap, BitMap]:
+    def moved_from(self, key: BaseKey) -> tuple[BitMap, BitMap]:
         """Return the rows of a changed fragment of the base that were moved as they are, and those updated."""
-        return self._gathered.get(base_id, (BitMap(), BitMap()))
+        return self._gathered.get(key, (BitMap(), BitMap()))
 
-    def shared(self) -> set[int]:
-        """Return the ids that stand for fragments of rows which both sides have and the base has not."""
-        return {number for number in self._gathered if number >= GONE}
+    def absent(self) -> set[AbsentRows]:
+        """Return the keys of the live rows that the base does not have, and that are known to more than this side."""
+        return {key for key in self._gathered if isinstance(key, AbsentRows)}
 
-    def holders(self, base_id: int, offsets: BitMap) -> dict[int, BitMap]:
+    def holders(self, key: BaseKey, offsets: BitMap) -> dict[int, BitMap]:
         """Return where rows of a fragment of the base lie elsewhere: offsets by fragment of the side."""
-        numbers = self._numbers_by_base.get(base_id, ()) if offsets else ()
-        found = {number: self.relocated[number].at(base_id, offsets) for number in numbers}
+        numbers = self.numbers_by_key.get(key, ()) if offsets else ()
+        found = {number: self.relocated[number].at(key, offsets) for number in numbers}
         return {number: here for number, here in found.items() if here}
 
-    def places(self, base_id: int, offsets: BitMap) -> dict[int, tuple[frozenset[str], int]]:
+    def places(self, key: BaseKey, offsets: BitMap) -> dict[int, tuple[frozenset[str], int]]:
         """Return the files and the offset in them of rows that lie elsewhere, by their offsets in a base fragment."""
         found: dict[int, tuple[frozenset[str], int]] = {}
-        for number, here in self.holders(base_id, offsets).items():
+        for number in self.numbers_by_key.get(key, ()) if offsets else ():
             rows = self.relocated[number]
-            origins = rows.origins.at_positions(elements(here)) & np.uint64(2**OFFSET_BITS - 1)
             names = rows.fragment.file_names
-            found |= {there: (names, offset) for there, offset in zip(origins.tolist(), here, strict=True)}
+            there, here = rows.pairs(key, offsets)
+            found |= {row: (names, place) for row, place in zip(there.tolist(), here.tolist(), strict=True)}
         return found
 
     @cached_property
-    def _numbers_by_base(self) -> dict[int, list[int]]:
+    def numbers_by_key(self) -> Mapping[BaseKey, Sequence[int]]:
         """The relocated fragments that rows of each fragment of the base are in."""
-        found: dict[int, list[int]] = {}
+        found: dict[BaseKey, list[int]] = {}
         for number, rows in self.relocated.items():
-            for base_id in rows.base_ids:
-                found.setdefault(base_id, []).append(number)
+            for key in rows.base_keys:
+                found.setdefault(key, []).append(number)
         return found
 
     @cached_property
-    def _gathered(self) -> dict[int, tuple[BitMap, BitMap]]:
-        found: dict[int, tuple[BitMap, BitMap]] = {}
+    def _gathered(self) -> dict[BaseKey, tuple[BitMap, BitMap]]:
+        found: dict[BaseKey, tuple[BitMap, BitMap]] = {}
         for rows in self.relocated.values():
-            for number, (moved, updated) in rows.from_base(self.matched.changed).items():
-                before = found.get(number)
-                found[number] = (moved, updated) if before is None else (before[0] | moved, before[1] | updated)
+            for key, (moved, updated) in rows.from_base(self.matched.changed).items():
+                before = found.get(key)
+                found[key] = (moved, updated) if before is None else (before[0] | moved, before[1] | updated)
         return found
 
 
@@ -375,8 +327,3 @@ def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[t
 def live_rows(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMap:
     """Return the offsets of the rows of a fragment that are not deleted."""
     return BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment)
-
-
-def addresses_of(fragment: Fragment, base_id: int) -> RowRuns:
-    """Return the addresses of all rows of a fragment that is in the place of one of the base."""
-    return RowRuns.of([(0, fragment.physical_rows, base_id << OFFSET_BITS)])

@@ -11,15 +11,15 @@ from pyroaring import BitMap
 from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
 from lance_dagster.merge.rules.merge_input import SideHistory, makers
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.row_changes import GONE
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, RowRules
+from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, add_rows, in_base
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.conflicts import touched_fragments
 
 _ROWS = (Update, Delete, Overwrite, Restore)
 _COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
-_Rows = dict[int, BitMap]
+_Rows = dict[BaseKey, BitMap]
 
 
 def row_findings(
@@ -139,16 +139,16 @@ class _Report:
         return ", ".join(sorted(path for number, path in self._rules.schema.paths.items() if number in fields))
 
 
-def _place(fragments: Collection[int]) -> str:
+def _place(fragments: Collection[BaseKey]) -> str:
     """Say in which fragments of the merge base rows are; some may be in none."""
-    known = sorted(number for number in fragments if number < GONE)
+    known = sorted(number for number in fragments if isinstance(number, int))
     if not known:
         return "that the merge base does not have"
     named = f"in fragment{'s' * (len(known) > 1)} {', '.join(map(str, known))} of the merge base"
     return named if len(known) == len(fragments) else f"{named}, and in none"
 
 
-def _who_touched(side: SideHistory, fragments: frozenset[int]) -> str:
+def _who_touched(side: SideHistory, fragments: frozenset[BaseKey]) -> str:
     """Name who changed rows of some fragments of the merge base; all who changed rows, where that cannot be told."""
     if side.anchor is None or not side.same_ids:
         return _who(side, _ROWS)

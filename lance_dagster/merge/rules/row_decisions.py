@@ -22,9 +22,10 @@ from pyroaring import BitMap
 from lance_dagster.format.model import Fragment
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.row_changes import GONE, SHARED, FragmentRowChanges, live_rows, present
+from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows, present
+from lance_dagster.merge.rules.row_origins import Absence, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.schema_merge import MergedSchema
-from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, Rows
+from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy
 
 Fields = frozenset[int]
 """Ids of fields of the result."""
@@ -75,12 +76,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedFragment:
-    """What was decided about the rows of a fragment of the merge base, or of what stands for one.
+    """What was decided about the rows of a fragment of the merge base, or about rows that it does not have.
 
     `written_twice` are fields that both sides wrote beside the same rows: each has the rows that both sides have.
     """
 
-    number: int
+    number: BaseKey
     situation: Situation
     decision: Decision
     written_twice: Mapping[int, BitMap]
@@ -97,23 +98,24 @@ class RowRules:
     source: MergeSide
     dest: MergeSide
     schema: MergedSchema
-    source_undone: Rows
-    dest_undone: Rows
+    source_undone: BaseRows
+    dest_undone: BaseRows
     strategy: ParsedStrategy
     returning: bool = False
 
-    def decide_fragment(self, number: int) -> DecidedFragment | None:
+    def decide_fragment(self, number: BaseKey) -> DecidedFragment | None:
         """Decide about the rows of a fragment of the merge base; None when the dest keeps all as it is.
 
         Args:
-            number: The fragment, or what stands for a fragment of rows that the merge base does not have.
+            number: The fragment, or the key of rows that the merge base does not have.
         """
-        fragment = None if number >= GONE else present(self.source.base, number)
+        absence = number.why if isinstance(number, AbsentRows) else None
+        fragment = None if isinstance(number, AbsentRows) else present(self.source.base, number)
         both = source, dest = self._compared(number)
         # What came to both sides by other ways would be in a merge base that contains both; what the base has deleted
         # is not there.
         unknown = dest.alive if self.returning else source.alive | dest.alive
-        unknown = unknown if number >= SHARED else BitMap()
+        unknown = unknown if absence is Absence.SHARED else BitMap()
         live = unknown if fragment is None else live_rows(self.source.base, fragment, self.source.lookups.deleted)
         source_undone = self.source_undone.get(number, BitMap())
         dest_undone = self.dest_undone.get(number, BitMap())
@@ -151,7 +153,7 @@ class RowRules:
         ids = self.schema.from_source
         return {ids[own] for own in fields if own in ids}
 
-    def _compared(self, number: int) -> tuple[FragmentRowChanges, FragmentRowChanges]:
+    def _compared(self, number: BaseKey) -> tuple[FragmentRowChanges, FragmentRowChanges]:
         """Return what became of the rows of a fragment of the base on both sides.
 
         Rows that both have with the same new values, from the same file, count as changed by the dest alone; by the
@@ -166,25 +168,25 @@ class RowRules:
                 source = replace(source, updated=source.updated - same, moved=source.moved | same)
             elif of_dest < of_source:
                 dest = replace(dest, updated=dest.updated - same, moved=dest.moved | same)
-        was_deleted = GONE <= number < SHARED
+        was_deleted = isinstance(number, AbsentRows) and number.why is Absence.DELETED
         if was_deleted and self.dest.hides_filled_columns and (back := source.moved & dest.moved - both):
             other = back - self._in_one_place(number, back)
             source = replace(source, updated=source.updated | other, moved=source.moved - other)
             dest = replace(dest, updated=dest.updated | other, moved=dest.moved - other)
         return source, dest
 
-    def _in_one_place(self, number: int, rows: BitMap) -> BitMap:
+    def _in_one_place(self, number: BaseKey, rows: BitMap) -> BitMap:
         """Return the rows that both sides have at the same offset of the same file: they are the same rows."""
         source, dest = (side.rows.places(number, rows) for side in (self.source, self.dest))
         return BitMap(offset for offset, place in source.items() if dest.get(offset) == place)
 
     def _differing_fields(
-        self, number: int, fragment: Fragment | None, both: tuple[FragmentRowChanges, FragmentRowChanges]
+        self, number: BaseKey, fragment: Fragment | None, both: tuple[FragmentRowChanges, FragmentRowChanges]
     ) -> tuple[Fields, Fields]:
         """Return the fields of which each side has other values than the base for a fragment's rows.
 
         Args:
-            number: What stands for the fragment.
+            number: The key of the fragment.
             fragment: It, in the base; None for rows that the base does not have.
             both: What became of its rows on the source and on the dest.
         """
@@ -230,7 +232,7 @@ class RowRules:
         return source, dest
 
 
-def _changed(number: int, fragment: Fragment | None, changes: FragmentRowChanges, side: MergeSide) -> set[int]:
+def _changed(number: BaseKey, fragment: Fragment | None, changes: FragmentRowChanges, side: MergeSide) -> set[int]:
     columns, changed = side.columns, set[int]()
     if changes.place is None or fragment is None or changes.moved or changes.updated:
         # Rows that moved have what was written beside them on the way.

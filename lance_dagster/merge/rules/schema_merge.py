@@ -1,4 +1,4 @@
-"""Merge the schemas of both sides, field by field and facet by facet.
+"""Merge the schemas of both sides, field by field and facet by facet, and their settings, key by key.
 
 A field is known by its id in the merge base. A field one side added gets an id of the dest's, since both sides count
 on from the same number. A cast drops a field and adds another one of the same name with the values converted: rows
@@ -7,19 +7,23 @@ that only the other side has would lose their values, so such rows are a conflic
 Rows of one side do not always fit the column of the other: a cast gives a column a new id and converts only the rows
 that are there, and a column that may not be null has no value for rows that were written without it. No strategy
 settles either, since columns and rows would have to be given up together.
+
+Settings are table metadata, configuration and schema metadata. A key that is absent has a value too: one side removing
+what the other changed is a conflict. Records of merges in the table metadata belong to the dest alone: they tell which
+row ids and fields of which branch it has.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Generic, TypeVar
 
 from lance_dagster.format.evolution import next_field_id, subtree
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update
+from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update, without_merge_records
 from lance_dagster.merge.rules.column_matching import Columns, paths_of
 from lance_dagster.merge.rules.merge_input import makers
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.settings_merge import merge_map
 from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, ParsedStrategy, on_side
 
 _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
@@ -413,3 +417,82 @@ def _conflict(path: str, did: str, changer: MergeSide, writer: MergeSide) -> Con
     told = f"{changed_by} {did}", f"{written_by} wrote rows without that"
     source, dest = told if changer.is_source else told[::-1]
     return Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)
+
+
+V = TypeVar("V", str, bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedSettings:
+    """The settings of the result, and where both sides changed one differently."""
+
+    table_metadata: dict[str, str]
+    config: dict[str, str]
+    schema_metadata: dict[str, bytes]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedMap(Generic[V]):
+    """A map that was merged, and the keys that both sides changed differently."""
+
+    values: dict[str, V]
+    findings: tuple[Finding, ...]
+
+
+def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> MergedSettings:
+    """Merge the table metadata, the configuration and the schema metadata of two sides."""
+    base, one, other = source.base, source.manifest, dest.manifest
+    names = (source.name, dest.name)
+    own = without_merge_records(base.table_metadata), without_merge_records(one.table_metadata)
+    metadata = merge_map((*own, other.table_metadata), "table_metadata", names, strategy)
+    config = merge_map((base.config, one.config, other.config), "config", names, strategy)
+    schema = merge_map(
+        (base.schema_metadata, one.schema_metadata, other.schema_metadata), "schema_metadata", names, strategy
+    )
+    return MergedSettings(
+        table_metadata=metadata.values,
+        config=config.values,
+        schema_metadata=schema.values,
+        findings=(*metadata.findings, *config.findings, *schema.findings),
+    )
+
+
+def merge_map(
+    states: tuple[Mapping[str, V], Mapping[str, V], Mapping[str, V]],
+    kind: str,
+    names: tuple[str, str],
+    strategy: ParsedStrategy,
+) -> MergedMap[V]:
+    """Merge a map three ways.
+
+    Args:
+        states: The map in the merge base, the source and the dest.
+        kind: What the map is, for conflicts.
+        names: What source and dest are called.
+        strategy: Who wins where both changed a key differently.
+    """
+    base, source, dest = states
+    result, findings = dict(dest), []
+    for key in sorted(base.keys() | source.keys()):
+        base_value, source_value, dest_value = base.get(key), source.get(key), dest.get(key)
+        if source_value in (base_value, dest_value):
+            continue
+        if dest_value != base_value:
+            did = [f"{names[0]} {_verb(base_value, source_value)} it"]
+            did.append(f"{names[1]} {_verb(base_value, dest_value)} it differently")
+            conflict = Conflict(kind=kind, unit=f"{kind} key {key!r}", source=did[0], dest=did[1])
+            findings.append(Finding(conflict=conflict))
+            if strategy.winner_of(findings[-1]) != SOURCE_WINS:
+                continue
+        if source_value is None:
+            result.pop(key, None)
+        else:
+            result[key] = source_value
+    return MergedMap(values=result, findings=tuple(findings))
+
+
+def _verb(before: object, after: object) -> str:
+    if before is None:
+        return "set"
+    return "removed" if after is None else "changed"

@@ -45,7 +45,7 @@ def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
     matched, relocated = source.fragments, source.rows.relocated
     # Rows that came back to life in a fragment have to leave it on the dest first: the general rules know how.
     in_place = [rows for number, rows in relocated.items() if matched.base_of(number) is not None]
-    revived = {number for rows in in_place for number in rows.base_ids}
+    revived = {number for rows in in_place for number in rows.base_keys}
     masked: dict[int, BitMap] = {}
     known: set[int] = set()
     removed = updated_rows = 0

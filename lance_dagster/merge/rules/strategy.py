@@ -11,11 +11,12 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.merge.rules.row_origins import BaseRows
 
 SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
 BOTH = (SOURCE_WINS, DEST_WINS)
@@ -35,6 +36,7 @@ Strategy = str | Mapping[str, str] | None
 """
 Rows = Mapping[int, BitMap]
 """Offsets by fragment id."""
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class ConflictingRows:
     fields that both sides wrote beside these rows: a row whose values are still equal is not shown.
     """
 
-    base: Rows = field(default_factory=dict)
+    base: BaseRows = field(default_factory=dict)
     source: Rows = field(default_factory=dict)
     dest: Rows = field(default_factory=dict)
     fields: frozenset[int] = frozenset()
@@ -85,7 +87,7 @@ class Finding:
     rows: RowsLookup | None = None
 
 
-def in_base(rows: Rows, fields: frozenset[int] = frozenset()) -> RowsLookup:
+def in_base(rows: BaseRows, fields: frozenset[int] = frozenset()) -> RowsLookup:
     """Refer to rows of the merge base."""
     return lambda: ConflictingRows(base=rows, fields=fields)
 
@@ -95,10 +97,10 @@ def on_side(rows: Rows, *, source: bool) -> RowsLookup:
     return lambda: ConflictingRows(source=rows) if source else ConflictingRows(dest=rows)
 
 
-def add_rows(rows: dict[int, BitMap], number: int, offsets: BitMap) -> None:
+def add_rows(rows: dict[_Key, BitMap], key: _Key, offsets: BitMap) -> None:
     """Add rows of a fragment to those that are collected."""
     if offsets:
-        rows[number] = rows.get(number, BitMap()) | offsets
+        rows[key] = rows.get(key, BitMap()) | offsets
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lance_dagster.merge.rules.settings_merge import merge_map
+from lance_dagster.merge.rules.schema_merge import merge_map
 from lance_dagster.merge.rules.strategy import ParsedStrategy
 from tests.merge.rules.literal_merges import told
 

@@ -1,0 +1,183 @@
+"""Where the rows of a fragment come from: addresses in the merge base, and keys for rows that it does not have.
+
+A row of the merge base is known by its address there: the id of its fragment and the offset in it, as 32 bits each. All
+ids of fragments and all offsets are valid, so no address is left over for a row that the merge base does not have.
+Such rows have row ids that both sides know, and a key of another type.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from pyroaring import BitMap
+
+from lance_dagster.format.model import Fragment
+from lance_dagster.format.row_runs import RowRuns, VersionRuns
+
+OFFSET_BITS = 32
+
+
+class Absence(Enum):
+    """Why the merge base does not have a row that a side has, although the row is known to more than that side."""
+
+    DELETED = "deleted in the merge base, with its whole fragment, and brought back since"
+    SHARED = "on both sides, by merges of a branch that the merge base does not contain"
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentRows:
+    """The key, in place of a fragment of the merge base, of rows that the merge base does not have.
+
+    Rows of the merge base are known by their fragment and the offset in it. These have no fragment there, so they are
+    known by the row ids that they have on the dest: by the upper 32 bits, which are `block`, and the lower 32 bits,
+    which stand for the offset. Offsets of both kinds fit into Roaring bitmaps.
+    """
+
+    why: Absence
+    block: int
+
+
+BaseKey = int | AbsentRows
+"""The id of a fragment of the merge base, or the key of rows that it does not have."""
+BaseRows = Mapping[BaseKey, BitMap]
+"""Offsets by fragment of the merge base, rows that it does not have included."""
+
+
+def in_order(keys: Iterable[BaseKey]) -> list[BaseKey]:
+    """Return keys in the order of the merge base, those of rows that it does not have last."""
+    return sorted(keys, key=lambda key: (0, "", key) if isinstance(key, int) else (1, key.why.name, key.block))
+
+
+NOWHERE = RowRuns.of(())
+"""The origins of rows none of which the merge base has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """Where the rows of a fragment of a side come from, by their offsets in the fragment.
+
+    `base` gives the address in the merge base, `deleted` and `shared` give the row id on the dest, of rows that the
+    merge base does not have. No row stands in two of them; a row that stands in none was inserted by the side alone.
+    """
+
+    base: RowRuns = NOWHERE
+    deleted: RowRuns = NOWHERE
+    shared: RowRuns = NOWHERE
+
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return len(self.base) + len(self.deleted) + len(self.shared)
+
+    @property
+    def positions(self) -> BitMap:
+        """Offsets of the rows that come from somewhere."""
+        positions = self.base.positions
+        for _, rows in self._absent():
+            positions |= rows.positions
+        return positions
+
+    def restricted(self, offsets: BitMap) -> "Origins":
+        """Return the origins of some rows only."""
+        base = self.base.restricted(offsets)
+        if not (len(self.deleted) or len(self.shared)):
+            # So it is for nearly every fragment: large merges are paid for by such looks at what is empty.
+            return Origins(base=base)
+        return Origins(base=base, deleted=self.deleted.restricted(offsets), shared=self.shared.restricted(offsets))
+
+    def by_key(self) -> "dict[BaseKey, RowRuns]":
+        """Return, by fragment of the merge base, the offsets here of rows by their offsets there."""
+        found: dict[BaseKey, RowRuns] = dict(_by_fragment(self.base))
+        for why, rows in self._absent():
+            found |= {AbsentRows(why, block): offsets for block, offsets in _by_fragment(rows)}
+        return found
+
+    def in_base(self) -> dict[BaseKey, BitMap]:
+        """Return, by fragment of the merge base, the offsets there of the rows."""
+        return {key: rows.positions for key, rows in self.by_key().items()}
+
+    def found_in(self, other: "Origins") -> RowRuns:
+        """Return, by offset here, the offset of the same row in another fragment, for rows that have one there."""
+        pairs = [(self.base, other.base), (self.deleted, other.deleted), (self.shared, other.shared)]
+        return RowRuns.united([own.through(there.inverse()) for own, there in pairs if len(own) and len(there)])
+
+    def without(self, other: "Origins") -> "Origins":
+        """Return the origins of rows that another fragment does not have."""
+        pairs = [(self.base, other.base), (self.deleted, other.deleted), (self.shared, other.shared)]
+        left = [own.without(there.inverse()) if len(own) and len(there) else own for own, there in pairs]
+        return Origins(base=left[0], deleted=left[1], shared=left[2])
+
+    def _absent(self) -> Iterator[tuple[Absence, RowRuns]]:
+        if len(self.deleted):
+            yield Absence.DELETED, self.deleted
+        if len(self.shared):
+            yield Absence.SHARED, self.shared
+
+
+NO_ORIGINS = Origins()
+"""Those of rows that a side inserted."""
+
+
+def addresses_of(fragment: Fragment, base_id: int) -> RowRuns:
+    """Return the addresses of all rows of a fragment that is in the place of one of the base."""
+    return RowRuns.of([(0, fragment.physical_rows, base_id << OFFSET_BITS)])
+
+
+def offsets_in_base(addresses: RowRuns) -> dict[int, BitMap]:
+    """Return, by fragment of the merge base, the offsets there that some addresses name."""
+    return {number: rows.positions for number, rows in _by_fragment(addresses)}
+
+
+def _by_fragment(addresses: RowRuns) -> Iterator[tuple[int, RowRuns]]:
+    """Group runs by the upper 32 bits of their numbers: the positions by the lower 32 bits."""
+    if not len(addresses):
+        return
+    rows = _within_fragments(addresses).inverse()
+    numbers = rows.at >> np.uint64(OFFSET_BITS)
+    offsets = rows.at & np.uint64(2**OFFSET_BITS - 1)
+    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]).tolist()
+    for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
+        yield int(numbers[start]), RowRuns(offsets[start:end], rows.count[start:end], rows.first[start:end])
+
+
+def fragments_named(addresses: RowRuns) -> list[int]:
+    """Return the fragments that some addresses name, ascending."""
+    numbers: list[int] = np.unique(_within_fragments(addresses).first >> np.uint64(OFFSET_BITS)).tolist()
+    return numbers
+
+
+def by_address(numbers: Sequence[int], parts: Sequence[RowRuns]) -> RowRuns:
+    """Put maps from offsets in fragments together as one from addresses.
+
+    Args:
+        numbers: The ids of the fragments, ascending.
+        parts: The map of each.
+    """
+    together = RowRuns.concatenated(parts)
+    starts = np.array(numbers, np.uint64) << np.uint64(OFFSET_BITS)
+    # One sum for all: a table of thousands of fragments would pay for thousands of small ones.
+    return RowRuns(together.at + np.repeat(starts, [len(part) for part in parts]), together.count, together.first)
+
+
+def at_addresses(numbers: Sequence[int], parts: Sequence[VersionRuns]) -> VersionRuns:
+    """Put the versions of rows of fragments, given by their ascending ids, together as those of addresses."""
+    at = by_address(numbers, [RowRuns(part.at, part.count, part.at) for part in parts])
+    return VersionRuns(at.at, at.count, np.concatenate([at.at[:0], *(part.version for part in parts)]))
+
+
+def offsets_by_fragment(rows: RowRuns) -> dict[int, BitMap]:
+    """Group the positions of a map, which are addresses, by their fragments: the offsets in each."""
+    return offsets_in_base(RowRuns(rows.at, rows.count, rows.at))
+
+
+def _within_fragments(addresses: RowRuns) -> RowRuns:
+    """Cut runs where a fragment ends. Runs of addresses end there; only runs of row ids go on into the next block."""
+    shift = np.uint64(OFFSET_BITS)
+    numbers, last = addresses.first >> shift, addresses.lasts >> shift
+    if np.array_equal(numbers, last):
+        return addresses
+    every = np.unique(
+        np.concatenate([np.arange(*pair, dtype=np.uint64) for pair in zip(numbers, last + np.uint64(1), strict=True)])
+    )
+    whole = np.full(len(every), 2**OFFSET_BITS, np.uint64)
+    return addresses.through(RowRuns(every << shift, whole, every << shift))
