@@ -199,7 +199,7 @@ def _commit(context: TableContext, head: State, operation: Operation, properties
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(context.versions, head.branch, transaction)
+    return commit_transaction(context.versions, head.branch, transaction, read=head)
 
 
 def _written(context: TableContext, head: State, group: Group, goal: Goal) -> tuple[Fragment, ...]:

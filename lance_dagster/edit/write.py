@@ -103,7 +103,7 @@ def submit(context: TableContext, head: State, operation: Operation, properties:
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(context.versions, head.branch, transaction)
+    return commit_transaction(context.versions, head.branch, transaction, read=head)
 
 
 def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:

@@ -20,6 +20,7 @@ and this package would then read or copy files of the user who runs it. `is_file
 
 import re
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 
 from lance_dagster.format.model import DeletionFile
 
@@ -82,16 +83,16 @@ def parse_manifest_names(names: Iterable[str]) -> tuple[list[int], list[int]]:
 
 
 def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
-    """Return a subset of a listing that contains the newest version: a single name when all are V2.
+    """Return a subset of a listing that contains the two newest versions: no other names when all are V2.
 
     In a folder with both schemes, names of both are returned, so that the caller still detects the mixture.
     """
     others = [name for name in names if len(name) != _MANIFEST_NAME_LENGTH]
     # Detached versions (`d...manifest`) have the same length; they start with a letter, which sorts after digits.
-    newest = min((name for name in names if len(name) == _MANIFEST_NAME_LENGTH), default=None)
-    if newest is None:
+    newest = nsmallest(2, (name for name in names if len(name) == _MANIFEST_NAME_LENGTH))
+    if not newest:
         return others
-    return [newest, *others] if parse_manifest_name(newest) is not None else names
+    return [*newest, *others] if parse_manifest_name(newest[-1]) is not None else names
 
 
 def branch_root(branch: str) -> str:
@@ -183,7 +184,7 @@ def hint_path(branch: str) -> str:
 
 
 def newest_versions_in(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the versions of a listing as `parse_manifest_names` does, but only the newest one where it is known."""
+    """Return the versions of a listing as `parse_manifest_names` does; only the two newest where that can be told."""
     return parse_manifest_names(newest_manifest_names(names))
 
 

@@ -8,6 +8,7 @@ is dropped silently.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
+from functools import cached_property
 from typing import Protocol, overload
 
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
@@ -140,7 +141,9 @@ class FragmentsSummary:
 class FragmentDecoder(Protocol):
     """Decodes fragments. Errors name `path`, the file the bytes were read from."""
 
-    path: str
+    @property
+    def path(self) -> str:
+        """The file the bytes were read from."""
 
     def decode(self, data: bytes) -> Fragment:
         """Decode one fragment."""
@@ -157,28 +160,19 @@ class Fragments(Sequence[Fragment]):
     it read, whatever they contain; a fragment with unknown content is refused only when it is accessed.
     """
 
-    __slots__ = ("_checked", "_decoder", "_found", "_items", "_outline", "_positions")
-
     def __init__(self, items: Iterable[Fragment | bytes] = (), decoder: FragmentDecoder | None = None) -> None:
-        """Hold fragments; items given as bytes are decoded by `decoder` on access."""
-        self._items = list(items)
-        self._decoder = decoder
+        """Hold fragments; items given as bytes are decoded by `decoder` on access.
+
+        `items` are the fragments as they are held, encoded or decoded, for the encoder and for comparisons.
+        """
+        self.items: Sequence[Fragment | bytes] = list(items)
+        self.decoder = decoder
         self._outline: FragmentsSummary | None = None
         self._positions: dict[int, int] | None = None
         self._found: dict[int, Fragment] = {}
         self._checked = False
 
-    @property
-    def items(self) -> Sequence[Fragment | bytes]:
-        """The items as they are held, encoded or decoded, for the encoder."""
-        return self._items
-
-    @property
-    def decoder(self) -> FragmentDecoder | None:
-        """The decoder of encoded items."""
-        return self._decoder
-
-    @property
+    @cached_property
     def ids(self) -> Sequence[int]:
         """The id of each fragment, in order."""
         return self._outlined().ids
@@ -193,17 +187,17 @@ class Fragments(Sequence[Fragment]):
         outline = self._outlined()
         if not outline.has_row_counts:
             # Treating the missing number as 0 would hide rows without any error.
-            raise UnsupportedFeatureError(self._decoder.path if self._decoder else "a change", [_UNCOUNTED])
+            raise UnsupportedFeatureError(self.decoder.path if self.decoder else "a change", [_UNCOUNTED])
         return outline.rows
 
-    @property
+    @cached_property
     def deletions(self) -> bool:
         """Whether any fragment has a deletion file."""
         return self._outlined().deletions
 
     def __len__(self) -> int:
         """Return the number of fragments."""
-        return len(self._items)
+        return len(self.items)
 
     @overload
     def __getitem__(self, index: int) -> Fragment: ...
@@ -212,12 +206,12 @@ class Fragments(Sequence[Fragment]):
     def __getitem__(self, index: int | slice) -> "Fragment | Fragments":
         """Return one fragment decoded, or a slice that stays encoded."""
         if isinstance(index, slice):
-            return Fragments(self._items[index], self._decoder)
-        return self._read(self._items[index])
+            return Fragments(self.items[index], self.decoder)
+        return self._read(self.items[index])
 
     def __iter__(self) -> Iterator[Fragment]:
         """Decode one fragment after the other."""
-        return map(self._read, self._items)
+        return map(self._read, self.items)
 
     def __eq__(self, other: object) -> bool:
         """Compare with another sequence of fragments."""
@@ -244,7 +238,7 @@ class Fragments(Sequence[Fragment]):
     def added(self, more: Iterable[Fragment]) -> "Fragments":
         """Return these fragments followed by more."""
         new = list(more)
-        result = Fragments([*self._items, *new], self._decoder)
+        result = Fragments([*self.items, *new], self.decoder)
         known = self._outline
         if known is not None:
             # A summary that exists is extended: the next access would otherwise parse all fragments again.
@@ -268,12 +262,12 @@ class Fragments(Sequence[Fragment]):
         missing = sorted(number for number in {*removed, *updated} if number not in positions)
         if missing:
             raise InvalidInputError(f"there is no fragment {missing[0]}")
-        items = list(self._items)
+        items = list(self.items)
         for number, fragment in updated.items():
             items[positions[number]] = fragment
         gone = {positions[number] for number in removed}
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
-        return Fragments(kept, self._decoder)
+        return Fragments(kept, self.decoder)
 
     def check_once(self, check: Callable[["Fragments"], None]) -> None:
         """Call a check that raises when something is wrong; after it has returned once, it is not called again."""
@@ -284,9 +278,9 @@ class Fragments(Sequence[Fragment]):
     def _read(self, item: Fragment | bytes) -> Fragment:
         if isinstance(item, Fragment):
             return item
-        if self._decoder is None:
+        if self.decoder is None:
             raise InvalidInputError("encoded fragments need a decoder")
-        return self._decoder.decode(item)
+        return self.decoder.decode(item)
 
     def _by_id(self) -> dict[int, int]:
         if self._positions is None:
@@ -295,20 +289,20 @@ class Fragments(Sequence[Fragment]):
 
     def _outlined(self) -> FragmentsSummary:
         if self._outline is None:
-            encoded = [item for item in self._items if isinstance(item, bytes)]
-            if encoded and self._decoder is not None and len(encoded) == len(self._items):
-                self._outline = self._decoder.outline(encoded)
+            encoded = [item for item in self.items if isinstance(item, bytes)]
+            if encoded and self.decoder is not None and len(encoded) == len(self.items):
+                self._outline = self.decoder.outline(encoded)
             else:
                 self._outline = self._mixed_outline(encoded)
         return self._outline
 
     def _mixed_outline(self, encoded: Sequence[bytes]) -> FragmentsSummary:
-        read = _outline_of([item for item in self._items if isinstance(item, Fragment)])
-        if not encoded or self._decoder is None:
+        read = _outline_of([item for item in self.items if isinstance(item, Fragment)])
+        if not encoded or self.decoder is None:
             return read
-        rest = self._decoder.outline(encoded)
+        rest = self.decoder.outline(encoded)
         ids_read, ids_rest = iter(read.ids), iter(rest.ids)
-        ids = [next(ids_rest) if isinstance(item, bytes) else next(ids_read) for item in self._items]
+        ids = [next(ids_rest) if isinstance(item, bytes) else next(ids_read) for item in self.items]
         return FragmentsSummary(
             ids, read.rows + rest.rows, read.deletions or rest.deletions, read.has_row_counts and rest.has_row_counts
         )
@@ -365,7 +359,7 @@ class WriterVersion:
     build_metadata: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """One version of a table. `timestamp` is in nanoseconds since 1970 UTC.
 
@@ -400,7 +394,7 @@ class Manifest:
         """The number of rows that are not deleted."""
         return self.fragments.rows
 
-    @property
+    @cached_property
     def stable_row_ids(self) -> bool:
         """Whether rows keep their row id when they move to another fragment."""
         return bool(self.writer_flags & Flag.STABLE_ROW_IDS)

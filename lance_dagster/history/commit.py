@@ -17,15 +17,15 @@ Order of steps, and what a crash between two of them leaves:
 
 Races:
 
-- Another writer was first: the manifest of that number exists and is not ours. Each version that landed since the
-  transaction read the table is classified against it (`transactions.conflicts`). When all are compatible, the change
-  is applied again on the new head; when both removed rows of one fragment, its deletion vectors are rebased
-  (`history.rebase`); otherwise the commit fails and names the version it conflicts with.
-- The answer was lost: an HTTP client may retry a request by itself and then report our own object as somebody
-  else's, and a request that failed may have landed. So neither "exists" nor an error decides anything. The object is
-  read back: if its bytes are ours, the commit succeeded. Otherwise it is classified like any other version, and the
-  uuid of its transaction tells whether another attempt or process committed the same transaction. A retry keeps the
-  uuid, so a transaction lands exactly once, in this process or in a later one.
+- Another writer was first: another manifest of that number exists. Each version that landed since the transaction read
+  the table is classified against it (`transactions.conflicts`). When all are compatible, the change is applied again on
+  the new head; when both removed rows of one fragment, its deletion vectors are rebased (`history.rebase`); otherwise
+  the commit fails and names the version it conflicts with.
+- The answer was lost: an HTTP client may retry a request by itself and then take the object that its first attempt put
+  for another writer's, and a request that failed may have landed. So neither "exists" nor an error decides anything.
+  The object is read back: if it has the bytes that were put, the commit succeeded. Otherwise it is classified like any
+  other version, and the uuid of its transaction tells whether another attempt or process committed the same
+  transaction. A retry keeps the uuid, so a transaction lands exactly once, in this process or in a later one.
 - Nothing can be learnt, since the store does not answer: `CommitStateUnknownError` carries the transaction to resume
   with. Nothing is deleted, as the files may belong to a version that exists.
 
@@ -109,20 +109,27 @@ def now_ns() -> int:
     return time.time_ns()
 
 
-def commit_transaction(versions: Versions, branch: str, transaction: Transaction) -> State:
+def commit_transaction(versions: Versions, branch: str, transaction: Transaction, read: State | None = None) -> State:
     """Commit a transaction on top of the compatible versions that landed since it read the table.
 
     The call is idempotent: committing a transaction that landed already returns the version it made.
+
+    Args:
+        versions: The versions of the table.
+        branch: The name of the branch.
+        transaction: What to commit.
+        read: The version that the transaction read, when the caller has it at hand.
 
     Raises:
         CommitConflictError: A version that landed meanwhile conflicts with the transaction.
         CommitStateUnknownError: The transaction may or may not have landed; commit it again to find out.
         ProtectedError: The branch is protected and takes only merges.
     """
-    numbers = versions.numbers(branch)
-    landed = _find(versions, branch, transaction, numbers)
-    if landed is not None:
-        return landed
+    newest = versions.newest(branch)
+    if newest is not None and newest > transaction.read_version:
+        landed = _find(versions, branch, transaction)
+        if landed is not None:
+            return landed
     # After the look for a landed transaction: a retry of what landed must succeed though the branch is protected now.
     refuse_direct_commit(versions.store, branch, transaction)
     # Each version is classified once, however often the race for the next number is lost.
@@ -144,7 +151,9 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
         ready = _rebased(versions, transaction, head, overlapping) if overlapping else transaction
         return Proposal(ready, next_manifest(versions, head, ready))
 
-    return commit(versions, branch, propose, versions.load(branch, numbers[-1]) if numbers else None)
+    # A number is never given again, not even to a branch that takes the name of a deleted one, so `read` is the head.
+    head = read if read is not None and read.number == newest else None
+    return commit(versions, branch, propose, head)
 
 
 def _branch_replaced(versions: Versions, landed: str, transaction: Transaction) -> CommitConflictError:
@@ -210,7 +219,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
         branch_id = fence.check_before_put(head, branch_id)
         landed = _put(versions, branch, proposal, (fence, branch_id))
         if landed is not None:
-            return landed
+            return replace(landed, before=head.number)
         if time.monotonic() > deadline:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
         # A random pause, or writers that lost together would collide again and again.
@@ -251,7 +260,7 @@ def _put(
     store.sync_folder(layout.DATA)
     if not _put_manifest(versions, path, data, transaction):
         return None
-    put = State(branch, proposal.manifest, transaction, id=commit_id(data))
+    put = State(branch, proposal.manifest, transaction, id=commit_id(data), size=len(data))
     if fenced is not None:
         fence, branch_id = fenced
         fence.check_after_put(branch_id, put, transaction, path)
@@ -308,9 +317,9 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
     ) from problem
 
 
-def _find(versions: Versions, branch: str, transaction: Transaction, numbers: Sequence[int]) -> State | None:
+def _find(versions: Versions, branch: str, transaction: Transaction) -> State | None:
     """Look for a transaction among the versions that were committed since it read the table, newest first."""
-    for number in reversed(numbers):
+    for number in reversed(versions.numbers(branch)):
         if number <= transaction.read_version:
             return None
         state = versions.load(branch, number)

@@ -85,11 +85,12 @@ class TableContext:
         Raises:
             RefNotFoundError: There is no such branch.
         """
-        if branch != MAIN:
-            found = self.refs.branch(branch)
-            if found is None or found.state != READY:
-                raise self.refs.branch_not_found(branch)
-        return self.versions.head(branch)
+        if branch == MAIN:
+            return self.versions.head(branch)
+        found = self.refs.branch(branch)
+        if found is None or found.state != READY:
+            raise self.refs.branch_not_found(branch)
+        return self.versions.head(branch, found.id)
 
     def dataset(self, state: State) -> LanceDataset:
         """Open a version with pylance.

@@ -7,15 +7,16 @@ Invariants:
 
 - A manifest never changes once it is written, so a version that was read once is cached. Which versions exist is
   asked of the store every time, since other writers commit and clean up meanwhile.
-- A cached version is found again only under the id of its branch. A branch name alone proves nothing: a branch can be
-  deleted and made again, and then has other versions under the same numbers. Only `main` is never replaced.
+- A cached version is returned without a request only under the id of its branch. A branch name alone proves nothing:
+  a branch can be deleted and made again, and then has other versions under the same numbers. Only `main` is never
+  replaced. Where the id is not known, the manifest is requested; its commit id then tells whether it has to be decoded.
 - The names of the manifests of one branch follow one naming scheme. A mixture is an interrupted migration and is
   refused: an ordered listing would not tell the newest version.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pendulum
 
@@ -78,7 +79,8 @@ class Version:
 class State:
     """A version as the format has it: its manifest, and its transaction where that still exists.
 
-    `path` is the URI of the manifest, for messages. `id` is the commit id.
+    `path` is the URI of the manifest, for messages, and `size` its size in bytes, 0 where it was not read. `id` is the
+    commit id. `before` is the number of the version before it on its branch, where a listing or the commit showed it.
     """
 
     branch: str
@@ -86,6 +88,8 @@ class State:
     transaction: Transaction | None
     path: str = ""
     id: str = ""
+    size: int = 0
+    before: int | None = None
 
     @property
     def number(self) -> int:
@@ -114,7 +118,10 @@ class Versions:
 
     store: Store
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    _states: dict[tuple[str, str, int], State] = field(default_factory=dict)
+    # The versions that were read, by commit id, oldest use first; and the commit ids by the id and the name of the
+    # branch, and the number.
+    _states: dict[str, State] = field(default_factory=dict)
+    _places: dict[tuple[str, str, int], str] = field(default_factory=dict)
     _cached_fragments: int = 0
     # The branches whose manifests were last seen under names of the first scheme.
     _v1_named: set[str] = field(default_factory=set)
@@ -148,14 +155,18 @@ class Versions:
 
     def newest(self, branch: str) -> int | None:
         """Return the newest version of a branch, or None when it has none."""
+        return next(iter(self._newest(branch)), None)
+
+    def _newest(self, branch: str) -> list[int]:
+        """Return the newest versions of a branch, newest first: one at least, where there is one."""
         folder = self._folder(branch)
         if self.store.ordered_listing:
             # Names count down from 2^64-1, so the first few of an ordered listing hold the newest version. Two cases
             # need the whole listing: leftovers of other writers fill the first names, or names count upwards (v1).
             found = self._checked(branch, *layout.parse_manifest_names(self.store.list(folder, limit=_FIRST_NAMES)))
             if found and branch not in self._v1_named:
-                return max(found)
-        return max(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), default=None)
+                return sorted(found, reverse=True)
+        return sorted(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), reverse=True)
 
     def has_versions(self, branch: str) -> bool:
         """Tell whether a branch has a version; lists only a few names in the usual case."""
@@ -189,13 +200,25 @@ class Versions:
     def find(self, branch: str, number: int, branch_id: str = "") -> State | None:
         """Read one version as `load` does; return None when there is none of that number."""
         branch_id = layout.MAIN if branch == layout.MAIN else branch_id
-        known = self._states.get((branch_id, branch, number))
+        known = self._states.get(self._places.get((branch_id, branch, number), ""))
         if known is not None:
             return known
         key, data = self._manifest(branch, number)
         if data is None:
             return None
-        path = f"{self.store.uri}/{key}"
+        own_id = self._id_of(branch, number, data)
+        state = self._states.get(own_id)
+        if state is None or (state.branch, state.number) != (branch, number):
+            state = self._decoded(branch, number, data, path=f"{self.store.uri}/{key}", own_id=own_id)
+        self.cache(branch_id, state)
+        return state
+
+    def _decoded(self, branch: str, number: int, data: bytes, *, path: str, own_id: str) -> State:
+        """Decode a manifest file.
+
+        Raises:
+            CorruptFileError: It is the manifest of another version.
+        """
         manifest, transaction = decode_manifest_file(data, path)
         # A manifest that was copied to another name or folder would be read as a version that nobody committed.
         if manifest.version != number:
@@ -203,9 +226,7 @@ class Versions:
         if (manifest.branch or layout.MAIN) != branch:
             raise CorruptFileError(path, f"it says it is of branch {manifest.branch!r}")
         found = transaction or self._stored_transaction(branch, manifest)
-        state = State(branch, manifest, found, path, self._id_of(branch, number, data))
-        self.cache(branch_id, state)
-        return state
+        return State(branch, manifest, found, path, own_id, len(data))
 
     def find_range(self, branch: str, first: int, last: int, branch_id: str) -> list[State]:
         """Read the versions `first` to `last` of a branch that exist, oldest first.
@@ -223,39 +244,49 @@ class Versions:
         return states
 
     def cache(self, branch_id: str, state: State) -> None:
-        """Cache a version that was read under the id of its branch; without an id it is read again next time."""
-        place = (branch_id, state.branch, state.number)
-        if not branch_id or place in self._states:
+        """Cache a version that was read or committed; under the id of its branch it is found without a request."""
+        if branch_id:
+            self._places[branch_id, state.branch, state.number] = state.id
+        if not state.id or state.id in self._states:
             return
-        self._states[place] = state
+        self._states[state.id] = state
         self._cached_fragments += len(state.manifest.fragments)
         while len(self._states) > _CACHED_STATES or (
             self._cached_fragments > _CACHED_FRAGMENTS and len(self._states) > 1
         ):
             dropped = self._states.pop(next(iter(self._states)))
             self._cached_fragments -= len(dropped.manifest.fragments)
+            # Keys of dropped versions may remain, but not more of them than twice the versions that are kept.
+            if len(self._places) > 2 * _CACHED_STATES:
+                self._places = {place: own_id for place, own_id in self._places.items() if own_id in self._states}
 
     def forget(self) -> None:
         """Forget every version that was read: a clean-up may have removed it."""
         self._states.clear()
+        self._places.clear()
         self._v1_named.clear()
         self._ids.clear()
         self._cached_fragments = 0
 
     def manifest_size(self, state: State) -> int:
         """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
-        return len(self._manifest(state.branch, state.number)[1] or b"")
+        return state.size or len(self._manifest(state.branch, state.number)[1] or b"")
 
-    def head(self, branch: str) -> State:
+    def head(self, branch: str, branch_id: str = "") -> State:
         """Read the newest version of a branch.
+
+        Args:
+            branch: The name of the branch.
+            branch_id: Its id, when the caller knows it.
 
         Raises:
             VersionNotFoundError: The branch has no version.
         """
-        newest = self.newest(branch)
-        if newest is None:
+        newest = self._newest(branch)
+        if not newest:
             raise VersionNotFoundError(f"{self.store.uri} has no version on branch {branch!r}")
-        return self.load(branch, newest)
+        state = self.load(branch, newest[0], branch_id)
+        return replace(state, before=newest[1]) if len(newest) > 1 else state
 
     def describe(self, state: State, numbers: Sequence[int] | None = None) -> Version:
         """Describe a version that was read.
@@ -277,8 +308,9 @@ class Versions:
             properties=transaction.properties if transaction else {},
             forked_from=(operation.ref_name, operation.ref_version) if isinstance(operation, Clone) else None,
         )
-        known = numbers if numbers is not None else self._numbers_around(state)
-        return self._version(state.branch, state.id, summary, known)
+        if numbers is None:
+            numbers = self._numbers_around(state) if state.before is None else (state.before,)
+        return self._version(state.branch, state.id, summary, numbers)
 
     def describe_number(self, branch: str, number: int, numbers: Sequence[int]) -> Version:
         """Describe a version that was not read yet, from its manifest's summary where that is enough.

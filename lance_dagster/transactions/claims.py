@@ -9,6 +9,7 @@ the transaction properties.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import (
@@ -85,7 +86,8 @@ RUN_ID = "dagster/run_id"
 _MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots, so that what the rules of a merge ask for again and again is found out once.
+@dataclass(frozen=True, kw_only=True)
 class Change:
     """A version that one side of a merge made since the merge base.
 
@@ -102,7 +104,7 @@ class Change:
     undone: bool = False
     in_both: bool = False
 
-    @property
+    @cached_property
     def author(self) -> str:
         """The author for messages: the Dagster run, else the merged version, else the committer, else the program."""
         properties = self.transaction.properties if self.transaction else {}
@@ -112,22 +114,22 @@ class Change:
             return f"the merge of {properties[MERGE]}"
         return properties.get(COMMITTER) or self.writer
 
-    @property
+    @cached_property
     def operation(self) -> Operation | None:
         """The operation of the transaction, or None when the transaction is unknown."""
         return self.transaction.operation if self.transaction else None
 
-    @property
+    @cached_property
     def is_merge(self) -> bool:
         """Whether the version is a merge."""
         return self.transaction is not None and MERGE in self.transaction.properties
 
-    @property
+    @cached_property
     def moves_no_row(self) -> bool:
         """Whether the operation leaves rows, columns and fragments unchanged."""
         return isinstance(self.operation, _MOVES_NO_ROW)
 
-    @property
+    @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The claims of the version. An overwrite claims everything, even without recorded claims."""
         if self.transaction is None or self.undone or self.in_both:

@@ -71,8 +71,8 @@ def test_only_metadata_is_written(tmp_path: Path, change: str, *, moved: bool) -
 
 
 # The branch three times (its file twice, its newest version by a listing), a tag of its name, the newest manifest of
-# both sides, the first of the branch, the listing of main, the transaction and the manifest, what went before.
-SIMPLE = 11
+# both sides, the first of the branch, the listing of main, the transaction and the manifest.
+SIMPLE = 10
 
 
 def test_merging_an_append_takes_few_requests(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_what_a_branch_costs(remote: LanceTable) -> None:
         act(counted(remote, asked))
         costs[what] = len([request for request in asked if not request.startswith("sync_folder")])
         assert not [request for request in asked if "other" in request]
-    assert {"create": 13, "append": 11, "append to main": 7, "tag": 6, "move": 6, "look": 1} == costs
+    assert {"create": 12, "append": 9, "append to main": 6, "tag": 5, "move": 5, "look": 1} == costs
 
 
 def test_errors_of_names_lead_somewhere(remote: LanceTable) -> None:

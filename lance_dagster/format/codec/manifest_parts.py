@@ -6,6 +6,7 @@ this package does not know are found and reported by number: what is unknown is 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -134,14 +135,11 @@ _WITH_COLUMNS = 2
 _OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 
 
+@dataclass(frozen=True, slots=True)
 class ProtobufFragmentDecoder:
-    """Decodes the fragments of one file; `path` is used in messages."""
+    """Decodes the fragments that were read from the file at `path`."""
 
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        """Decode fragments that were read from the file at `path`."""
-        self.path = path
+    path: str
 
     def decode(self, data: bytes) -> Fragment:
         """Decode one fragment.
