@@ -6,11 +6,9 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 
 from lance_dagster.plugin.checks import InRange, KeysExist, NotNull, NullRate, RowCount, Unique, build_table_checks
 from lance_dagster.plugin.io_manager import LanceIOManager
-from lance_dagster.plugin.pinned import PinnedTable
 from lance_dagster.plugin.publish import PublishConfig, build_publisher
-from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import RunBranch
-from lance_dagster.plugin.run_chain import RunChain
+from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.sensors import build_ref_sensor, ref_asset_specs
 
 __all__ = [

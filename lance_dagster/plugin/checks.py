@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.partitions import quote_name, quote_text
-from lance_dagster.plugin.pinned import PinnedTable
-from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.resource import LanceResource, PinnedTable
 
 Bound = int | float | str | dt.date | dt.datetime
 _SHOWN = 5
@@ -37,7 +36,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckOutcome:
     """The result of a check: a sentence for people, and numbers that Dagster plots over time."""
 
     passed: bool
@@ -62,11 +61,11 @@ class RowCount:
         """The sentence that Dagster's pages show about the check."""
         return f"The table has {_between(self.minimum, self.maximum)} rows."
 
-    def evaluate(self, audit: Audit) -> Finding:
+    def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows."""
         rows = audit.candidate.count_rows()
         passed = self.minimum <= rows and (self.maximum is None or rows <= self.maximum)
-        return Finding(
+        return CheckOutcome(
             passed=passed,
             description=f"{rows} rows; allowed: {_between(self.minimum, self.maximum)}",
             counts={"rows": rows},
@@ -89,10 +88,10 @@ class NotNull:
         """The sentence that Dagster's pages show about the check."""
         return f"Every row has a value in {self.column!r}."
 
-    def evaluate(self, audit: Audit) -> Finding:
+    def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows in which the column is null."""
         nulls = _count(audit.candidate, self.column, "{0} IS NULL")
-        return Finding(
+        return CheckOutcome(
             passed=nulls == 0,
             description=f"{nulls} rows have no value in {self.column!r}; allowed: none",
             counts={"rows": audit.candidate.count_rows(), "nulls": nulls},
@@ -121,12 +120,12 @@ class NullRate:
         """The sentence that Dagster's pages show about the check."""
         return f"At most {self.maximum:.2%} of the rows have no value in {self.column!r}."
 
-    def evaluate(self, audit: Audit) -> Finding:
+    def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows in which the column is null, as a share of all rows; an empty table has the share 0."""
         nulls = _count(audit.candidate, self.column, "{0} IS NULL")
         rows = audit.candidate.count_rows()
         rate = nulls / rows if rows else 0.0
-        return Finding(
+        return CheckOutcome(
             passed=rate <= self.maximum,
             description=f"{rate:.2%} of the rows have no value in {self.column!r}; allowed: {self.maximum:.2%}",
             counts={"rows": rows, "nulls": nulls, "null_rate": rate},
@@ -159,7 +158,7 @@ class InRange:
         """The sentence that Dagster's pages show about the check."""
         return f"Every value of {self.column!r} is {_between(self.minimum, self.maximum)}."
 
-    def evaluate(self, audit: Audit) -> Finding:
+    def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the values outside the bounds."""
         inside = []
         if self.minimum is not None:
@@ -170,7 +169,7 @@ class InRange:
         # would accept it. The condition negates "inside" because NOT of a null is null, so that nulls pass.
         nan = " OR isnan({0})" if _is_float(audit.candidate, self.column) else ""
         outside = _count(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
-        return Finding(
+        return CheckOutcome(
             passed=outside == 0,
             description=(
                 f"{outside} values of {self.column!r} are outside; allowed: {_between(self.minimum, self.maximum)}"
@@ -202,7 +201,7 @@ class Unique:
     def _names(self) -> tuple[str, ...]:
         return (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
 
-    def evaluate(self, audit: Audit) -> Finding:
+    def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows that repeat the key of another row.
 
         Reads the key columns, all rows of them in memory at once.
@@ -218,7 +217,7 @@ class Unique:
         # The surplus rows: of three equal keys, two rows are too many.
         extra = keys.num_rows - groups.num_rows
         shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, _SHOWN).to_pylist()]
-        return Finding(
+        return CheckOutcome(
             passed=extra == 0,
             description=f"{extra} rows repeat the {', '.join(names)} of another; allowed: none{_such_as(shown)}",
             counts={"rows": keys.num_rows, "repeated_rows": extra, "repeated_keys": repeated.num_rows},
@@ -247,7 +246,7 @@ class KeysExist:
         """The sentence that Dagster's pages show about the check."""
         return f"Every value of {self.column!r} is a {self.key!r} of {self.in_table}."
 
-    def evaluate(self, audit: Audit) -> Finding:
+    def evaluate(self, audit: Audit) -> CheckOutcome:
         """Look up the distinct values; reads one column of each table, batch by batch."""
         other = audit.others[dg.AssetKey(self.in_table.split("/"))]
         wanted = _distinct(audit.candidate, self.column)
@@ -255,7 +254,7 @@ class KeysExist:
         known = _distinct(other, self.key).cast(wanted.type)
         left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
         shown = [str(value) for value in left.slice(0, _SHOWN).to_pylist()]
-        return Finding(
+        return CheckOutcome(
             passed=not len(left),
             description=(
                 f"{len(left)} of {len(wanted)} values of {self.column!r} are no {self.key!r} of {self.in_table} "
@@ -282,9 +281,13 @@ def _is_float(table: PinnedTable, column: str) -> bool:
 
 
 def _count(table: PinnedTable, column: str, condition: str) -> int:
-    _field(table, column)
-    # The lookup above is for its error, which lists the columns; Lance would only reject the filter.
-    return table.count_rows(condition.format(quote_name(column)))
+    try:
+        return table.count_rows(condition.format(quote_name(column)))
+    except InvalidInputError:
+        # For its error, which lists the columns of the table. After the count, because the schema is a request of
+        # its own.
+        _field(table, column)
+        raise
 
 
 def _distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
@@ -394,12 +397,12 @@ def _build(key: dg.AssetKey, metadata: dict[str, object], check: Check) -> dg.As
         lance: LanceResource = context.resources.lance
         opened = {other: lance.open(context, other) for other in others}
         audit = Audit(candidate=lance.open(context, key, metadata), others=opened)
-        finding = check.evaluate(audit)
+        outcome = check.evaluate(audit)
         return dg.AssetCheckResult(
-            passed=finding.passed,
-            description=finding.description,
+            passed=outcome.passed,
+            description=outcome.description,
             # The publisher compares this version with the one that it is about to publish.
-            metadata={**md.version_metadata(audit.candidate.version), **finding.counts},
+            metadata={**md.version_metadata(audit.candidate.version), **outcome.counts},
         )
 
     return table_check

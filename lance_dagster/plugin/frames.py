@@ -16,14 +16,12 @@ import pyarrow as pa
 
 from lance_dagster.datafiles import LanceDataset, StagedFiles, conform
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.plugin.pinned import PinnedTable
+from lance_dagster.plugin.resource import PinnedTable, SparkResource
 from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame
-
-    from lance_dagster.plugin.resource import SparkResource
 
 Rows = pa.Table | pa.RecordBatchReader | StagedFiles
 
@@ -156,7 +154,7 @@ class PolarsFrames:
 class SparkFrames:
     """Handle `pyspark.sql.DataFrame`, classic or Connect, whose rows the executors write and read."""
 
-    def __init__(self, spark: "SparkResource | None" = None) -> None:
+    def __init__(self, spark: SparkResource | None = None) -> None:
         """Keep the resource that starts a session when none is active."""
         self._spark = spark
 
@@ -243,7 +241,7 @@ class LazyFrames:
         return view.to_lance()
 
 
-def handlers(spark: "SparkResource | None" = None) -> tuple[FrameHandler, ...]:
+def handlers(spark: SparkResource | None = None) -> tuple[FrameHandler, ...]:
     """Return a handler for each library."""
     return (
         ArrowFrames(),

@@ -19,7 +19,7 @@ import dagster as dg
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_chain import RunChain, family_of, run_of
+from lance_dagster.plugin.run_branch import RunChain, family_of, run_of
 
 _PARENTS_OF_A_MERGE = 2
 

@@ -1,30 +1,170 @@
 """The IO manager: it commits outputs to the branch of their run and reads inputs from one pinned version.
 
+`Write` is the write that one output requests: its mode, its partitions and its commit.
+
 The class extends `dg.ConfigurableIOManager` and not Dagster's `DbIOManager`. That one is a private module, it
 handles only contiguous partitions, and it deletes and writes in two commits.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, assert_never, get_args
 
 import dagster as dg
+import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.datafiles import LanceDataset
+from lance_dagster.datafiles import LanceDataset, StagedFiles
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.frames import Destination, handler_for, handlers
-from lance_dagster.plugin.partitions import partition_filter
-from lance_dagster.plugin.pinned import PinnedTable, all_of
+from lance_dagster.plugin.frames import Destination, Rows, handler_for, handlers
+from lance_dagster.plugin.partitions import PartitionFilter, partition_filter
 from lance_dagster.plugin.publication import landed_as
-from lance_dagster.plugin.resource import LanceResource, SparkResource, check_fields
-from lance_dagster.plugin.run_branch import RunBranch
-from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, RunChain, started_at
-from lance_dagster.plugin.writes import PassedRows, Write, partitions_definition, write_mode
+from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, all_of, check_fields
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, started_at
 from lance_dagster.table import LanceTable
+
+WriteMode = Literal["append", "overwrite", "replace"]
+_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """The write that one output requests."""
+
+    asset: str
+    mode: WriteMode
+    keys: tuple[str, ...]
+    definition: dg.PartitionsDefinition | None
+    partition_expr: object
+    properties: Mapping[str, str]
+
+    @classmethod
+    def of(cls, context: dg.OutputContext, default_mode: str) -> "Write":
+        """Determine the write of an output.
+
+        The write mode is the first of these: the output's metadata, the asset's metadata, the IO manager's default.
+
+        Raises:
+            InvalidInputError: The output belongs to no asset, or the write mode cannot be used.
+        """
+        if not context.has_asset_key:
+            raise InvalidInputError(
+                f"output {context.name!r} belongs to no asset, so it has no table; give it another IO manager"
+            )
+        asset = context.asset_key.to_user_string()
+        # The list of keys is the only form that works for every kind of partition. Without partitions Dagster
+        # raises for it, hence the guard.
+        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
+        given = md.text(context.output_metadata, md.WRITE_MODE) or md.text(context.definition_metadata, md.WRITE_MODE)
+        mode = write_mode(given or default_mode or ("replace" if keys else "overwrite"))
+        if mode == "replace" and not keys:
+            raise InvalidInputError(f"write_mode 'replace' of {asset} needs partitions; use overwrite or append")
+        return cls(
+            asset=asset,
+            mode=mode,
+            keys=keys,
+            definition=partitions_definition(context),
+            partition_expr=md.plain(context.definition_metadata.get(md.PARTITION_EXPR)),
+            properties=_properties(context, asset, keys),
+        )
+
+    def scope(self, schema: pa.Schema) -> PartitionFilter | None:
+        """Return the filter of the rows that a replace deletes, for a schema; None for the other modes.
+
+        Raises:
+            InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
+        """
+        if self.mode != "replace":
+            return None
+        return partition_filter(
+            self.keys,
+            schema,
+            definition=self.definition,
+            partition_expr=self.partition_expr,
+            asset=self.asset,
+        )
+
+    def commit(self, branch: RunBranch, rows: Rows, schema: pa.Schema | None) -> Version:
+        """Commit the rows to the run's branch, as one version.
+
+        Args:
+            branch: The branch.
+            rows: The rows, or staged files.
+            schema: The schema of the branch; None for an overwrite, which may change it.
+        """
+        table, name, props, keys = branch.table, branch.name, self.properties, self.keys
+        message = f"{self.mode} {self.asset}" + (f" {', '.join(keys[:3])}" if keys else "")
+        match self.mode:
+            case "append":
+                # Overwrite and replace are idempotent by themselves. A repeated append has to remove the rows of the
+                # earlier attempt, in the same commit, so that no reader sees them twice.
+                earlier = branch.earlier_attempt(props)
+                return table.append(
+                    rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier
+                )
+            case "overwrite":
+                return table.overwrite(rows, branch=name, message=message, properties=props, partitions=keys)
+            case "replace":
+                scope = None if schema is None else self.scope(schema)
+                predicate = scope.predicate if scope else "true"
+                return table.replace_where(
+                    predicate, rows, branch=name, message=message, properties=props, partitions=keys
+                )
+            case _:
+                assert_never(self.mode)
+
+
+class PassedRows:
+    """Rows of an output that are counted and, for a replace, validated against its partitions.
+
+    A row outside of the partitions would not be deleted by the next replace of the same partitions, which would
+    add it a second time. Rows that Spark's executors have written already are only counted.
+    """
+
+    def __init__(self, rows: Rows, write: Write) -> None:
+        """Validate rows that are in memory; the rows of a stream are validated while they are read.
+
+        Raises:
+            InvalidInputError: Some rows in memory are outside of the partitions.
+        """
+        self._write = write
+        self._scope = None if isinstance(rows, StagedFiles) else write.scope(rows.schema)
+        self._streamed = 0
+        self._known: int | None = None
+        self.rows: Rows = rows
+        if isinstance(rows, pa.RecordBatchReader):
+            self.rows = pa.RecordBatchReader.from_batches(rows.schema, self._passing(rows))
+        elif isinstance(rows, StagedFiles):
+            self._known = rows.rows
+        else:
+            self._known = rows.num_rows
+            self._check(rows)
+
+    @property
+    def count(self) -> int:
+        """The number of rows; for a stream, the number of rows read so far."""
+        return self._streamed if self._known is None else self._known
+
+    def _passing(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._streamed += batch.num_rows
+            # An error here ends the stream, and with it the write, before anything is committed.
+            self._check(pa.Table.from_batches([batch]))
+            yield batch
+
+    def _check(self, rows: pa.Table) -> None:
+        outside = self._scope.outside(rows) if self._scope else 0
+        if outside:
+            keys = ", ".join(self._write.keys[:3]) + (", ..." if len(self._write.keys) > 3 else "")  # noqa: PLR2004
+            raise InvalidInputError(
+                f"{self._write.asset} returned {outside} rows that are not in the partitions it was asked for "
+                f"({keys}) by its {md.PARTITION_EXPR} {self._write.partition_expr!r}; nothing was written"
+            )
 
 
 class LanceIOManager(dg.ConfigurableIOManager):
@@ -81,12 +221,13 @@ class LanceIOManager(dg.ConfigurableIOManager):
         schema = handler.schema(obj, vectors)
         # Refuse an unusable partition column here: the next lines may create the table.
         write.scope(schema)
-        uri = self.lance.uri_of(context.asset_key, context.definition_metadata)
+        place = self.lance.address_of(context.asset_key, context.definition_metadata)
         # Another process of the run may create the table at the same time.
-        table = LanceTable.create(uri, schema, storage_options=self.lance.storage_options, exist_ok=True)
+        table = LanceTable.create(
+            self.lance.uri_at(place), schema, storage_options=self.lance.storage_options, exist_ok=True
+        )
         branch = RunBranch(table=table, chain=self._chain_of(context))
-        # Only where no branch of the chain is left can an earlier run of it be published and retired.
-        if write.mode == "append" and branch.find() is None:
+        if write.mode == "append":
             self._refuse_published(write.asset, branch)
         # The branch is forked before rows are computed: Spark stages files for the schema of the branch.
         name = branch.ensure()
@@ -94,8 +235,12 @@ class LanceIOManager(dg.ConfigurableIOManager):
         current = None if write.mode == "overwrite" else table.schema(name)
         rows = handler.rows(obj, Destination(table=table, branch=name, schema=current, vectors=vectors))
         passed = PassedRows(rows, write)
-        version = write.commit(branch, passed.rows)
-        self._report(context, table, version, passed.count if write.keys else None)
+        version = write.commit(branch, passed.rows, current)
+        about = {md.URI: table.uri, md.TABLE_NAME: place.dotted, **_about(version, table.schema(version))}
+        if write.keys:
+            about[md.PARTITION_ROW_COUNT] = passed.count
+        context.add_output_metadata(about)
+        set_data_version(context, version.transaction)
 
     def load_input(self, context: dg.InputContext) -> object:
         """Return the upstream table as the type that the input is annotated with.
@@ -141,7 +286,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
             InvalidInputError: Such a run appended to the asset and was published.
         """
         earlier = branch.chain.run_ids[1:]
-        if not earlier or self._instance is None:
+        # A branch that is left has the rows of the earlier run, so it was not retired; `Write.commit` removes them.
+        if not earlier or self._instance is None or branch.head() is not None:
             return
         since = started_at(dg.RunsFilter(run_ids=list(earlier)), self._instance)
         landed = landed_as(branch.table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
@@ -150,24 +296,6 @@ class LanceIOManager(dg.ConfigurableIOManager):
                 f"run {landed.properties[md.RUN_ID]}, which this run continues, appended to {asset} and published it "
                 f"as {landed}; repeating the step would add its rows again: leave the step out, or start a new run"
             )
-
-    def _report(
-        self, context: dg.OutputContext, table: LanceTable, version: Version, partition_rows: int | None
-    ) -> None:
-        """Describe the commit in the metadata and the data version of the materialization event."""
-        metadata: dict[str, dg.MetadataValue | dg.TableSchema | str | int] = {
-            md.ROW_COUNT: version.rows,
-            md.COLUMN_SCHEMA: md.column_schema(table.schema(version)),
-            md.URI: table.uri,
-            md.TABLE_NAME: self.lance.address_of(context.asset_key, context.definition_metadata).dotted,
-            **md.version_metadata(version),
-            # From the commit itself: another step of the run may have moved the head since it was read.
-            md.BASE_VERSION: version.parents[0],
-        }
-        if partition_rows is not None:
-            metadata[md.PARTITION_ROW_COUNT] = partition_rows
-        context.add_output_metadata(metadata)
-        set_data_version(context, version.transaction)
 
 
 def set_data_version(context: dg.OutputContext, data_version: str) -> None:
@@ -196,6 +324,17 @@ def _partition_filter(context: dg.InputContext, upstream: Mapping[str, object], 
         asset=context.asset_key.to_user_string(),
     )
     return selected.predicate
+
+
+def _about(version: Version, schema: pa.Schema) -> dict[str, "dg.MetadataValue | dg.TableSchema | str | int"]:
+    """Return the entries of the materialization event that describe the commit."""
+    return {
+        md.ROW_COUNT: version.rows,
+        md.COLUMN_SCHEMA: md.column_schema(schema),
+        **md.version_metadata(version),
+        # From the commit itself: another step of the run may have moved the head since it was read.
+        md.BASE_VERSION: version.parents[0],
+    }
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:
@@ -230,3 +369,36 @@ def _type_of_input(context: dg.InputContext) -> type:
             f"input {context.name!r} is annotated with {annotated}; a table is read as one class, such as pyarrow.Table"
         )
     return annotated
+
+
+def partitions_definition(
+    context: dg.OutputContext | dg.InputContext,
+) -> dg.PartitionsDefinition | None:
+    """Return the partitions of a context's asset, or None when it has none or was built without them."""
+    try:
+        return context.asset_partitions_def
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def write_mode(given: str) -> WriteMode:
+    """Return a write mode given as text.
+
+    Raises:
+        InvalidInputError: There is no such mode.
+    """
+    for mode in _MODES:
+        if given == mode:
+            return mode
+    raise InvalidInputError(f"write_mode is one of {', '.join(_MODES)}, not {given!r}")
+
+
+def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
+    properties = {md.ASSET_KEY: asset}
+    if context.run_id not in (None, EPHEMERAL_RUN_ID):
+        properties[md.RUN_ID] = context.run_id
+    with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
+        properties[md.STEP_KEY] = context.step_key
+    if keys:
+        properties[md.PARTITION_KEYS] = md.partition_property(keys)
+    return properties

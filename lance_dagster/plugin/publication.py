@@ -27,8 +27,7 @@ from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import RunBranch, is_written
-from lance_dagster.plugin.run_chain import BACKFILL_TAG, RunChain, run_of, started_at
+from lance_dagster.plugin.run_branch import BACKFILL_TAG, RunBranch, RunChain, is_written, run_of, started_at
 from lance_dagster.table import LanceTable
 
 _TRIES = 5
@@ -224,34 +223,44 @@ def _moved(publication: Publication, tag: str, metadata: Mapping[str, str]) -> P
     # about, so that a reader can tell whether it describes the latest move.
     about = {**metadata, md.MOVED_TO: str(publication.version)}
     tagged = _choose(publication, tag, about) if publication.chosen else _advance(publication, tag, about)
+    if tagged.ref == str(publication.version):
+        return replace(publication, promoted_to=publication.version)
     # With `branch:`, because other programs allow a tag and a branch of the same name.
     return replace(publication, promoted_to=publication.table.at(f"branch:{tagged.ref}"))
 
 
 def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
-    table, previous, wanted = publication.table, publication.previous, str(publication.version)
-    current = table.tags.list().get(tag)
-    if current is not None and current.ref == wanted:
-        return current
     # Compare and swap: the person decided by the version that the tag had then.
-    expected = None if previous is None else table.at(f"branch:{previous.ref}")
-    return table.tags.move(tag, wanted, expected=expected, metadata=metadata)
+    expected = None if publication.previous is None else publication.previous.ref
+    try:
+        return publication.table.tags.move(tag, publication.version, expected=expected, metadata=metadata)
+    except RefMovedError:
+        current = find_tag(publication.table, tag)
+        # An interrupted attempt of this step, or another person, moved the tag there already.
+        if current is None or current.ref != str(publication.version):
+            raise
+        return current
 
 
 def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
-    table, version = publication.table, publication.version
+    table, version, current = publication.table, publication.version, publication.previous
     for _ in range(_TRIES):
-        current = table.tags.list().get(tag)
         # Never move the tag back: a slower publisher must not undo a faster one that merged later rows.
         if current is not None and current.branch == MAIN and current.version >= version.number:
             return current
-        # Another publisher may create or move the tag between this read and the write; then read it again.
         with suppress(RefMovedError, AlreadyExistsError):
             if current is None:
                 return table.tags.create(tag, version, metadata=metadata)
-            expected = table.at(current.ref)
-            return table.tags.move(tag, version, expected=expected, metadata=metadata)
+            return table.tags.move(tag, version, expected=current.ref, metadata=metadata)
+        # Another publisher created or moved the tag since it was read.
+        current = find_tag(table, tag)
     raise RefMovedError(tag, str(version), "another version each time it was looked at")
+
+
+def find_tag(table: LanceTable, name: str) -> Tag | None:
+    """Return a tag, or None when there is none of that name."""
+    # The name as a pattern, so that the files of the other tags are not read.
+    return table.tags.list(name).get(name)
 
 
 def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str]:
@@ -262,9 +271,8 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
         run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
         # The sources may be branches of other runs: of a backfill, or of a run that a person named.
         retired = replace(chain, run_ids=tuple(run_ids))
-        kept += [
-            f"{publication.name}: {reason}" for reason in RunBranch(table=publication.table, chain=retired).retire()
-        ]
+        branches = RunBranch(table=publication.table, chain=retired)
+        kept += [f"{publication.name}: {reason}" for reason in branches.retire(publication.sources)]
     return kept
 
 

@@ -36,12 +36,13 @@ from lance_dagster.plugin.publication import (
     check_mergeable,
     find_by_ref,
     find_by_run,
+    find_tag,
     merge_all,
     move_tags,
     retire_all,
 )
 from lance_dagster.plugin.resource import LanceResource, table_address
-from lance_dagster.plugin.run_chain import RunChain, run_of
+from lance_dagster.plugin.run_branch import RunChain, run_of
 
 POOL = "lance_publish"
 # The tags by which Dagster says who or what launched a run. A person comes before an automatism.
@@ -246,8 +247,8 @@ class _Publisher:
     def _look(self, node: _Node, chain: RunChain, *, with_backfill: bool) -> Publication:
         lance: LanceResource = self.context.resources.lance
         table = lance.table(node.candidate, node.metadata)
-        tag = table.tags.list().get(self.tag)
-        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=tag)
+        previous = find_tag(table, self.tag)
+        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         if self.config.ref:
             return find_by_ref(empty, self.config.ref, instance=self.instance)
         return find_by_run(empty, chain, instance=self.instance, with_backfill=with_backfill)

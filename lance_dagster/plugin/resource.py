@@ -1,4 +1,4 @@
-"""The two resources: `LanceResource` locates and opens tables, `SparkResource` starts a Spark session.
+"""The resources: `LanceResource` locates tables and opens them at one version, `SparkResource` starts a Spark session.
 
 `LanceResource` is the only place that maps an asset to a table and a run to the version that it reads. The IO
 manager, the checks, the publisher and the sensors all ask it, so that they agree.
@@ -6,20 +6,26 @@ manager, the checks, the publisher and the sensors all ask it, so that they agre
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import dagster as dg
+import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
+from lance_dagster.datafiles import LanceDataset
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.format.validation import string_list
+from lance_dagster.history.context import Ref
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.pinned import PinnedTable
-from lance_dagster.plugin.run_branch import RunBranch
-from lance_dagster.plugin.run_chain import RunChain
-from lance_dagster.store import open_store
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.store import supported_uri
 from lance_dagster.table import LanceTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 TableKey = str | dg.AssetKey
 _DEFAULT_SCHEMA = "public"
@@ -40,6 +46,78 @@ class TableAddress:
     def dotted(self) -> str:
         """The name `schema.table`, as Dagster's pages show it."""
         return f"{self.schema}.{self.table}"
+
+
+def all_of(*filters: str | None) -> str | None:
+    """Combine filters with AND; an empty or missing filter is left out, and None means that none is left."""
+    given = [one for one in filters if one]
+    if len(given) <= 1:
+        return given[0] if given else None
+    return " AND ".join(f"({one})" for one in given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedTable:
+    """A table at the version that a ref named when the table was opened; later commits do not show.
+
+    Nothing is read before a method asks for it. `columns` and `filter`, where set, narrow every read, and the
+    arguments of the methods narrow it further.
+    """
+
+    table: LanceTable
+    version: Version
+    columns: tuple[str, ...] | None = None
+    filter: str | None = None
+
+    @property
+    def ref(self) -> str:
+        """The version as a ref expression, such as `main@17`."""
+        return str(self.version)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's schema at this version."""
+        return self.table.schema(self.version)
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether `columns` or `filter` is set."""
+        return self.columns is not None or self.filter is not None
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """Return the number of rows that a Lance SQL filter selects; reads only the columns that it names."""
+        wanted = all_of(self.filter, filter)
+        # The manifest holds the number of rows, so nothing is read without a filter.
+        return self.version.rows if wanted is None else self.table.count_rows(self.version, filter=wanted)
+
+    def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+        """Return rows as an Arrow table in memory."""
+        return self.table.read(self.version, columns=self._columns(columns), filter=all_of(self.filter, filter))
+
+    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.RecordBatchReader:
+        """Return rows as a stream of record batches."""
+        return self.table.scan(self.version, columns=self._columns(columns), filter=all_of(self.filter, filter))
+
+    def spark(
+        self, spark: "SparkSession", columns: Sequence[str] | None = None, filter: str | None = None
+    ) -> "DataFrame":
+        """Return rows as a lazy Spark frame, which the executors read."""
+        # Imported here: PySpark is an optional extra, and most steps do not use it.
+        from lance_dagster.spark import read_table
+
+        narrowed = all_of(self.filter, filter)
+        return read_table(spark, self.table, self.version, columns=self._columns(columns), filter=narrowed)
+
+    def to_lance(self) -> LanceDataset:
+        """Return the table at this version as pylance's dataset, for vector search and SQL.
+
+        A dataset cannot carry `columns` and `filter`, so it shows the whole version.
+        """
+        return self.table.to_lance(self.version)
+
+    def _columns(self, columns: Sequence[str] | None) -> list[str] | None:
+        chosen = columns if columns is not None else self.columns
+        return None if chosen is None else list(string_list("columns", chosen, "id"))
 
 
 class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -94,7 +172,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def uri_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> str:
         """Return the URI of an asset's table; the table need not exist."""
-        address = self.address_of(asset_key, metadata)
+        return self.uri_at(self.address_of(asset_key, metadata))
+
+    def uri_at(self, address: TableAddress) -> str:
+        """Return the URI of the table at an address; the table need not exist."""
         return f"{self._check_root()}/{address}.lance"
 
     def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> LanceTable:
@@ -103,15 +184,22 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             TableNotFoundError: There is no table at the URI.
         """
-        uri = self.uri_of(key, metadata)
+        address = self.address_of(key, metadata)
+        uri = self.uri_at(address)
         try:
             return LanceTable.open(uri, self.storage_options)
         except TableNotFoundError:
-            name = self.address_of(key, metadata)
-            raise TableNotFoundError(f"no table {name} at {uri}: no run has written it yet") from None
+            raise TableNotFoundError(f"no table {address} at {uri}: no run has written it yet") from None
 
-    def open(self, context: object, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> PinnedTable:
-        """Open a table pinned to the version that the current run reads.
+    def open(
+        self,
+        context: object,
+        asset_key: TableKey,
+        metadata: Mapping[str, object] | None = None,
+        *,
+        ref: Ref | None = None,
+    ) -> PinnedTable:
+        """Open a table pinned to the version that the current run reads, or to a version that the caller names.
 
         In a run that wrote the table, or that continues a run which wrote it, this is the head of the run
         branch. Otherwise it is the version that `read_ref` names.
@@ -120,19 +208,25 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             context: The context of the asset, check or op that reads.
             asset_key: The asset whose table is read.
             metadata: The asset's definition metadata, needed when it decides where the table is.
+            ref: A version, or any ref expression, in place of what the current run reads.
         """
-        return self.pin(RunChain.of_context(context), self.table(asset_key, metadata))
+        table = self.table(asset_key, metadata)
+        if ref is not None:
+            return PinnedTable(table=table, version=table.at(ref))
+        return self.pin(RunChain.of_context(context), table)
 
     def pin(self, chain: RunChain, table: LanceTable) -> PinnedTable:
         """Return a table pinned to the version that a chain of runs reads."""
-        branch = RunBranch(table=table, chain=chain).find()
-        return PinnedTable(table=table, version=table.at(branch.name if branch else self.read_ref))
+        head = RunBranch(table=table, chain=chain).head()
+        return PinnedTable(table=table, version=head or table.at(self.read_ref))
 
     def definition_metadata(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> dict[str, str]:
         """Return metadata for an asset's definition, which makes its page show the table's name and URI."""
         # A code location may load without the environment of a run, so the value of an EnvVar is unknown here.
-        uri = None if isinstance(self.root, dg.EnvVar) else self.uri_of(asset_key, metadata)
-        return md.definition_metadata(self.address_of(asset_key, metadata).dotted, uri)
+        address = self.address_of(asset_key, metadata)
+        return md.definition_metadata(
+            address.dotted, None if isinstance(self.root, dg.EnvVar) else self.uri_at(address)
+        )
 
     def _check_root(self) -> str:
         """Return the root as a canonical URI; computed once for each resource.
@@ -151,7 +245,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
         try:
             # Without storage options: they may still be unresolved EnvVars. Opening a table checks them.
-            self._root_uri = open_store(self.root).uri
+            self._root_uri = supported_uri(self.root)
         except InvalidInputError as error:
             raise InvalidInputError(f"LanceResource.root {self.root!r}: {error}") from None
         return self._root_uri
@@ -183,10 +277,6 @@ def _path(key: TableKey) -> tuple[str, ...]:
     if not all(parts):
         raise InvalidInputError(f"a table is named schema/table, not {key!r}")
     return parts
-
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]

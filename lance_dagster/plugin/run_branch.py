@@ -1,24 +1,120 @@
-"""The branch of one Dagster run in one table.
+"""The runs that belong together, and the branch of a run in one table.
 
 A run writes each table on its own branch, `run/<run id>`. The branch is forked at the run's first write to the
 table: from the newest branch of the runs that it continues, or else from `main`. Reads follow the same chain.
 
-All state is in the table's refs and commits. With the multiprocess executor every step is a process of its own,
-so a value kept in memory would be unknown to the next step.
+A partial re-execution (from failure, from asset failure, of chosen steps) builds on the rows of its parent run,
+so it reads the parent's branches and publishes them with its own. A full re-execution starts from `main`.
+Dagster has no single field for this difference. Runs launched from the UI, the daemon or GraphQL carry one of the
+tags in `_PARTIAL_TAGS`. Runs re-executed from Python carry none; they count as partial when they execute fewer
+steps than the root run. `step_keys_to_execute` alone does not decide, because an ordinary launch lists all steps.
+
+All state is in Dagster's run records and in the table's refs and commits. With the multiprocess executor every
+step is a process of its own, so a value kept in memory would be unknown to the next step.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.ref_store import Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_chain import BRANCH_TAG, RunChain, branch_of
 from lance_dagster.table import LanceTable
+
+# The run id that Dagster gives to a value produced outside of the current job; it raises no error there.
+EPHEMERAL_RUN_ID = "__EPHEMERAL_RUN_ID"
+BRANCH_TAG = "lance/branch"
+BACKFILL_TAG = "dagster/backfill"
+ROOT_RUN_TAG = "dagster/root_run_id"
+_PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
+_BRANCH_PREFIX = "run/"
+# Dagster's database and the storage may have different clocks.
+_CLOCKS_DIFFER = timedelta(hours=1)
+
+
+def branch_of(run_id: str) -> str:
+    """Return the name of the branch of a run."""
+    return f"{_BRANCH_PREFIX}{run_id}"
+
+
+def run_of(branch: str) -> str | None:
+    """Return the id of the run a branch is named after, or None when it is not a run branch."""
+    return branch.removeprefix(_BRANCH_PREFIX) if branch.startswith(_BRANCH_PREFIX) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChain:
+    """A run and the runs that it continues, newest first; without run ids outside of a run."""
+
+    run_ids: tuple[str, ...] = ()
+    root_run_id: str | None = None
+    job_name: str | None = None
+    backfill_id: str | None = None
+    branch_tag: str | None = None
+
+    @classmethod
+    def of(cls, run: dg.DagsterRun | None, instance: dg.DagsterInstance | None) -> "RunChain":
+        """Return the chain of a run."""
+        if run is None:
+            return cls()
+        return cls(
+            run_ids=tuple(_ancestry(run, instance)),
+            root_run_id=run.root_run_id or run.run_id,
+            job_name=run.job_name,
+            backfill_id=run.tags.get(BACKFILL_TAG),
+            branch_tag=run.tags.get(BRANCH_TAG),
+        )
+
+    @classmethod
+    def of_context(cls, context: object) -> "RunChain":
+        """Return the chain of the run of a Dagster context, empty when the context belongs to no run."""
+        try:
+            run, instance = getattr(context, "run", None), getattr(context, "instance", None)
+        except dg.DagsterError:  # the context of an asset or check that is called directly raises for `run`
+            return cls()
+        return cls.of(run if isinstance(run, dg.DagsterRun) else None, instance)
+
+    @classmethod
+    def of_run_id(cls, run_id: str | None) -> "RunChain":
+        """Return the chain of one run of which only the id is known."""
+        if run_id is None or run_id == EPHEMERAL_RUN_ID:
+            return cls()
+        return cls(run_ids=(run_id,), root_run_id=run_id)
+
+    def after(self, run_id: str | None) -> "RunChain":
+        """Return this chain with a run in front that produced a value, unless the chain contains that run."""
+        if run_id is None or run_id in (EPHEMERAL_RUN_ID, *self.run_ids):
+            return self
+        return replace(self, run_ids=(run_id, *self.run_ids))
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run itself."""
+        return self.run_ids[0] if self.run_ids else None
+
+    @property
+    def branch_names(self) -> tuple[str, ...]:
+        """The branches of the chain, newest first; a branch that the run's tag `lance/branch` names comes first."""
+        own = tuple(branch_of(run_id) for run_id in self.run_ids)
+        return (self.branch_tag, *own) if self.branch_tag else own
+
+    def branch_metadata(self) -> dict[str, str]:
+        """Return the metadata of a branch of this run."""
+        found = {
+            md.RUN_ID: self.run_id,
+            md.ROOT_RUN_ID: self.root_run_id,
+            md.JOB_NAME: self.job_name,
+            # The publisher of a backfill is a run of its own without a parent; it finds the branches by this
+            # id.
+            md.BACKFILL_ID: self.backfill_id,
+        }
+        return {key: value for key, value in found.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +129,14 @@ class RunBranch:
         """The branch that this run writes; `main` outside of a run."""
         return self.chain.branch_names[0] if self.chain.branch_names else MAIN
 
-    def find(self) -> Branch | None:
-        """Return the newest branch of the chain in this table, or None when no run of the chain has a branch here."""
-        # Look branches up by name: a list reads the file of every branch, and a table may have thousands.
-        for name in self.chain.branch_names:
-            with suppress(RefNotFoundError):
-                return self.table.branches.get(name)
-        return None
+    def head(self) -> Version | None:
+        """Return the head of the newest branch of the chain in this table, or None when there is no branch."""
+        return next(self._heads(self.chain.branch_names), None)
 
     def written(self) -> Version | None:
         """Return the head of the newest branch of the chain that has its own commits, or None."""
-        for name in self.chain.branch_names:
-            with suppress(RefNotFoundError):
-                head = self.table.head(name)
-                # A step that failed after the fork leaves a branch without commits of its own.
-                if is_written(head):
-                    return head
-        return None
+        # A step that failed after the fork leaves a branch without commits of its own.
+        return next(filter(is_written, self._heads(self.chain.branch_names)), None)
 
     def ensure(self) -> str:
         """Fork the branch of the run unless it exists, and return its name.
@@ -61,15 +148,16 @@ class RunBranch:
         """
         if not self.chain.run_ids:
             return MAIN
-        if self.name == MAIN:
+        name, *earlier = self.chain.branch_names
+        if name == MAIN:
             raise InvalidInputError(
                 f"the run's tag {BRANCH_TAG} names main; a run writes a branch of its own, and its publisher merges it"
             )
-        parent = self.find()
-        if parent is None or parent.name != self.name:
-            at = parent.name if parent else MAIN
-            self.table.branches.create(self.name, at=at, exist_ok=True, metadata=self.chain.branch_metadata())
-        return self.name
+        # A list and not `get`: the branch is usually missing, and `get` reads all names for its error message.
+        if name not in self.table.branches.list(name):
+            parent = next(self._heads(earlier), None)
+            self.table.branches.create(name, at=parent or MAIN, exist_ok=True, metadata=self.chain.branch_metadata())
+        return name
 
     def earlier_attempt(self, properties: Mapping[str, str]) -> Version | None:
         """Return the version that an earlier attempt of the same step committed, or None.
@@ -91,18 +179,23 @@ class RunBranch:
                 return version
         return None
 
-    def retire(self) -> tuple[str, ...]:
+    def retire(self, merged: Iterable[Version] = ()) -> tuple[str, ...]:
         """Delete the published run branches of the chain, and return which ones were kept and why.
 
         A branch is kept when `main` does not contain all its versions, when another branch was forked from it,
         and when a tag names one of its versions. The branch that the run's tag `lance/branch` names is always
         kept: the run did not create it.
+
+        Args:
+            merged: Versions that `main` contains; for a branch with such a head, `main` is not searched.
         """
+        known = {version.id for version in merged}
         kept = []
         # Newest run first: its branch was forked from the next one, which cannot be deleted before it.
         for name in map(branch_of, self.chain.run_ids):
             try:
-                if self.table.branches.is_merged(name) is None:
+                head = self.table.head(name)
+                if head.id not in known and self.table.branches.is_merged(head) is None:
                     kept.append(f"{name}: it has commits that were not published")
                 else:
                     self.table.branches.delete(name)
@@ -113,19 +206,76 @@ class RunBranch:
                 kept.append(f"{name}: {error}")
         return tuple(kept)
 
+    def _heads(self, names: Iterable[str]) -> Iterator[Version]:
+        # Look branches up by name: a list of all would read a file for each, and a table may have thousands.
+        for name in names:
+            with suppress(RefNotFoundError):
+                yield self.table.head(name)
+
     def _own_versions(self) -> Iterator[Version]:
         """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first."""
-        branches = self.table.branches.list()
         name, until = self.name, math.inf
-        # The list of branches does not contain main, so the search ends there: versions of main are published,
-        # and a commit on the run branch cannot take their rows back.
-        while name in branches:
+        # `main` has no branch file, so the search ends there: versions of main are published, and a commit on the
+        # run branch cannot take their rows back.
+        while branch := self.table.branches.list(name).get(name):
             for number in reversed(self.table.branches.version_numbers(name)):
                 if number <= until:
                     yield self.table.at(f"{name}@{number}")
-            name, until = branches[name].parent_branch, branches[name].parent_version
+            name, until = branch.parent_branch, branch.parent_version
 
 
 def is_written(head: Version) -> bool:
     """Return whether the head of a branch is its own commit; the first manifest of a branch only records the fork."""
     return head.operation != "Clone"
+
+
+def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return a run and the re-executions that continue it, oldest first.
+
+    Their check evaluations count for the run too: a check that failed for lack of memory may have passed in one
+    of them.
+
+    Args:
+        run_id: The run.
+        instance: The Dagster instance that records runs.
+        known: Further runs to consider. Dagster finds re-executions by a tag, which a re-execution from Python
+            may lack.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return ()
+    tagged = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: run.root_run_id or run_id}))
+    named = instance.get_run_records(dg.RunsFilter(run_ids=[run_id, *known]))
+    oldest_first = sorted([*tagged, *named], key=lambda record: record.create_timestamp)
+    runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
+    # A full re-execution has the same root but does not continue the run, so ancestry decides.
+    return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
+
+
+def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:
+    """Return a time before which none of some runs can have committed, or None when no run is recorded."""
+    created = [record.create_timestamp for record in instance.get_run_records(runs)]
+    return min(created).astimezone(UTC) - _CLOCKS_DIFFER if created else None
+
+
+def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterator[str]:
+    """Yield the id of a run, then the ids of its ancestors as long as each run continues its parent."""
+    current: dg.DagsterRun | None = run
+    while current is not None:
+        yield current.run_id
+        parent_id = current.parent_run_id
+        if parent_id is None or not _continues_parent(current, instance):
+            return
+        current = instance.get_run_by_id(parent_id) if instance else None
+        if current is None:  # the record of the run was deleted, its branches may still exist
+            yield parent_id
+
+
+def _continues_parent(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> bool:
+    if any(tag in run.tags for tag in _PARTIAL_TAGS):
+        return True
+    root = instance.get_run_by_id(run.root_run_id) if instance and run.root_run_id else None
+    if root is None or run.step_keys_to_execute is None or root.step_keys_to_execute is None:
+        return False
+    # A strict subset: a full re-execution from Python executes the same steps.
+    return set(run.step_keys_to_execute) < set(root.step_keys_to_execute)

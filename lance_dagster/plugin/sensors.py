@@ -27,6 +27,7 @@ from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.publication import find_tag
 from lance_dagster.plugin.resource import LanceResource, table_address
 from lance_dagster.table import LanceTable
 
@@ -222,14 +223,15 @@ class _Tick:
             seen[MAIN] = number
 
     def _announce_tag(self, one: _Watched, table: LanceTable, seen: dict[str, int | str], ref: str) -> None:
-        tag = table.tags.list().get(ref)
+        tag = find_tag(table, ref)
         if tag is None or seen.get(ref) == _moved(tag):
             return
         # The publisher materializes the promoted node itself; a second event would start its readers twice. A tag
         # that another program moved later still has the metadata, but not the target that the metadata names.
         by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
         if not by_publisher:
-            version = table.at(tag.ref)
+            # With `branch:`, because other programs allow a tag and a branch of the same name.
+            version = table.at(f"branch:{tag.ref}")
             self.events.append(_materialization(one, ref, version, {"lance/tag": ref}))
             self._request(one, ref, version)
         seen[ref] = _moved(tag)
@@ -248,12 +250,11 @@ def is_foreign(version: Version) -> bool:
 
 
 def _where(table: LanceTable, refs: Sequence[str]) -> Iterator[tuple[str, int | str]]:
-    tags = table.tags.list() if set(refs) != {MAIN} else {}
     for ref in refs:
         if ref == MAIN:
             yield ref, table.head(MAIN).number
-        elif ref in tags:
-            yield ref, _moved(tags[ref])
+        elif tag := find_tag(table, ref):
+            yield ref, _moved(tag)
 
 
 def _moved(tag: Tag) -> str:

@@ -19,10 +19,15 @@ from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import string_list
+from lance_dagster.history.context import Ref
 from lance_dagster.spark.spark_schema import arrow_for_spark, row_bytes, to_spark_batch
 from lance_dagster.table import LanceTable
 
+# Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
+# smaller tasks keep all cores busy to the end.
 _SPLIT_BYTES = 32 * 1024 * 1024
+# A batch is copied from the Python worker to the JVM. The row limits keep narrow rows from batches of millions of rows,
+# and wide rows from batches of one.
 _BATCH_BYTES = 4 * 1024 * 1024
 _FEWEST_ROWS, _MOST_ROWS = 64, 32768
 
@@ -42,7 +47,7 @@ class Scan:
     def plan(
         cls,
         table: LanceTable,
-        ref: str = "main",
+        ref: Ref = "main",
         *,
         columns: Sequence[str] | None = None,
         filter: str | None = None,
@@ -54,7 +59,7 @@ class Scan:
             InvalidInputError: A column does not exist or is named twice, no column is named, or Lance cannot
                 parse the filter.
         """
-        version = str(table.at(ref))
+        version = table.at(ref)
         whole = table.schema(version)
         chosen = whole.names if columns is None else list(string_list("columns", columns, "id"))
         missing = [name for name in chosen if name not in whole.names]
@@ -67,7 +72,7 @@ class Scan:
             raise InvalidInputError(f"name at least one column, and each once; given: {', '.join(chosen) or 'none'}")
         scan = cls(
             uri=table.uri,
-            version=version,
+            version=str(version),
             schema=pa.schema([whole.field(name) for name in chosen]),
             table_row_bytes=row_bytes(whole),
             filter=filter,
@@ -91,8 +96,11 @@ def _check_filter(table: LanceTable, scan: Scan) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A fragment, or its row offsets from `start` to before `stop`; deleted rows count."""
+class FragmentRows:
+    """The rows of one fragment with offsets from `start` to before `stop`; the whole fragment when `stop` is None.
+
+    Offsets count deleted rows too.
+    """
 
     fragment: int
     start: int = 0
@@ -102,7 +110,7 @@ class Piece:
 class LancePartition(InputPartition):
     """The pieces that one task reads."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[FragmentRows]) -> None:
         """Keep the pieces."""
         super().__init__(None)
         self.pieces = tuple(pieces)
@@ -118,7 +126,9 @@ class LanceReader(DataSourceReader):
 
     def partitions(self) -> list[LancePartition]:
         """Split large fragments and group small ones, into partitions of about the same size."""
-        groups: list[list[Piece]] = [[]]
+        # In order of the fragments and without looking ahead: rows that were written together stay together, which
+        # keeps a table that is sorted by a column nearly sorted in the frame.
+        groups: list[list[FragmentRows]] = [[]]
         filled = 0.0
         for piece, size in self._pieces():
             if groups[-1] and filled + size > _SPLIT_BYTES:
@@ -128,7 +138,7 @@ class LanceReader(DataSourceReader):
             filled += size
         return [LancePartition(group) for group in groups]
 
-    def _pieces(self) -> Iterator[tuple[Piece, float]]:
+    def _pieces(self) -> Iterator[tuple[FragmentRows, float]]:
         """Yield each piece with the estimated bytes of the scan's columns in it.
 
         A fragment knows the size of its files, but not of each column; the types of the columns give their share.
@@ -138,17 +148,19 @@ class LanceReader(DataSourceReader):
         dataset = LanceTable.open(scan.uri, scan.storage_options).to_lance(scan.version)
         for fragment in dataset.get_fragments():
             rows = fragment.physical_rows
+            # pylance does not know the size of a file in manifests of early releases, hence the estimate by rows.
             known = sum(file.file_size_bytes or 0 for file in fragment.data_files())
             size = share * (known or rows * scan.table_row_bytes)
             cuts = max(1, round(size / _SPLIT_BYTES))
             if cuts == 1:
-                yield Piece(fragment.fragment_id), size
+                yield FragmentRows(fragment.fragment_id), size
                 continue
             for cut in range(cuts):
-                yield Piece(fragment.fragment_id, rows * cut // cuts, rows * (cut + 1) // cuts), size / cuts
+                yield FragmentRows(fragment.fragment_id, rows * cut // cuts, rows * (cut + 1) // cuts), size / cuts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition; runs on an executor."""
+        # Spark's contract has a partition of any class here; a table without rows has one partition without pieces.
         if not isinstance(partition, LancePartition) or not partition.pieces:
             return
         scan = self._scan
@@ -166,7 +178,7 @@ class LanceReader(DataSourceReader):
                 yield to_spark_batch(batch, self._expected)
 
 
-def _scans(pieces: Sequence[Piece], filter: str | None) -> Iterator[tuple[list[int], str | None]]:
+def _scans(pieces: Sequence[FragmentRows], filter: str | None) -> Iterator[tuple[list[int], str | None]]:
     """Yield the fragments and the filter of each scan that the pieces need; whole fragments share one scan."""
     whole = [piece.fragment for piece in pieces if piece.stop is None]
     if whole:

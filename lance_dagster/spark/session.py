@@ -45,6 +45,7 @@ def local_session(
         "spark.ui.showConsoleProgress": "false",
         **(config or {}),
     }
+    # `setdefault`, because a value in the environment takes precedence over the defaults of this package.
     if master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -57,6 +58,7 @@ def local_session(
         # pylance warns at every fork. The child process that Spark forks here runs Java and never uses pylance.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
         spark = builder.getOrCreate()
+    # A running session may have been started without this package, so the source is registered each time.
     spark.dataSource.register(LanceDataSource)
     return spark
 

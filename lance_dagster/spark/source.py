@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.history.context import Ref
 from lance_dagster.spark.reader import LanceReader, Scan
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
 from lance_dagster.spark.writer import LanceWriter
@@ -30,7 +31,7 @@ _WRITE_OPTIONS = ("path", "branch", "vectors")
 def read_table(
     spark: SparkSession,
     table: LanceTable,
-    ref: str = "main",
+    ref: Ref = "main",
     columns: Sequence[str] | None = None,
     *,
     filter: str | None = None,
@@ -44,7 +45,7 @@ def read_table(
     Args:
         spark: A classic or Spark Connect session; the data source is registered in it.
         table: The table.
-        ref: Any ref expression.
+        ref: A version, or any ref expression.
         columns: The columns to read, in this order; None reads all.
         filter: A condition in Lance's SQL on columns of the table, such as `x > 3 AND name IS NOT NULL`. It
             may name columns that are not read.
@@ -55,11 +56,13 @@ def read_table(
             column.
     """
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
+    # Only for its error: a column without a Spark type is named here, and not by an executor.
     readable_schema(scan.schema)
     source = _source_with(frozenset(table.storage_options.items()))
     spark.dataSource.register(source)
     reader = spark.read.format(source.name()).option("ref", scan.version)
     if columns is not None:
+        # As JSON, because a column's name may contain a comma.
         reader = reader.option("columns", json.dumps(scan.schema.names))
     if filter is not None:
         reader = reader.option("filter", filter)
@@ -99,6 +102,7 @@ class LanceDataSource(DataSource):
 
     def reader(self, schema: StructType) -> LanceReader:
         """Return the reader of the version; `schema` is the table's, or the one that the caller gave to Spark."""
+        # The columns that the caller named with `spark.read.schema(...)` narrow the read.
         scan = self._plan(schema.names)
         own = readable_schema(scan.schema)
         wrong = [field.name for field in schema if field.dataType != own[field.name].dataType]

@@ -53,12 +53,12 @@ def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = 
             have this length, and only then can Lance index and search them.
 
     Raises:
-        InvalidInputError: A column's type has no Arrow counterpart, a name stands twice, or `vectors` names a
+        InvalidInputError: A column's type has no Arrow counterpart, a name is duplicated, or `vectors` names a
             column that is not an array of numbers.
     """
     doubled = sorted({name for name in spark_schema.names if spark_schema.names.count(name) > 1})
     if doubled:
-        raise InvalidInputError(f"column names must be unique; {', '.join(map(repr, doubled))} stands twice")
+        raise InvalidInputError(f"column names must be unique; {', '.join(map(repr, doubled))} is duplicated")
     columns = {field.name: _arrow_type(field) for field in spark_schema}
     for name, length in (vectors or {}).items():
         columns[name] = _vector_type(name, columns.get(name), length)

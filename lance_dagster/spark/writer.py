@@ -33,6 +33,7 @@ from lance_dagster.table import LanceTable
 WRITE_PROPERTY = "lance_dagster.write"
 _BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 _RECORDS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+# The largest value that Spark takes for the limit of bytes; no value turns the limit off.
 _UNLIMITED = str(2**31 - 1)
 _BATCH_BYTES = 4 * 1024 * 1024
 _FEWEST_RECORDS, _MOST_RECORDS = 1024, 65536
@@ -74,6 +75,8 @@ def stage(
     task = functools.partial(_stage_partition, target)
     with large_batches(df.sparkSession, target.schema), _errors_of_executors():
         rows = df.mapInArrow(task, "file string").collect()
+    # Spark runs a task again after a failure and may run it twice (speculation); it returns the rows of one attempt,
+    # so the files of the others are never named.
     files = tuple(StagedFile(**json.loads(row.file)) for row in rows)
     return StagedFiles(schema=target.schema, files=files, base=target.base)
 
@@ -85,7 +88,7 @@ def _stage_partition(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> 
         yield pa.RecordBatch.from_pydict({"file": [described]})
 
 
-class _Held:
+class _BatchSettings:
     """The batch settings that were changed in one Spark session, and the number of calls that still need them."""
 
     def __init__(self, spark: SparkSession) -> None:
@@ -97,7 +100,7 @@ class _Held:
 # Settings belong to the session, and several threads may stage frames in it at once. Calls are counted, so that the
 # first call to end does not take the settings away from the others.
 _lock = threading.Lock()
-_held: weakref.WeakKeyDictionary[SparkSession, _Held] = weakref.WeakKeyDictionary()
+_changed: weakref.WeakKeyDictionary[SparkSession, _BatchSettings] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -108,18 +111,18 @@ def large_batches(spark: SparkSession, schema: pa.Schema) -> Iterator[None]:
     if not holds_binary(schema):
         wanted[_BYTES_PER_BATCH] = _UNLIMITED
     with _lock:
-        held = _held.get(spark) or _Held(spark)
-        _held[spark] = held
-        held.calls += 1
-        for key in held.keys & wanted.keys():
+        settings = _changed.get(spark) or _BatchSettings(spark)
+        _changed[spark] = settings
+        settings.calls += 1
+        for key in settings.keys & wanted.keys():
             spark.conf.set(key, wanted[key])
     try:
         yield
     finally:
         with _lock:
-            held.calls -= 1
-            if not held.calls:
-                for key in _held.pop(spark).keys:
+            settings.calls -= 1
+            if not settings.calls:
+                for key in _changed.pop(spark).keys:
                     spark.conf.unset(key)
 
 
@@ -129,6 +132,7 @@ def _errors_of_executors() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
+        # The traceback of a chained error names several errors; the last one was raised to Spark.
         raised = re.findall(r"^lance_dagster\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
         if not raised:
             raise
@@ -139,7 +143,7 @@ def _errors_of_executors() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written(WriterCommitMessage):
+class _WrittenFiles(WriterCommitMessage):
     """The files that one task wrote, as its message to the commit."""
 
     files: tuple[StagedFile, ...]
@@ -160,21 +164,22 @@ class LanceWriter(DataSourceArrowWriter):
         self._target = table.write_target(schema, branch)
         self._overwrite = overwrite
         self._base = table.head(branch).number
+        # Made on the driver, before Spark pickles this object: all tasks and every repetition of the commit share it.
         self._write = uuid.uuid4().hex
 
     # Spark's own Arrow writer changes the type of this argument in the same way.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write one task's rows; runs on an executor."""
         batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
-        return _Written(write_files(self._target, batches))
+        return _WrittenFiles(write_files(self._target, batches))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the files of all tasks as one version."""
         # Open the table again: the commit runs in another process than the one that planned the write.
         table = LanceTable.open(self._uri, self._target.storage_options)
-        if self._landed(table):
+        if self._is_committed(table):
             return
-        files = tuple(file for message in messages if isinstance(message, _Written) for file in message.files)
+        files = tuple(file for message in messages if isinstance(message, _WrittenFiles) for file in message.files)
         staged = StagedFiles(self._target.schema, files)
         save = table.overwrite if self._overwrite else table.append
         save(staged, branch=self._branch, properties={WRITE_PROPERTY: self._write})
@@ -182,7 +187,8 @@ class LanceWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the commit may have landed, so the files must not be deleted."""
 
-    def _landed(self, table: LanceTable) -> bool:
+    def _is_committed(self, table: LanceTable) -> bool:
+        """Return whether a version since the start of this write was made by it."""
         since = table.branches.version_numbers(self._branch, after=self._base)
         made = (table.at(f"{self._branch}@{number}") for number in since)
         return any(version.properties.get(WRITE_PROPERTY) == self._write for version in made)

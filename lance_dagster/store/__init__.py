@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder
 from lance_dagster.store.local import LocalStore, sync_path
-from lance_dagster.store.options import base_options, canonical_uri, resolve_location, table_options
+from lance_dagster.store.options import base_options, canonical_uri, resolve_location, supported_uri, table_options
 from lance_dagster.store.s3 import S3Store
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "copy_file",
     "copy_folder",
     "open_store",
+    "supported_uri",
     "sync_path",
     "table_options",
 ]
@@ -42,14 +43,10 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
         InvalidInputError: The scheme is not supported, or an option is unknown.
     """
     location = resolve_location(uri, storage_options or {})
-    match location.scheme:
-        case "":
-            if location.access:
-                raise InvalidInputError(
-                    f"a local table takes no storage options but durability, and {location.uri} was given some"
-                )
-            return LocalStore(location.uri, durable=location.durable)
-        case "s3":
-            return S3Store(location.uri, location.access)
-        case other:
-            raise InvalidInputError(f"cannot store tables at {other}://; use a local path or s3://")
+    if location.scheme:
+        return S3Store(location.uri, location.access)
+    if location.access:
+        raise InvalidInputError(
+            f"a local table takes no storage options but durability, and {location.uri} was given some"
+        )
+    return LocalStore(location.uri, durable=location.durable)

@@ -200,7 +200,7 @@ class LocalStore:
                 shutil.copyfile(source, temporary)
             # Everything is synced under the temporary name; the rename then publishes a complete copy.
             for path in (temporary, *temporary.rglob("*")) if self._durable else ():
-                sync_path(str(path))
+                _sync(str(path))
             os.replace(temporary, target)
         except OSError as error:
             raise StoreError(f"cannot copy {source} to {target}: {error}") from error
@@ -246,7 +246,7 @@ class LocalStore:
     def sync_folder(self, folder: str) -> None:
         """Make the directory entries of a folder survive a power cut."""
         if self._durable and (self._root / folder).is_dir():
-            sync_path(str(self._root / folder))
+            _sync(str(self._root / folder))
 
     @contextmanager
     def _written(self, key: str, data: bytes, *, synced: bool) -> Iterator[tuple[str, str]]:
@@ -266,7 +266,7 @@ class LocalStore:
                     os.fsync(file.fileno())
             yield temporary, target
             if synced:
-                sync_path(folder)
+                _sync(folder)
         # Not a failure of the storage: the caller lost the race for the name.
         except FileExistsError:
             raise
@@ -315,8 +315,12 @@ def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> No
         path: A local path or a URI.
         storage_options: The options of the table; with the durability "process", nothing is synced.
     """
-    if "://" in path or not is_durable(storage_options or {}):
-        return
+    if "://" not in path and is_durable(storage_options or {}):
+        _sync(path)
+
+
+def _sync(path: str) -> None:
+    # A folder can be opened for reading only; fsync takes such a descriptor for files too.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -52,9 +52,9 @@ def resolve_location(uri: str | os.PathLike[str], storage_options: Mapping[str, 
     """Return the canonical location of a table, with the storage options that apply to the table itself.
 
     Raises:
-        InvalidInputError: The URI is invalid, or the option `durability` has an unknown value.
+        InvalidInputError: No store has such a URI, or the option `durability` has an unknown value.
     """
-    canonical = canonical_uri(uri)
+    canonical = supported_uri(uri)
     options = table_options(storage_options)
     return Location(
         uri=canonical,
@@ -63,6 +63,19 @@ def resolve_location(uri: str | os.PathLike[str], storage_options: Mapping[str, 
         access={key: value for key, value in options.items() if key != _DURABILITY},
         durable=is_durable(options),
     )
+
+
+def supported_uri(uri: str | os.PathLike[str]) -> str:
+    """Return the canonical spelling of a URI at which a table can be stored.
+
+    Raises:
+        InvalidInputError: The URI is empty, carries a query or fragment, or has a scheme that no store supports.
+    """
+    canonical = canonical_uri(uri)
+    scheme = scheme_of(canonical)
+    if scheme not in ("", "s3"):
+        raise InvalidInputError(f"cannot store tables at {scheme}://; use a local path or s3://")
+    return canonical
 
 
 def scheme_of(uri: str) -> str:

@@ -18,7 +18,7 @@ from lance_dagster import (
     Unique,
     build_table_checks,
 )
-from lance_dagster.plugin.checks import Audit, Check, Finding
+from lance_dagster.plugin.checks import Audit, Check, CheckOutcome
 from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
 
 NAN = float("nan")
@@ -77,8 +77,8 @@ def test_checks_say_what_they_found_and_what_is_allowed(
     audit: Audit, check: Check, *, passed: bool, description: str
 ) -> None:
     """Pass or fail, in words that can be acted on."""
-    finding: Finding = check.evaluate(audit)
-    assert (passed, description) == (finding.passed, finding.description)
+    outcome: CheckOutcome = check.evaluate(audit)
+    assert (passed, description) == (outcome.passed, outcome.description)
 
 
 def test_bounds_with_a_time_zone(audit: Audit) -> None:

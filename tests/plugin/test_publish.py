@@ -20,7 +20,7 @@ from lance_dagster.plugin.publication import (
     move_tags,
     retire_all,
 )
-from lance_dagster.plugin.run_chain import RunChain
+from lance_dagster.plugin.run_branch import RunChain
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
 
 CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)

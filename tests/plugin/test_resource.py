@@ -136,3 +136,16 @@ def test_spark_session_is_started_when_asked_for(spark: object) -> None:
     assert SparkResource(app_name="x").session is spark
     with pytest.raises(InvalidInputError, match="did you mean 'master'"):
         SparkResource(maste="local")
+
+
+def test_a_table_is_opened_at_a_version_or_a_ref_expression(tmp_path: Path) -> None:
+    """Without a ref, a caller outside of a run reads main."""
+    lake = LanceResource(root=str(tmp_path))
+    table = LanceTable.create(lake.uri_of("lab/numbers"), pa.schema({"id": pa.int64()}))
+    table.branches.create("fix")
+    version = table.append(pa.table({"id": [1]}), branch="fix")
+    table.append(pa.table({"id": [1]}), branch="fix")
+    context = dg.build_asset_context()
+    assert "fix@2" == lake.open(context, "lab/numbers", ref=version).ref
+    assert "fix@3" == lake.open(context, "lab/numbers", ref="fix").ref
+    assert "main@1" == lake.open(context, "lab/numbers").ref

@@ -69,7 +69,7 @@ def test_a_type_without_arrow_counterpart_is_refused_by_name() -> None:
 
 def test_columns_of_one_name_are_refused() -> None:
     """Spark allows them, a table does not."""
-    with pytest.raises(InvalidInputError, match="column names must be unique; 'a' stands twice"):
+    with pytest.raises(InvalidInputError, match="column names must be unique; 'a' is duplicated"):
         target_schema(StructType(ddl("a INT").fields * 2))
 
 

@@ -49,6 +49,16 @@ def test_a_save_is_one_version_with_its_own_uuid(spark: SparkSession, tmp_table_
     assert 20 == table.count_rows()
 
 
+def test_read_table_takes_a_version(spark: SparkSession, tmp_table_uri: str) -> None:
+    """As it takes the ref expression that names it; the frame does not follow the branch."""
+    spark.range(5).write.format(FORMAT).mode("append").save(tmp_table_uri)
+    table = LanceTable.open(tmp_table_uri)
+    version = table.head()
+    spark.range(5).write.format(FORMAT).mode("append").save(tmp_table_uri)
+    assert 5 == read_table(spark, table, version).count()
+    assert 10 == read_table(spark, table, "main", filter="id >= 0").count()
+
+
 def test_options_choose_ref_columns_and_rows(spark: SparkSession, tmp_table_uri: str) -> None:
     """As strings, with names separated by commas or in a JSON list."""
     frame = spark.range(4).selectExpr("id", "id * 2 AS twice", "id = 1 AS `odd, one`")

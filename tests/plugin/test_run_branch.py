@@ -2,7 +2,7 @@ import dagster as dg
 import pytest
 
 from lance_dagster import RunChain
-from lance_dagster.plugin.run_chain import EPHEMERAL_RUN_ID, branch_of, family_of, run_of
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, branch_of, family_of, run_of
 
 PARENT = {"dagster/parent_run_id": "a", "dagster/root_run_id": "a"}
 STEPS = ["one", "two"]
