@@ -245,8 +245,8 @@ def strategy_from(given: Sequence[str]) -> "Strategy":
     return found or None
 
 
-def properties_from(given: Sequence[str], message: str | None = None) -> dict[str, str]:
-    """Read what is kept with a version, with its message among it if one is given.
+def properties_from(given: Sequence[str]) -> dict[str, str]:
+    """Read what is kept with a version.
 
     Raises:
         click.UsageError: A text is no pair, or has a key that this package keeps itself.
@@ -259,4 +259,4 @@ def properties_from(given: Sequence[str], message: str | None = None) -> dict[st
         if key.startswith((_RESERVED, COMMIT_MESSAGE)):
             raise click.UsageError(f"--property cannot be {key!r}, which is kept by what makes the version")
         found[key] = value
-    return found if message is None else {**found, COMMIT_MESSAGE: message}
+    return found

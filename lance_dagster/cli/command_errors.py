@@ -5,7 +5,7 @@ here that takes the same arguments and returns the words of the command.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any
 
@@ -65,14 +65,29 @@ def _unprotect(option: str, patterns: Sequence[str]) -> Sequence[str]:
     return ("--remove", *(word for pattern in patterns for word in (option, pattern)))
 
 
-def _merge(source: str, into: str, *, strategy: object = None) -> Sequence[str]:
-    return (source, "--into", into, *_strategy(strategy))
+def _merge(source: str, into: str, **options: object) -> Sequence[str]:
+    mode = options.pop("mode", None)
+    return (source, "--into", into, *_given(options), *([] if mode is None else [f"--{mode}"]))
+
+
+def _preview_branch(source: str, into: str, **options: object) -> Sequence[str]:
+    return (source, "--into", into, *_given(options))
 
 
 def _single_change(option: str, version: str, branch: str, **options: object) -> Sequence[str]:
-    parent = options.get("parent")
-    words = () if parent is None else ("--parent", str(parent))
-    return (version, option, branch, *words, *_strategy(options.get("strategy")))
+    return (version, option, branch, *_given(options))
+
+
+def _given(options: Mapping[str, object]) -> Iterator[str]:
+    """Return options by the names that the methods of a table have for them, as words."""
+    for name, value in options.items():
+        match name, value:
+            case "strategy", _:
+                yield from _strategy(value)
+            case "properties", Mapping():
+                yield from (word for key, text in value.items() for word in ("--property", f"{key}={text}"))
+            case _:
+                yield from (f"--{name}", str(value))
 
 
 def _strategy(strategy: object) -> Sequence[str]:
@@ -87,12 +102,12 @@ def _strategy(strategy: object) -> Sequence[str]:
 
 
 COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
+    "branches.preview": ("preview-branch", _preview_branch),
     "branches.reset": ("reset", lambda name, at: (name, "--at", at)),
     "branches.unprotect": ("protect", partial(_unprotect, "--branch")),
     "cherry_pick": ("cherry-pick", partial(_single_change, "--onto")),
     "maintenance.relocate": ("relocate", _relocate),
     "merge": ("merge", _merge),
-    "restore": ("restore", partial(_single_change, "--branch")),
     "revert": ("revert", partial(_single_change, "--branch")),
     "tags.delete": ("tag", _delete_tag),
     "tags.move": ("promote", lambda name, at: ("--tag", name, "--at", at)),
@@ -114,7 +129,7 @@ def error_line(error: LanceDagsterError, table: str) -> str:
     elif error.remedy is None:
         text = str(error)
     else:
-        text = f"{error.complaint}; {error.remedy.said(partial(_command_for, table))}"
+        text = f"{error.complaint}; {error.remedy.said(partial(command_for, table))}"
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":;", ":")
 
 
@@ -128,6 +143,7 @@ def quoted(word: str) -> str:
     return f'"{word}"' if "'" in word and not _SPECIAL & set(word) else shlex.quote(word)
 
 
-def _command_for(table: str, call: Call) -> str:
+def command_for(table: str, call: Call) -> str:
+    """Return a call of a method of a table as the command that does the same."""
     name, words = COMMANDS[call.method]
     return command_line(name, table, *words(*call.given, **call.named))

@@ -4,19 +4,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from lance_dagster.cli.arguments import SIDES, table_as_typed, with_columns, with_keys, with_limit
-from lance_dagster.cli.command_errors import REFUSED, Refusal, command_line, quoted
+from lance_dagster.cli.arguments import table_as_typed, with_columns, with_keys, with_limit
+from lance_dagster.cli.command_errors import REFUSED, Refusal, command_for, command_line
 from lance_dagster.cli.diff_command import MORE_ROWS, first_rows
 from lance_dagster.cli.output import GAP, ColumnLayout, Output, json_value, padded, printable, shown_cell
-from lance_dagster.errors import MergeConflictError
+from lance_dagster.errors import MergeConflictError, Remedy
 
 if TYPE_CHECKING:
-    from lance_dagster.merge.rules import Strategy
     from lance_dagster.merge.rules.strategy import Conflict
     from lance_dagster.table import MergePreview
 
@@ -30,12 +30,11 @@ _NO_COLUMN = object()
 
 
 @contextmanager
-def report_conflicts(output: Output, strategy: "Strategy", changes: Callable[[], str]) -> Iterator[None]:
+def report_conflicts(output: Output, changes: Callable[[], str]) -> Iterator[None]:
     """Print the conflicts that the block raises, each on its own line, and refuse with a hint.
 
     Args:
         output: Where to print.
-        strategy: The strategy that was given.
         changes: Returns the range of what was to be merged, for `diff`.
 
     Raises:
@@ -48,44 +47,31 @@ def report_conflicts(output: Output, strategy: "Strategy", changes: Callable[[],
             {"made": False, "before": None, "version": None, "conflicts": _conflict_documents(error.conflicts)},
             conflict_lines(error.conflicts),
         )
-        raise Refusal(error.message.rstrip(":"), hint_for(error.conflicts, strategy, changes())) from error
+        raise Refusal(error.message.rstrip(":"), hint_for(error.conflicts, error.remedy, changes())) from error
 
 
-def hint_for(conflicts: Iterable[object], strategy: "Strategy", changes: str) -> str:
-    """Return how to look at conflicts and how to settle them; empty where no strategy applies to a history conflict.
+def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -> str:
+    """Return how to look at conflicts, and the command that settles all of them; empty where there is neither.
 
     Args:
         conflicts: What no strategy settled.
-        strategy: The strategy that was given.
+        remedy: The call that settles them, if any does.
         changes: The range of what was to be merged, for `diff`.
     """
     from lance_dagster.merge.rules.preconditions import can_be_waived
 
-    known = _conflicts(conflicts)
-    of_rows = [conflict for conflict in known if conflict.kind != _HISTORY]
-    hints = []
+    known, hints = _conflicts(conflicts), []
+    of_rows = any(conflict.kind != _HISTORY for conflict in known)
     if of_rows:
-        winners = " ".join(f"--strategy {quoted(f'{name}={SIDES[0]}')}" for name in _unsettled(of_rows, strategy))
-        settle = f"settle with {winners} (or {SIDES[1]}), or change one side" if winners else "then change one side"
-        hints.append(f"look with {command_line('diff', table_as_typed(), changes, '--rows')}; {settle}")
-    if any(map(can_be_waived, known)) and all(can_be_waived(each) for each in known if each.kind == _HISTORY):
-        hints.append(
-            f"if nobody replaced rows in what was cleaned up, --strategy {_HISTORY}={SIDES[0]} goes on without it"
-        )
+        hints.append(f"look with {command_line('diff', table_as_typed(), changes, '--rows')}")
+    if remedy is not None:
+        settle = remedy.said(partial(command_for, table_as_typed()))
+        # Only whoever made the versions that are gone can know whether that may be waived.
+        waived = any(map(can_be_waived, known))
+        hints.append(f"if no version that was cleaned up replaced rows, {settle}" if waived else settle)
+    elif of_rows:
+        hints.append("then change one side")
     return printable("; ".join(hints))
-
-
-def _unsettled(conflicts: "Sequence[Conflict]", strategy: "Strategy") -> list[str]:
-    """Return the units or kinds that a strategy can still be given for; the kind where it has several units."""
-    from lance_dagster.merge.rules.strategy import ParsedStrategy
-
-    given = ParsedStrategy.parse(strategy)
-    units: dict[str, set[str]] = {}
-    for conflict in conflicts:
-        if given.winner(conflict.kind, conflict.unit) is None:
-            units.setdefault(conflict.kind, set()).add(conflict.unit)
-    # Units of rows have no durable names, so only the kind works in the next call.
-    return [kind if kind == "rows" or len(found) > 1 else next(iter(found)) for kind, found in units.items()]
 
 
 def _conflict_documents(conflicts: Iterable[object]) -> list[dict[str, str]]:

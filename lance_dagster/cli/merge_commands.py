@@ -109,10 +109,10 @@ def merge(
         with busy("looking for conflicts"):
             found = table.preview_merge(source, into, strategy=strategy, mode=mode)
             rows = ConflictRows.of(found, options)
-        _write_preview(output, found, rows, hint_for(found.conflicts, strategy, f"{into}...{source}"))
+        _write_preview(output, found, rows, hint_for(found.conflicts, found.remedy, f"{into}...{source}"))
         return
     before = table.head(into)
-    with report_conflicts(output, strategy, lambda: f"{into}...{source}"), busy("merging"):
+    with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
         made = table.merge(
             source, into, strategy=strategy, mode=mode, message=options["message"], properties=properties
         )
@@ -132,7 +132,7 @@ def preview_branch(
     """Make a branch that holds what merging SOURCE would give, for checks to run on."""
     strategy = strategy_from(options["strategies"])
     make = partial(table.branches.preview, source, into, name=options["name"], strategy=strategy)
-    with report_conflicts(output, strategy, lambda: f"{into}...{source}"), busy("merging"):
+    with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
         try:
             made = make()
         except AlreadyExistsError as error:
@@ -178,7 +178,7 @@ def sync(
     def changes() -> str:
         return f"{branch}...{table.branches.get(branch).parent_branch}"
 
-    with report_conflicts(output, strategy, changes), busy("merging"):
+    with report_conflicts(output, changes), busy("merging"):
         made = table.sync(branch, strategy=strategy, message=options["message"], properties=properties)
     write_version(output, before, made, f"nothing to do: {made} has everything of the branch it was forked from")
 
@@ -205,10 +205,12 @@ def merge_base(table: "LanceTable", output: Output, one: str, other: str) -> Non
 def cherry_pick(table: "LanceTable", output: Output, version: str, onto: str, **options: Unpack[_PickOptions]) -> None:
     """Make the change of one VERSION on another branch too."""
     parent, strategy = options["parent"], strategy_from(options["strategies"])
-    properties = properties_from(options["properties"], options["message"])
+    message, properties = options["message"], properties_from(options["properties"])
     before = table.head(onto)
-    with report_conflicts(output, strategy, lambda: f"{version}^{parent or ''}..{version}"), busy("merging"):
-        made = table.cherry_pick(version, onto, parent=parent, strategy=strategy, properties=properties)
+    with report_conflicts(output, lambda: f"{version}^{parent or ''}..{version}"), busy("merging"):
+        made = table.cherry_pick(
+            version, onto, parent=parent, strategy=strategy, message=message, properties=properties
+        )
     write_version(output, before, made, f"nothing to do: {made} has the change already")
 
 
@@ -223,10 +225,10 @@ def cherry_pick(table: "LanceTable", output: Output, version: str, onto: str, **
 def revert(table: "LanceTable", output: Output, version: str, branch: str, **options: Unpack[_PickOptions]) -> None:
     """Take the change of one VERSION back, and keep what was done since."""
     parent, strategy = options["parent"], strategy_from(options["strategies"])
-    properties = properties_from(options["properties"], options["message"])
+    message, properties = options["message"], properties_from(options["properties"])
     before = table.head(branch)
-    with report_conflicts(output, strategy, lambda: f"{version}..{branch}"), busy("merging"):
-        made = table.revert(version, branch, parent=parent, strategy=strategy, properties=properties)
+    with report_conflicts(output, lambda: f"{version}..{branch}"), busy("merging"):
+        made = table.revert(version, branch, parent=parent, strategy=strategy, message=message, properties=properties)
     write_version(output, before, made, f"nothing to do: {made} does not have the change")
 
 
@@ -261,7 +263,7 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
 
 
 def _write_preview(output: Output, found: "MergePreview", rows: ConflictRows, hint: str) -> None:
-    facts = {name: value for name, value in asdict(found).items() if not name.startswith("_")}
+    facts = {name: value for name, value in asdict(found).items() if not name.startswith("_") and name != "remedy"}
     output.write({"ok": not found.conflicts, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
     if found.conflicts:
         exit_refused(hint)

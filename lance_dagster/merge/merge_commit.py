@@ -23,7 +23,7 @@ from lance_dagster.history.lineage import (
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records
-from lance_dagster.merge.propose_merge import ProposedMerge, commit_merge
+from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_merge
 from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strategy
 from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
@@ -39,6 +39,12 @@ class MergeOptions:
     mode: str = MERGE_COMMIT
     message: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    def call(self, source: State, into: str) -> Call:
+        """Return the call of a table's method that asks for the merge, without the strategy."""
+        mode = self.mode if self.mode != MERGE_COMMIT else None
+        options = {"mode": mode, "message": self.message, "properties": dict(self.properties)}
+        return call_with("merge", (str(source), into), options)
 
     def __post_init__(self) -> None:
         """Refuse a message or properties that are no text, and an unknown strategy.
@@ -76,7 +82,7 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
             given=given,
             source=source,
             attempt=f"merge {source} into {head}",
-            call=Call("merge", (str(source), into)),
+            call=options.call(source, into),
             properties=_properties(options, source_lineage, head, given.source.changes),
             table_metadata=table_metadata,
             refused=immediate_conflicts(options, source_lineage, dest_lineage, base),

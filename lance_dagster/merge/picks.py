@@ -55,7 +55,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lookups, side_history
 from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import origins, picked_across
-from lance_dagster.merge.propose_merge import ProposedMerge, commit_merge
+from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_merge
 from lance_dagster.merge.rules import (
     MergeInput,
     MergePlan,
@@ -144,12 +144,16 @@ class ChangeRange:
             RESTORED: f"restore {self.of} on {head}",
         }[self.kind]
 
-    def call(self, branch: str, options: PickOptions) -> Call:
-        """Return the call of a table's method that asked for this."""
+    def call(self, branch: str, options: PickOptions) -> Call | None:
+        """Return the call of a table's method that asked for this, without the strategy; a restore takes none."""
         if self.picks is not None:
             return self.picks.call(branch, options)
-        method = {PICKED: "cherry_pick", REVERTED: "revert", RESTORED: "restore"}[self.kind]
-        return Call(method, (str(self.of), branch), {} if options.parent is None else {"parent": options.parent})
+        if self.kind == RESTORED:
+            return None
+        # A revert adds to the properties which parent it goes back to.
+        properties = {key: value for key, value in options.properties.items() if key != REVERTED_TO}
+        given = {"parent": options.parent, "message": options.message, "properties": properties}
+        return call_with("cherry_pick" if self.kind == PICKED else "revert", (str(self.of), branch), given)
 
     def marks(self, context: TableContext) -> dict[str, str]:
         """Return the properties that say what was taken over or back, and who takes over what somebody else made."""

@@ -1,11 +1,11 @@
-"""What a merge would do, said without doing it."""
+"""Say what a merge would do without doing it, or make a branch that has its result."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from lance_dagster.errors import AlreadyExistsError
+from lance_dagster.errors import AlreadyExistsError, Remedy
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import TableContext, open_context
@@ -16,7 +16,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_rows import ConflictRows
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeOptions, check_mode, immediate_conflicts, merge
-from lance_dagster.merge.propose_merge import conflicts_of_table, naming_damaged_manifests
+from lance_dagster.merge.propose_merge import call_with, conflicts_of_table, naming_damaged_manifests, remedy_for
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 
@@ -32,6 +32,7 @@ _Three = tuple[RecordedVersion, RecordedVersion, RecordedVersion]
 class MergePreview:
     """What a merge would do, without doing it. With conflicts it would do nothing.
 
+    `remedy` has the call of `merge` that settles all conflicts, where strategies can; it is None where there are none.
     `base` is the newest version both contain. `fast_forward` says that the dest did nothing since; `already_merged`
     that there is nothing to do. `needs_backfill` gives, by the path of a column one side added, how many rows only the
     other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
@@ -53,7 +54,30 @@ class MergePreview:
     already_merged: bool = False
     needs_backfill: Mapping[str, int] = field(default_factory=dict)
     reindex_needed: tuple[str, ...] = ()
+    remedy: Remedy | None = None
     _rows: "_Rows" = field(repr=False, compare=False)
+
+    @property
+    def hint(self) -> str | None:
+        """The sentence that says how to settle all conflicts, or None."""
+        return None if self.remedy is None else str(self.remedy)
+
+    def __str__(self) -> str:
+        """Say on a few lines what the merge would do, or why it would be refused and what would settle that."""
+        return "\n".join([f"{self.source} into {self.dest}; merge base {self.base}", *self._facts()])
+
+    def _facts(self) -> Iterator[str]:
+        if self.already_merged:
+            yield "nothing to do: it was merged before"
+        elif self.conflicts:
+            yield from (f"{conflict.kind} conflict: {conflict}" for conflict in self.conflicts)
+            yield "nothing would be written" + ("" if self.hint is None else f"; {self.hint}")
+        else:
+            yield f"rows: {self.rows_added:,} added, {self.rows_updated:,} updated, {self.rows_removed:,} removed"
+            yield f"columns: {'changed' if self.schema_changed else 'as they are'}"
+            yield from (f"needs backfill: {path}, null in {rows:,} rows" for path, rows in self.needs_backfill.items())
+            yield from (f"needs to be indexed again: {name}" for name in self.reindex_needed)
+            yield f"fast-forward: {'yes' if self.fast_forward else f'no, {self.dest} has changes of its own'}"
 
     def conflicting_rows(
         self,
@@ -123,6 +147,20 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
     return context.refs.change_branch(made, lambda current: with_metadata(current, done))
 
 
+def remedy_of_branch(refused: MergePreview, name: str | None) -> Remedy | None:
+    """Return the call that makes the branch, for a merge that was refused.
+
+    Args:
+        refused: The merge.
+        name: The name that was given to the branch.
+    """
+    remedy = refused.remedy
+    if remedy is None or remedy.call is None:
+        return None
+    options = {"name": name, "strategy": remedy.call.named["strategy"]}
+    return replace(remedy, call=call_with("branches.preview", remedy.call.given, options))
+
+
 def _is_begun(context: TableContext, branch: Branch, source: State, head: State) -> bool:
     """Tell whether a branch was made to show the same merge, and nobody did anything else on it."""
     if branch.parent != str(head) or branch.metadata.get(PREVIEWING) != source.id:
@@ -167,7 +205,9 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         )
         lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
     if isinstance(plan, MergeRefusal):
-        return replace(made, conflicts=conflicts_of_table(plan.conflicts, context.uri), _rows=rows(plan))
+        remedy = remedy_for(plan, options.call(source, head.branch))
+        conflicts = conflicts_of_table(plan.conflicts, context.uri)
+        return replace(made, conflicts=conflicts, remedy=remedy, _rows=rows(plan))
     tally: Tally = plan.tally
     return replace(
         made,

@@ -28,15 +28,16 @@ from lance_dagster.transactions.apply import next_version
 class ProposedMerge:
     """What is to be merged into a head, and what is recorded with it.
 
-    `attempt` says what is done, as it follows "cannot"; `call` is what was called, without its strategy.
-    `table_metadata` makes that of the result. `refused` are conflicts that are known before anything is compared. Where
-    `is_merge`, a protected branch takes the commit, and it is made even if it changes nothing.
+    `attempt` says what is done, as it follows "cannot"; `call` is what was called, without its strategy, and None for
+    what takes no strategy. `table_metadata` makes that of the result. `refused` are conflicts that are known before
+    anything is compared. Where `is_merge`, a protected branch takes the commit, and it is made even if it changes
+    nothing.
     """
 
     given: MergeInput
     source: State
     attempt: str
-    call: Call
+    call: Call | None
     properties: Mapping[str, str]
     table_metadata: Callable[[MergePlan, Mapping[str, str]], dict[str, str]]
     refused: tuple[Conflict, ...] = ()
@@ -96,17 +97,22 @@ def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePla
     raise MergeConflictError(headline, conflicts, remedy=remedy_for(plan, wanted.call))
 
 
-def remedy_for(refusal: MergeRefusal, call: Call) -> Remedy | None:
-    """Return the call that settles all conflicts at once and keeps the strategies that were given.
+def call_with(method: str, given: tuple[object, ...], options: Mapping[str, object]) -> Call:
+    """Return the call of a method with those of its options that were given."""
+    return Call(method, given, {name: value for name, value in options.items() if value})
+
+
+def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
+    """Return the call that settles all conflicts at once, and keeps the strategies and everything else that was given.
 
     Args:
         refusal: Why there is no merge.
-        call: What was called.
+        call: What was called, without its strategy; None for what takes no strategy.
     """
-    if not refusal.settling:
+    if call is None or not refusal.settling:
         return None
     # Nobody should lose a side's work by following a hint blindly, so it says what the strategy means.
-    named = {**call.named, "strategy": dict(refusal.settling[0])}
+    named = {"strategy": dict(refusal.settling[0]), **call.named}
     return Remedy("settle all conflicts with {}, or choose the other winner for each", replace(call, named=named))
 
 

@@ -212,10 +212,13 @@ class Branches:
         """
         state, head = self._context.at(source), self._context.head(into)
         # Conflicts are looked for first: a branch created in vain would have to be deleted, which a crash may prevent.
-        conflicts = preview.preview(self._context, state, into, strategy=strategy).conflicts
-        if conflicts:
-            where = self._context.uri
-            raise MergeConflictError(f"cannot merge {state} into {head} of {where}; nothing was written:", conflicts)
+        found = preview.preview(self._context, state, into, strategy=strategy)
+        if found.conflicts:
+            raise MergeConflictError(
+                f"cannot merge {state} into {head} of {self._context.uri}; nothing was written:",
+                found.conflicts,
+                remedy=preview.remedy_of_branch(found, name),
+            )
         name = name or preview_name(state.branch, into)
         return preview.preview_on_branch(self._context, name, state, head, strategy=strategy)
 

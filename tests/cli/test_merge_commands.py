@@ -85,8 +85,10 @@ def test_every_conflict_has_a_line(torn: LanceTable) -> None:
     assert "(main@4)" in result.stdout
     error = f"lance-dagster: cannot merge run/1@6 into main@4 of {torn.uri}; nothing was written\n"
     hint = (
-        f"hint: look with `lance-dagster diff {torn.uri} main...run/1 --rows`; settle with "
-        "--strategy \"config key 'owner'=source-wins\" --strategy rows=source-wins (or dest-wins), or change one side\n"
+        f"hint: look with `lance-dagster diff {torn.uri} main...run/1 --rows`; settle all conflicts with "
+        f"`lance-dagster merge {torn.uri} run/1@6 --into main "
+        "--strategy \"config key 'owner'=source-wins\" --strategy rows=source-wins`, "
+        "or choose the other winner for each\n"
     )
     assert (1, error + hint) == (result.exit_code, result.stderr)
     assert "main@4" == str(torn.head())
@@ -203,11 +205,44 @@ def test_a_strategy_for_some_leaves_the_others(torn: LanceTable) -> None:
 def test_a_hint_can_be_typed_as_it_is(torn: LanceTable) -> None:
     """The diff shows the rows that are in conflict, and the strategies settle them."""
     hint = run("merge", torn.uri, "run/1").stderr.splitlines()[1]
-    look, settle = hint.partition("`")[2].partition("`; settle with ")[::2]
+    look, settle = hint.split("`")[1::2]
     shown = run(*shlex.split(look)[1:])
     assert (0, True) == (shown.exit_code, "12" in shown.stdout)
-    lines_of("merge", torn.uri, "run/1", *shlex.split(settle.partition(" (or ")[0]))
+    lines_of(*shlex.split(settle)[1:])
     assert ("a", 12) in contents(torn)
+
+
+@pytest.mark.parametrize(
+    "options,message,ticket",
+    [
+        (["--preview"], "squash run/1@6 into main", None),
+        (["-m", "it's all", "--property", "ticket=7 7"], "it's all", "7 7"),
+    ],
+)
+def test_a_hint_keeps_every_option(torn: LanceTable, options: list[str], message: str, ticket: str | None) -> None:
+    """The command that settles the conflicts has every option that was typed."""
+    hint = run("merge", torn.uri, "run/1", "--squash", "-s", "rows=dest-wins", *options).stderr
+    lines_of(*shlex.split(hint.split("`")[3])[1:])
+    head = torn.head()
+    assert (message, ticket, 1) == (head.message, head.properties.get("ticket"), len(head.parents))
+    assert [("a", 1), ("a", 22), ("r", 1)] == contents(torn)
+
+
+def test_hints_of_picks_reverts_and_previews_can_be_typed(torn: LanceTable) -> None:
+    """Each is the command that was typed, with the strategies that settle everything."""
+    for words in (
+        ["cherry-pick", torn.uri, "run/1@4", "-m", "mine", "--property", "a=b"],
+        ["preview-branch", torn.uri, "run/1", "--name", "look"],
+        ["revert", torn.uri, "run/1@4", "--branch", "run/1"],
+    ):
+        if words[0] == "revert":
+            torn.update({"value": "77"}, where="value = 12", branch="run/1")
+        refused = run(*words)
+        assert 1 == refused.exit_code
+        typed = shlex.split(refused.stderr.split("`")[3])
+        assert ["lance-dagster", words[0]] == typed[:2]
+        assert set(words[3:]) - {"-m"} <= set(typed)
+        lines_of(*typed[1:])
 
 
 def test_a_hint_offers_no_strategy_that_was_given(tmp_path: Path) -> None:
@@ -297,7 +332,9 @@ def test_what_was_cleaned_up_can_be_left_alone(table: LanceTable) -> None:
         result = run("merge", table.uri, "run/1", *options)
         assert (1, True) == (result.exit_code, "history conflict: version run/1@" in result.stdout)
         assert "{" not in result.output
-        assert f"hint: if nobody replaced rows in what was cleaned up, {settled} goes on without it" in result.stderr
+        hint = "hint: if no version that was cleaned up replaced rows, settle all conflicts with `lance-dagster merge "
+        assert hint in result.stderr
+        assert f"{settled}`" in result.stderr
     assert settled not in run("merge", table.uri, "run/1", "--ff-only").stderr
     (line,) = lines_of("merge", table.uri, "run/1", *shlex.split(settled))
     assert line.startswith("main@3 -> main@4")

@@ -64,6 +64,34 @@ def test_a_refusal_offers_the_whole_call(table: LanceTable) -> None:
     assert [("a", 10)] == contents(table)
 
 
+def test_the_whole_call_keeps_what_was_given(table: LanceTable) -> None:
+    """Mode, message and properties are no less part of the call than the strategy."""
+    given = {"mode": "squash", "message": "all", "properties": {"ticket": "7"}}
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run", mode="squash", message="all", properties={"ticket": "7"})
+    assert caught.value.remedy is not None
+    call = caught.value.remedy.call
+    assert call is not None
+    assert {"strategy": {"rows": "source-wins"}, **given} == dict(call.named)
+    made = eval(f"table.{call}", {"table": table})  # noqa: S307  # the hint is Python code
+    assert ("all", "7", 1) == (made.message, made.properties["ticket"], len(made.parents))
+
+
+def test_a_preview_has_the_hint_too(table: LanceTable) -> None:
+    """Its text says the conflicts and what settles them; without conflicts, what the merge would do."""
+    preview = table.preview_merge("run")
+    assert refused(table).remedy == preview.remedy
+    first, conflict, last = str(preview).splitlines()
+    assert f"{preview.source} into {preview.dest}; merge base {preview.base}" == first
+    assert f"rows conflict: {preview.conflicts[0]}" == conflict
+    assert f"nothing would be written; {preview.hint}" == last
+    settled = table.preview_merge("run", strategy="source-wins")
+    assert (None, None) == (settled.remedy, settled.hint)
+    assert "rows: 0 added, 1 updated, 0 removed" in str(settled)
+    table.merge("run", strategy="source-wins")
+    assert "nothing to do: it was merged before" == str(table.preview_merge("run")).splitlines()[1]
+
+
 def test_a_conflict_names_its_table_and_what_settles_it(table: LanceTable) -> None:
     """Beside the versions and who made them."""
     conflict = refused(table).conflicts[0]
