@@ -20,7 +20,7 @@ FRAGMENTS = (10, 1_000, 10_000, 50_000)
 VERSIONS = (10, 1_000, 10_000)
 MERGED_ROWS = (10_000, 1_000_000, 4_000_000)
 Rows = Iterator[tuple[str, ...]]
-OURS, QUICKLY, PYLANCE = "ours", "ours, not synced", "pylance"
+PACKAGE, QUICKLY, PYLANCE = "ours", "ours, not synced", "pylance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Case:
     rows: Callable[[Path], Rows]
 
 
-def _compared(made: Made, ours: Callable[[str], object], theirs: Callable[[str], object]) -> tuple[str, ...]:
-    found = medians({OURS: lambda: ours(made.uri), PYLANCE: lambda: theirs(made.uri)})
-    return ms(found[OURS]), ms(found[PYLANCE]), f"{found[PYLANCE] / found[OURS]:.2f}"
+def _compared(made: Made, package: Callable[[str], object], pylance: Callable[[str], object]) -> tuple[str, ...]:
+    found = medians({PACKAGE: lambda: package(made.uri), PYLANCE: lambda: pylance(made.uri)})
+    return ms(found[PACKAGE]), ms(found[PYLANCE]), f"{found[PYLANCE] / found[PACKAGE]:.2f}"
 
 
 def _opened(made: Made, tag: str) -> tuple[str, ...]:
@@ -75,13 +75,13 @@ def _committing(folder: Path) -> Rows:
         size = made.manifest_bytes
         found = medians(
             {
-                OURS: lambda made=made: LanceTable.open(made.uri).append(made.staged),  # type: ignore[misc]
+                PACKAGE: lambda made=made: LanceTable.open(made.uri).append(made.staged),  # type: ignore[misc]
                 QUICKLY: lambda made=made: LanceTable.open(made.uri, QUICK).append(made.staged),  # type: ignore[misc]
                 PYLANCE: _pylance_append(made),
             }
         )
-        times = tuple(ms(found[way]) for way in (OURS, QUICKLY, PYLANCE))
-        ratios = tuple(f"{found[PYLANCE] / found[way]:.2f}" for way in (OURS, QUICKLY))
+        times = tuple(ms(found[way]) for way in (PACKAGE, QUICKLY, PYLANCE))
+        ratios = tuple(f"{found[PYLANCE] / found[way]:.2f}" for way in (PACKAGE, QUICKLY))
         per_megabyte = tuple(ms(found[way] / size * 1e6) if size > 1e5 else "" for way in (QUICKLY, PYLANCE))  # noqa: PLR2004
         yield f"{fragments:,}", f"{size:,}", *times, *ratios, *per_megabyte
 
@@ -95,13 +95,13 @@ def _deleting(folder: Path) -> Rows:
         ids = count(first)
         found = medians(
             {
-                OURS: lambda uri=made.uri, ids=ids: LanceTable.open(uri).delete(f"id = {next(ids)}"),  # type: ignore[misc]
+                PACKAGE: lambda uri=made.uri, ids=ids: LanceTable.open(uri).delete(f"id = {next(ids)}"),  # type: ignore[misc]
                 QUICKLY: lambda uri=made.uri, ids=ids: LanceTable.open(uri, QUICK).delete(f"id = {next(ids)}"),  # type: ignore[misc]
                 PYLANCE: lambda uri=made.uri, ids=ids: lance.dataset(uri).delete(f"id = {next(ids)}"),  # type: ignore[misc]
             }
         )
-        times = tuple(ms(found[way]) for way in (OURS, QUICKLY, PYLANCE))
-        ratios = tuple(f"{found[PYLANCE] / found[way]:.2f}" for way in (OURS, QUICKLY))
+        times = tuple(ms(found[way]) for way in (PACKAGE, QUICKLY, PYLANCE))
+        ratios = tuple(f"{found[PYLANCE] / found[way]:.2f}" for way in (PACKAGE, QUICKLY))
         yield f"{fragments:,}", *times, *ratios
 
 
@@ -110,8 +110,8 @@ def _listing(folder: Path) -> Rows:
         made = with_versions(folder, versions)
         whole = _compared(made, lambda uri: LanceTable.open(uri).log(), lambda uri: lance.dataset(uri).versions())
         yield f"{versions:,}, each with its time", *whole
-        names = medians({OURS: lambda uri=made.uri: LanceTable.open(uri).branches.version_numbers()})  # type: ignore[misc]
-        yield f"{versions:,}, numbers alone", ms(names[OURS]), "", ""
+        names = medians({PACKAGE: lambda uri=made.uri: LanceTable.open(uri).branches.version_numbers()})  # type: ignore[misc]
+        yield f"{versions:,}, numbers alone", ms(names[PACKAGE]), "", ""
 
 
 def _remembering(folder: Path) -> Rows:
@@ -119,8 +119,14 @@ def _remembering(folder: Path) -> Rows:
     size = large.manifest_bytes
     for what, shown in ((COUNT, "open at a tag and count rows"), (COMMIT, "append-commit")):
         # The least of three: what is measured besides can only add to it.
-        ours, theirs = (min(measured(side, what, small, large) for _ in range(3)) for side in (OURS, PYLANCE))
-        yield shown, f"{size / 1e6:.1f} MB", f"{ours / 1e6:.1f} MB", f"{theirs / 1e6:.1f} MB", f"{theirs / ours:.2f}"
+        package, pylance = (min(measured(side, what, small, large) for _ in range(3)) for side in (PACKAGE, PYLANCE))
+        yield (
+            shown,
+            f"{size / 1e6:.1f} MB",
+            f"{package / 1e6:.1f} MB",
+            f"{pylance / 1e6:.1f} MB",
+            f"{pylance / package:.2f}",
+        )
 
 
 def _merging(folder: Path) -> Rows:
@@ -156,7 +162,7 @@ CASES = (
         (
             "fragments",
             "manifest bytes",
-            *(OURS, QUICKLY, PYLANCE),
+            *(PACKAGE, QUICKLY, PYLANCE),
             *("ratio", "ratio, not synced"),
             *("not synced, per MB", "pylance, per MB"),
         ),
@@ -165,7 +171,7 @@ CASES = (
     Case(
         "delete",
         "Open a table and delete one row; both look for it in all fragments.",
-        ("fragments", OURS, QUICKLY, PYLANCE, "ratio", "ratio, not synced"),
+        ("fragments", PACKAGE, QUICKLY, PYLANCE, "ratio", "ratio, not synced"),
         _deleting,
     ),
     Case(

@@ -38,7 +38,7 @@ def measured(side: str, what: str, small: Made, large: Made) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=_ROOT).stdout)  # noqa: S603
 
 
-def _ours(what: str, uri: str, file: StagedFile) -> Callable[[], object]:
+def _by_package(what: str, uri: str, file: StagedFile) -> Callable[[], object]:
     if what == COUNT:
         return lambda: LanceTable.open(uri).count_rows("production")
     staged = StagedFiles(ROWS.schema, (file,))
@@ -58,7 +58,7 @@ def main() -> None:
     found = 0
     for uri, (name, rows, size) in zip((task["small"], task["large"]), task["files"], strict=True):
         if task["side"] == "ours":
-            run = _ours(task["what"], uri, StagedFile(name, rows, size))
+            run = _by_package(task["what"], uri, StagedFile(name, rows, size))
         else:
             file = DataFile(**{**task["file"], "path": name})
             run = _pylance(task["what"], uri, FragmentMetadata(id=0, files=[file], physical_rows=rows))

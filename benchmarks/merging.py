@@ -141,7 +141,7 @@ def _beside(folder: Path, table: LanceTable, jobs: Sequence[_Job]) -> tuple[str,
     """Do jobs on branches and merge these, copy the files they are about, and do them on clones through pylance.
 
     Returns:
-        The time of a merge, the bytes it wrote, the times of the other ways, and how many times theirs is longer.
+        The time of a merge, the bytes it wrote, the times of the other ways, and the time of the last beside the merge.
     """
     start, first = table.head(), sizes(Path(table.uri, "data"))
     for number, job in enumerate(jobs):
@@ -149,7 +149,7 @@ def _beside(folder: Path, table: LanceTable, jobs: Sequence[_Job]) -> tuple[str,
         job.on_branch(table, f"run/{number}")
     added = [path for path in sizes(Path(table.uri, "data")) if path not in first]
     about = added[: jobs[0].fragments] if jobs[0].kind == _APPEND else list(first)[: jobs[0].fragments]
-    merges, copies, theirs, written = [], [], [], []
+    merges, copies, others, written = [], [], [], []
     for number, job in enumerate(jobs):
         before = sizes(Path(table.uri))
         merging = LanceTable.open(table.uri, QUICK)
@@ -162,9 +162,9 @@ def _beside(folder: Path, table: LanceTable, jobs: Sequence[_Job]) -> tuple[str,
         copies.append(timed(lambda beside=beside: _copied(about, beside)))  # type: ignore[misc]
         shutil.rmtree(beside)
         clone = lance.dataset(table.uri).shallow_clone(str(beside), start.number)
-        theirs.append(timed(lambda job=job, clone=clone: job.on_clone(clone)))  # type: ignore[misc]
+        others.append(timed(lambda job=job, clone=clone: job.on_clone(clone)))  # type: ignore[misc]
         shutil.rmtree(beside)
-    merge, copy, other = map(statistics.median, (merges, copies, theirs))
+    merge, copy, other = map(statistics.median, (merges, copies, others))
     return ms(merge), f"{int(statistics.median(written)):,}", ms(copy), ms(other), f"{other / merge:.1f}"
 
 

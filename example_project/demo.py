@@ -55,8 +55,15 @@ def _show(console: Console, story: Story, seconds: float) -> None:
     summary = Table("step", "table", "main", "production", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     summary.add_column("rows there", justify="right")
     summary.add_column("seconds", justify="right")
-    for deed in story.deeds:
-        row = (deed.chapter, deed.table, deed.main, deed.production, f"{deed.rows:,}", f"{deed.seconds:.1f}")
+    for result in story.results:
+        row = (
+            result.chapter,
+            result.table,
+            result.main,
+            result.production,
+            f"{result.rows:,}",
+            f"{result.seconds:.1f}",
+        )
         summary.add_row(*row)
     console.print(summary)
     console.print(

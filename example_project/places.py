@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT_VARIABLE = "LANCE_DAGSTER_DEMO_ROOT"
 
 _MARK = ".lance_dagster_example"
-_OURS = {_MARK, "tables", "dagster_home", "source", "reports", "demo.log"}
+_KNOWN = {_MARK, "tables", "dagster_home", "source", "reports", "demo.log"}
 
 
 def root() -> Path:
@@ -63,7 +63,7 @@ def start_empty() -> None:
         raise UnrecognisedFolderError(
             f"{top} is not empty and was not made by this demo; empty it or name another folder in {ROOT_VARIABLE}"
         )
-    foreign = sorted(entries - _OURS)
+    foreign = sorted(entries - _KNOWN)
     if foreign:
         raise UnrecognisedFolderError(
             f"{top} holds what this demo did not make: {', '.join(foreign)}; move it elsewhere and start again"

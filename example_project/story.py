@@ -26,7 +26,7 @@ class UnexpectedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class ChapterResult:
     """What one chapter did to the table it is about, for the table at the end."""
 
     chapter: str
@@ -43,7 +43,7 @@ class Story:
     """Tells the chapters one after the other; what a later one needs of an earlier one is kept here."""
 
     driver: Driver
-    deeds: list[Deed] = field(default_factory=list)
+    results: list[ChapterResult] = field(default_factory=list)
     cursor: str | None = None
     automation: dg.EvaluateAutomationConditionsResult | None = None
     stopped: Run | None = None
@@ -143,8 +143,8 @@ class Story:
         self.driver.console.print(f"\n[bold]{escape(title)}[/]")
         started = time.monotonic()
         yield
-        self.deeds.append(
-            Deed(
+        self.results.append(
+            ChapterResult(
                 chapter=title,
                 outcome=outcome,
                 table=about,
@@ -154,7 +154,7 @@ class Story:
                 seconds=time.monotonic() - started,
             )
         )
-        self._say(f"{outcome} ({self.deeds[-1].seconds:.0f} s)")
+        self._say(f"{outcome} ({self.results[-1].seconds:.0f} s)")
 
     def _say(self, text: str) -> None:
         self.driver.console.print(f"  [bold]→[/] {escape(text)}")

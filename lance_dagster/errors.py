@@ -7,7 +7,7 @@
     |- InvalidInputError (ValueError)        fix the call
     |    InvalidRefNameError (.name .rule), RefSyntaxError (.expression .position), SchemaMismatchError
     |- ConflictError                         another writer changed it
-    |    CommitConflictError (.retryable .theirs), MergeConflictError (.conflicts), RefMovedError (.expected .found)
+    |    CommitConflictError (.retryable .committed), MergeConflictError (.conflicts), RefMovedError (.expected .found)
     |- ProtectedError                        .kind .name .refused: a rule of the table forbids it
     |- PublishRefusedError                   .reasons
     |- MissingExtraError (ImportError)       .package .extra: install the extra
@@ -198,11 +198,11 @@ class ConflictError(LanceDagsterError):
 class CommitConflictError(ConflictError):
     """Report that a version committed concurrently conflicts with this commit."""
 
-    def __init__(self, message: str, theirs: str, retryable: bool) -> None:  # noqa: FBT001  # pickled by position
+    def __init__(self, message: str, committed: str, retryable: bool) -> None:  # noqa: FBT001  # pickled by position
         """Keep the message, the version that was committed concurrently, and whether a retry can succeed."""
-        super().__init__(message, theirs, retryable)
+        super().__init__(message, committed, retryable)
         self.message = message
-        self.theirs = theirs
+        self.committed = committed
         self.retryable = retryable
 
     @property

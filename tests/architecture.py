@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import PurePosixPath
 
@@ -67,6 +68,24 @@ IMPURE_MODULES = frozenset(
 IMPURE_CALLS = re.compile(
     r"^(open|io\.(open|FileIO)|print|input|.*\b(datetime|date|DateTime|pendulum)\.(now|utcnow|today))$"
 )
+# Words that say too little as a part of a name, and what to say in their place.
+WORDS = {
+    "mine": "source",
+    "ours": "dest, or the package",
+    "theirs": "source, dest, pylance or the other writer",
+    "twin": "pair, copy or replica",
+    "twins": "pair, copy or replica",
+    "deed": "operation",
+    "deeds": "operations",
+    "doomed": "killed",
+    "ledger": "table",
+    "mill": "concurrent runs",
+    "fate": "row change or claim",
+    "fates": "row changes",
+    "arbiter": "strategy",
+    "clashes": "conflicts",
+    "disputed": "conflicts",
+}
 HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
 MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 600, 50, 6, 4
 
@@ -85,13 +104,19 @@ class Imported:
 def imports(path: str, source: str) -> Iterator[Imported]:
     """Every import of a module, those inside functions included, relative ones resolved."""
     package = PurePosixPath(path).parent.parts
-    for node in ast.walk(ast.parse(source, path)):
+    for node in nodes(path, source):
         if isinstance(node, ast.Import):
             yield from (Imported(alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             parts = [*above, *([node.module] if node.module else [])]
             yield from (Imported(".".join([*parts, alias.name]), node.lineno) for alias in node.names)
+
+
+@lru_cache(maxsize=1)
+def nodes(path: str, source: str) -> tuple[ast.AST, ...]:
+    """Every node of a module, the module first; kept for the next rule that asks about the same file."""
+    return tuple(ast.walk(ast.parse(source, path)))
 
 
 def within(name: str, module: str) -> bool:
@@ -106,10 +131,9 @@ def in_package(path: str) -> bool:
 
 def functions(path: str, source: str) -> Iterator[tuple[FunctionNode, ast.ClassDef | None]]:
     """Every function with the class it is a method of, if it is one."""
-    tree = ast.parse(source, path)
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes(path, source) if isinstance(node, ast.ClassDef)]
     owners = {id(item): node for node in classes for item in node.body}
-    for node in ast.walk(tree):
+    for node in nodes(path, source):
         if isinstance(node, FunctionNode):
             yield node, owners.get(id(node))
 
@@ -152,9 +176,16 @@ def doors(path: str, source: str) -> list[str]:
 
 def calls(path: str, source: str) -> Iterator[tuple[str, int]]:
     """The dotted name and line of everything called."""
-    for node in ast.walk(ast.parse(source, path)):
+    for node in nodes(path, source):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            yield ast.unparse(node.func), node.lineno
+            yield dotted(node.func), node.lineno
+
+
+def dotted(node: ast.expr) -> str:
+    """The source of a name with dots; `ast.unparse` gives the same, and takes most of the time of a rule."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ast.unparse(node)
 
 
 def purity(path: str, source: str) -> list[str]:
@@ -241,7 +272,8 @@ def documented(path: str, source: str) -> list[str]:
     """Every public module, class and function says what it is for."""
     if not in_package(path):
         return []
-    tree = ast.parse(source, path)
+    tree = nodes(path, source)[0]
+    assert isinstance(tree, ast.Module)
     found = [] if ast.get_docstring(tree) else [f"{path}:1: the module has no docstring"]
     bare = (node for node in public(tree) if undocumented(node))
     return found + [f"{path}:{node.lineno}: {node.name} has no docstring" for node in bare]
@@ -272,7 +304,7 @@ def homeless(path: str, source: str) -> list[str]:  # noqa: ARG001 - a rule take
 def broad_except(path: str, source: str) -> list[str]:
     """Errors are caught by name; `BaseException` only to clean up and raise again."""
     found = []
-    for node in ast.walk(ast.parse(source, path)):
+    for node in nodes(path, source):
         if not isinstance(node, ast.ExceptHandler):
             continue
         raises = any(isinstance(item, ast.Raise) and item.exc is None for item in ast.walk(node))
@@ -291,7 +323,7 @@ def assertions(path: str, source: str) -> list[str]:
     """A user's mistake gets an error that survives `python -O`."""
     if not in_package(path):
         return []
-    found = (node for node in ast.walk(ast.parse(source, path)) if isinstance(node, ast.Assert))
+    found = (node for node in nodes(path, source) if isinstance(node, ast.Assert))
     return [f"{path}:{node.lineno}: assert" for node in found]
 
 
@@ -301,6 +333,23 @@ def mocks(path: str, source: str) -> list[str]:
     imported = [item for item in imports(path, source) if any(within(item.name, name) for name in banned)]
     patched = [Imported(name, line) for name, line in calls(path, source) if name == "monkeypatch.setattr"]
     return [f"{path}:{item.line}: {item.name}" for item in imported + patched]
+
+
+def words(path: str, source: str) -> list[str]:
+    """Names use the standard words of the field, so that a reader finds them in other code and in the pages."""
+    found = []
+    for node in nodes(path, source):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name):
+                pass
+            case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                pass
+            case _:
+                continue
+        # A name is a word, words with `_` between them, or words that each begin with a capital letter.
+        parts = {part.lower() for part in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}
+        found += [f"{path}:{node.lineno}: {name}: say {WORDS[word]}" for word in sorted(parts & WORDS.keys())]
+    return found
 
 
 RULES: tuple[Rule, ...] = (
@@ -316,6 +365,7 @@ RULES: tuple[Rule, ...] = (
     broad_except,
     assertions,
     mocks,
+    words,
 )
 
 

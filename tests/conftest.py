@@ -49,6 +49,14 @@ def pytest_configure() -> None:
         tempfile.tempdir = None
 
 
+def pytest_collection() -> None:
+    """Let no example of a property test have a time limit: how long one takes depends on what else the machine does."""
+    from hypothesis import settings
+
+    settings.register_profile("tests", deadline=None)
+    settings.load_profile("tests")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "GroupScheduling":
     """Run tests that share a costly fixture on one worker."""

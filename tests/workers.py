@@ -20,6 +20,7 @@ GROUPS = {
     "tests/examples/test_demo.py": "demo",
     "tests/faults/test_corrupt.py": "damaged files",
     "tests/plugin/test_web_ui.py": "web UI",
+    "tests/test_source.py": "source of the project",
 }
 
 

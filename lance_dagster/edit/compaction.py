@@ -120,7 +120,7 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
     # Few attempts, unlike the other edits: each one rewrites all data of its groups.
     for attempt in range(_ATTEMPTS):
         head = context.head(info.branch)
-        if not _is_ours(head):
+        if not _can_move_rows(head):
             return _by_pylance(context, head, goal)
         groups = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
         if not groups:
@@ -133,7 +133,7 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
     raise InvalidInputError("unreachable: the last attempt returns or raises")
 
 
-def _is_ours(head: State) -> bool:
+def _can_move_rows(head: State) -> bool:
     """Return whether this package can move the rows: there are no blobs, and every index is inherited."""
     return not _has_blobs(head.manifest) and all(_inherited(index) for index in indices_of(head.manifest))
 

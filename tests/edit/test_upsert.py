@@ -380,7 +380,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(CHANGES)
 def test_any_changes_leave_both_with_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, Any, str]]

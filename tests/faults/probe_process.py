@@ -56,7 +56,7 @@ def offsets(table: LanceTable) -> None:
         deleted_offsets(context.versions, state, fragment)
 
 
-OURS: dict[str, Probe] = {
+PACKAGE_PROBES: dict[str, Probe] = {
     "at": lambda table: table.at("main"),
     "log": lambda table: table.log("inner"),
     "count": lambda table: table.count_rows(),
@@ -74,7 +74,7 @@ OURS: dict[str, Probe] = {
     "delete_branch": lambda table: table.branches.delete("inner"),
 }
 """Probes in which this package reads every byte itself."""
-PYLANCES: dict[str, Probe] = {
+PYLANCE_PROBES: dict[str, Probe] = {
     "read": lambda table: table.read(),
     "filter": lambda table: table.count_rows(filter="value > 3"),
     "delete": lambda table: table.replace_where("value = 3", rows(1)),
@@ -114,7 +114,7 @@ def try_all(base: Path, mutations: list[tuple[str, Mutation]], report: TextIO) -
         target.write_bytes(mutation.data)
         started = time.monotonic()
         problems = []
-        for name, probe in {**OURS, **(PYLANCES if probes == "all" else {})}.items():
+        for name, probe in {**PACKAGE_PROBES, **(PYLANCE_PROBES if probes == "all" else {})}.items():
             problem = outcome(probe, table, threads)
             if problem is not None:
                 problems.append(f"{name}: {problem}"[:400])

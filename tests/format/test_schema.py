@@ -169,7 +169,7 @@ def test_a_type_that_lance_cannot_hold_is_refused(arrow: pa.DataType) -> None:
 
 
 @given(schemas)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_nesting_is_mapped_as_pylance_does(schema: pa.Schema) -> None:
     """Nested columns too: the fields are pylance's, and both read them back as the same schema."""
     fields = fields_from_arrow(schema)
@@ -178,14 +178,14 @@ def test_any_nesting_is_mapped_as_pylance_does(schema: pa.Schema) -> None:
 
 
 @given(schemas)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_nesting_comes_back(schema: pa.Schema) -> None:
     """Arrow to fields to Arrow changes nothing."""
     assert schema == arrow_from_fields(fields_from_arrow(schema))
 
 
 @given(schemas, st.integers(min_value=0, max_value=1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_other_ids_are_the_same_schema(schema: pa.Schema, first: int) -> None:
     """Fields renumbered from anywhere mean the same, and their leaves move along."""
     fields = fields_from_arrow(schema)

@@ -357,8 +357,8 @@ def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missi
 
 def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table: LanceTable) -> None:
     """What each did that any other does not contain stays, with every version two of them have in common."""
-    twin = LanceTable.open(table.maintenance.clone(f"{table.uri}-twin", shallow=False).uri)
-    for each in (table, twin):
+    kept = LanceTable.open(table.maintenance.clone(f"{table.uri}-kept", shallow=False).uri)
+    for each in (table, kept):
         for name in ("a", "b", "x"):
             each.branches.create(name)
         each.append(entries("x", 1), branch="x")
@@ -373,17 +373,17 @@ def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table:
         each.merge("x")
     collected(table, NONE, grace=NONE)
     for source, dest in (("a", "b"), ("b", "main"), ("a", "main"), ("main", "a"), ("x", "a")):
-        for each in (table, twin):
+        for each in (table, kept):
             each.merge(source, into=dest)
-        assert contents(twin, dest) == contents(table, dest)
+        assert contents(kept, dest) == contents(table, dest)
         collected(table, NONE, grace=NONE)
-    for each in (table, twin):
+    for each in (table, kept):
         each.branches.delete("x")
         each.append(entries("a", 9), branch="a")
     collected(table, NONE, grace=NONE)
-    for each in (table, twin):
+    for each in (table, kept):
         each.merge("a")
-    assert contents(twin) == contents(table)
+    assert contents(kept) == contents(table)
 
 
 def test_branches_forked_from_the_same_version_keep_no_more_for_each_other(table: LanceTable) -> None:

@@ -25,7 +25,7 @@ def walked(table: LanceTable, one: str, other: str) -> int:
 
 
 @given(steps=STEPS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_counted_as_walked(tmp_path: Path, steps: list[tuple[str, str, str]]) -> None:
     """Whatever was merged where, crosswise too."""
     table = new_table(tmp_path, entries("a", 1))

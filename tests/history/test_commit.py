@@ -206,7 +206,7 @@ def test_a_replaced_table_in_between_needs_a_person(table: LanceTable, method: s
     stranger = through(table, intruder_at_commit(lambda: table.overwrite(entries("o", 1))))
     with pytest.raises(CommitConflictError, match="committed Overwrite as main@4 meanwhile") as caught:
         getattr(stranger, method)(*arguments)
-    assert ("main@4", method == "overwrite") == (caught.value.theirs, caught.value.retryable)
+    assert ("main@4", method == "overwrite") == (caught.value.committed, caught.value.retryable)
     assert [("o", 1)] == contents(table)
 
 

@@ -65,7 +65,7 @@ def heads(table: LanceTable) -> Iterator[str]:
         yield str(table.head(branch))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_a_log_is_what_parents_lead_to(steps: list[tuple[str, str, str]]) -> None:
     """All of it, each once and after its children; `after` leaves out what another version leads to."""
@@ -84,7 +84,7 @@ def test_a_log_is_what_parents_lead_to(steps: list[tuple[str, str, str]]) -> Non
                 assert expected == [str(version) for version in table.log(head, after=other, first_parent=False)]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_steps_follow_the_parents(steps: list[tuple[str, str, str]]) -> None:
     """`^n` is the nth parent, `~n` the first one so many times, the first version of a branch standing for its fork."""

@@ -296,7 +296,7 @@ def _shown(row: Mapping[str, Any], names: list[str]) -> str:
 
 
 @pytest.mark.parametrize("stable", [True, False])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=steps, number=st.integers(0, 9))
 def test_a_diff_is_what_the_rows_say(
     tmp_path: Path, *, stable: bool, taken: list[tuple[str, str, int]], number: int

@@ -104,7 +104,7 @@ def commit(table: LanceTable, branch: str, action: Action, new: dict[int, str]) 
         table.replace_where(f"key IN ({wanted})", rows, branch=branch, partitions=partitions)
 
 
-def clashes(base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
+def conflicts(base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
     """Whether the model refuses to merge what the source did since `base` with what the dest did on its own."""
     return (
         any(_name_the_same(action, other) for action in source.actions for other in against)
@@ -154,7 +154,7 @@ def files(table: LanceTable) -> set[Path]:
 def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
     """Merge `run` into main in both worlds; False when both refuse."""
     before, number = files(table), table.head().number
-    if source.actions and clashes(base, source, dest, against=against):
+    if source.actions and conflicts(base, source, dest, against=against):
         with pytest.raises(MergeConflictError) as caught:
             table.merge("run")
         assert caught.value.conflicts
@@ -175,7 +175,7 @@ def rows_of(side: Side) -> list[tuple[str, int]]:
     return sorted((key, value) for value, key in side.rows.items())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=histories(3),
     on_source=histories(3),

@@ -146,4 +146,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestTables.settings = settings(max_examples=40, stateful_step_count=25)

@@ -378,7 +378,6 @@ def test_both_do_to_one_table_what_the_model_says(part: int, record_property: Ca
         settings=settings(
             max_examples=HISTORIES,
             stateful_step_count=STEPS,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

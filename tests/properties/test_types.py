@@ -67,7 +67,7 @@ def rows_of(schema: pa.Schema) -> pa.Table:
 
 
 @given(columns(_EXTENDED, 3).map(pa.schema))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_extension_types_anywhere_are_mapped_as_pylance_does(schema: pa.Schema) -> None:
     """Inside structs, lists and maps too; and read back, the schema is pylance's."""
     fields = fields_from_arrow(schema)
@@ -79,7 +79,7 @@ def test_extension_types_anywhere_are_mapped_as_pylance_does(schema: pa.Schema) 
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.sampled_from(["2.0", "2.1", "2.2"]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_the_columns_of_files_are_those_pylance_writes(schema: pa.Schema, marks: list[bool], version: Any) -> None:  # noqa: ANN401
     """Which fields own a column of a data file, for every nesting, packed or not, in every version of files."""
     schema = packed(schema, marks)
@@ -101,7 +101,7 @@ def test_the_columns_of_files_are_those_pylance_writes(schema: pa.Schema, marks:
 
 
 @given(columns(types, 3).map(pa.schema), st.lists(st.booleans(), min_size=3, max_size=3))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_a_row_of_any_schema_goes_in_and_comes_out(schema: pa.Schema, marks: list[bool]) -> None:
     """A table made here, read here and by pylance."""
     schema = packed(schema, marks)

@@ -125,29 +125,29 @@ def copied(preview: MergePreview) -> MergePreview:
 
 
 @pytest.fixture
-def disputed(table: LanceTable) -> LanceTable:
+def conflicting(table: LanceTable) -> LanceTable:
     """Both sides changed the row the branch put in."""
     table.update({"value": "20"}, where="key = 'r'", branch="run")
     table.update({"value": "21"}, where="key = 'r'")
     return table
 
 
-def test_a_pickled_preview_finds_a_branch_that_was_renamed(disputed: LanceTable) -> None:
+def test_a_pickled_preview_finds_a_branch_that_was_renamed(conflicting: LanceTable) -> None:
     """And one whose name is a tag's, too."""
-    preview = disputed.preview_merge("run")
+    preview = conflicting.preview_merge("run")
     expected = preview.conflicting_rows().read_all()
     assert 1 == expected.num_rows
-    lance.dataset(disputed.uri).tags.create("run", 1)
+    lance.dataset(conflicting.uri).tags.create("run", 1)
     assert expected == copied(preview).conflicting_rows().read_all()
-    disputed.tags.delete("run")
-    disputed.branches.rename("run", "renamed")
+    conflicting.tags.delete("run")
+    conflicting.branches.rename("run", "renamed")
     assert expected == copied(copied(preview)).conflicting_rows().read_all()
 
 
-def test_a_pickled_preview_does_not_read_another_branch(disputed: LanceTable) -> None:
+def test_a_pickled_preview_does_not_read_another_branch(conflicting: LanceTable) -> None:
     """Which has other rows under the same numbers."""
-    preview = disputed.preview_merge("run")
-    again = run_again(disputed)
+    preview = conflicting.preview_merge("run")
+    again = run_again(conflicting)
     again.append(entries("stranger", 78), branch="run")
     assert preview.source == str(again.head("run"))
     with pytest.raises(VersionNotFoundError, match=r"run@3 of .* is gone: its branch was deleted, and another one has"):

@@ -61,6 +61,6 @@ def claimed(
 
 def _deleted_there(inputs: MergeInputs, claim: Claim, other: Snapshot) -> Iterable[ExpectedConflict]:
     base = inputs.base
-    for uid, fate in touched(base, other).items():
-        if fate == "deleted" and claim.matches(uid, base.named(base.rows[uid])):
+    for uid, change in touched(base, other).items():
+        if change == "deleted" and claim.matches(uid, base.named(base.rows[uid])):
             yield ExpectedConflict("partition", f"rows deleted where {claim.what}", hard=False)

@@ -96,7 +96,7 @@ def _crossed(base: Column, source: Column, dest: Column) -> bool:
     )
 
 
-def column_clashes(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[ExpectedConflict]:
+def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[ExpectedConflict]:
     """Find where one side changed a column and the other wrote rows, or values, that do not follow."""
     for side, other in ((inputs.source, inputs.dest), (inputs.dest, inputs.source)):
         moved, new = moved_by(inputs.base, other, beside=side), inserted(inputs.base, other) - side.rows.keys()

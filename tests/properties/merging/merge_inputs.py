@@ -86,6 +86,6 @@ def moved_by(base: Snapshot, other: Snapshot, *, beside: Snapshot) -> set[int]:
     """The rows that one side updated, and the other not in the same way."""
     return {
         uid
-        for uid, fate in touched(base, other).items()
-        if fate == "updated" and (uid not in beside.rows or beside.rows[uid].stamp != other.rows[uid].stamp)
+        for uid, change in touched(base, other).items()
+        if change == "updated" and (uid not in beside.rows or beside.rows[uid].stamp != other.rows[uid].stamp)
     }

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lance_dagster.errors import Reason
 from tests.properties.merging.claim_rules import claim_conflicts, claimed
-from tests.properties.merging.column_rules import beside_updated, column_clashes, is_beside, merged_columns
+from tests.properties.merging.column_rules import beside_updated, column_conflicts, is_beside, merged_columns
 from tests.properties.merging.merge_inputs import (
     DEST_WINS,
     SOURCE_WINS,
@@ -37,7 +37,7 @@ def expected(inputs: MergeInputs, strategy: str | None = None) -> Outcome:
     conflicts: list[ExpectedConflict] = []
     columns = merged_columns(inputs, conflicts, strategy)
     rows = merged_rows(inputs, conflicts, strategy)
-    conflicts += column_clashes(inputs, rows)
+    conflicts += column_conflicts(inputs, rows)
     conflicts += claim_conflicts(inputs)
     states = (inputs.base, inputs.source, inputs.dest)
     config = _map("config", tuple(state.config for state in states), conflicts, strategy)
