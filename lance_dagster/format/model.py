@@ -148,6 +148,12 @@ class FragmentDecoder(Protocol):
     def decode(self, data: bytes) -> Fragment:
         """Decode one fragment."""
 
+    def same_files(self, one: bytes, other: bytes) -> bool:
+        """Return whether two fragments name the same data files."""
+
+    def paths(self, data: bytes) -> Sequence[str]:
+        """Return the names of the data files of a fragment."""
+
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
         """Summarize fragments without decoding each of them."""
 
@@ -175,7 +181,7 @@ class Fragments(Sequence[Fragment]):
     @cached_property
     def ids(self) -> Sequence[int]:
         """The id of each fragment, in order."""
-        return self._outlined().ids
+        return self.summary.ids
 
     @property
     def rows(self) -> int:
@@ -184,7 +190,7 @@ class Fragments(Sequence[Fragment]):
         Raises:
             UnsupportedFeatureError: A fragment does not record its number of rows.
         """
-        outline = self._outlined()
+        outline = self.summary
         if not outline.has_row_counts:
             # Treating the missing number as 0 would hide rows without any error.
             raise UnsupportedFeatureError(self.decoder.path if self.decoder else "a change", [_UNCOUNTED])
@@ -193,7 +199,7 @@ class Fragments(Sequence[Fragment]):
     @cached_property
     def deletions(self) -> bool:
         """Whether any fragment has a deletion file."""
-        return self._outlined().deletions
+        return self.summary.deletions
 
     def __len__(self) -> int:
         """Return the number of fragments."""
@@ -231,18 +237,41 @@ class Fragments(Sequence[Fragment]):
 
     def find(self, number: int) -> Fragment | None:
         """Return the fragment with an id, or None."""
-        if number not in self._found and number in self._by_id():
-            self._found[number] = self[self._by_id()[number]]
-        return self._found.get(number)
+        found = self._found.get(number)
+        if found is None and (position := self._by_id().get(number)) is not None:
+            found = self._found[number] = self._read(self.items[position])
+        return found
+
+    def item(self, number: int) -> Fragment | bytes:
+        """Return the item with an id, which has to be there, as it is held."""
+        return self.items[self._by_id()[number]]
+
+    def same_files(self, number: int, other: "Fragments") -> bool:
+        """Return whether a fragment names the same data files in another version, in which it is too.
+
+        Encoded fragments are compared without decoding them.
+        """
+        one, two = self.item(number), other.item(number)
+        if isinstance(one, bytes) and isinstance(two, bytes) and self.decoder is not None:
+            return one == two or self.decoder.same_files(one, two)
+        found = other.find(number)
+        return found is not None and self._read(one).files == found.files
+
+    def paths(self, number: int) -> Sequence[str]:
+        """Return the names of the data files of a fragment, which is not decoded for this."""
+        item = self.item(number)
+        if isinstance(item, bytes) and self.decoder is not None:
+            return self.decoder.paths(item)
+        return [file.path for file in self._read(item).files]
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
-        """Return these fragments followed by more."""
-        new = list(more)
-        result = Fragments([*self.items, *new], self.decoder)
+        """Return these fragments followed by more; those that are encoded stay so."""
+        new = more if isinstance(more, Fragments) else Fragments(more)
+        result = Fragments([*self.items, *new.items], self.decoder or new.decoder)
         known = self._outline
         if known is not None:
             # A summary that exists is extended: the next access would otherwise parse all fragments again.
-            extra = _outline_of(new)
+            extra = new.summary
             ids = [*known.ids, *extra.ids]
             result._outline = FragmentsSummary(
                 ids,
@@ -252,22 +281,31 @@ class Fragments(Sequence[Fragment]):
             )
         return result
 
-    def changed(self, removed: Collection[int], updated: Mapping[int, Fragment]) -> "Fragments":
+    def changed(self, removed: Collection[int], updated: "Mapping[int, Fragment] | Fragments") -> "Fragments":
         """Return these fragments without the removed ids, and with the updated ones replaced at their positions.
+
+        Updated fragments that are encoded stay so.
 
         Raises:
             InvalidInputError: An id does not exist.
         """
         positions = self._by_id()
-        missing = sorted(number for number in {*removed, *updated} if number not in positions)
+        decoder = self.decoder
+        replaced: Mapping[int, Fragment | bytes]
+        if isinstance(updated, Fragments):
+            decoder = decoder or updated.decoder
+            replaced = dict(zip(updated.ids, updated.items, strict=True))
+        else:
+            replaced = updated
+        missing = sorted(number for number in {*removed, *replaced} if number not in positions)
         if missing:
             raise InvalidInputError(f"there is no fragment {missing[0]}")
         items = list(self.items)
-        for number, fragment in updated.items():
-            items[positions[number]] = fragment
+        for number, item in replaced.items():
+            items[positions[number]] = item
         gone = {positions[number] for number in removed}
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
-        return Fragments(kept, self.decoder)
+        return Fragments(kept, decoder)
 
     def check_once(self, check: Callable[["Fragments"], None]) -> None:
         """Call a check that raises when something is wrong; after it has returned once, it is not called again."""
@@ -287,7 +325,9 @@ class Fragments(Sequence[Fragment]):
             self._positions = {number: position for position, number in enumerate(self.ids)}
         return self._positions
 
-    def _outlined(self) -> FragmentsSummary:
+    @property
+    def summary(self) -> FragmentsSummary:
+        """What is known of the fragments without decoding each."""
         if self._outline is None:
             encoded = [item for item in self.items if isinstance(item, bytes)]
             if encoded and self.decoder is not None and len(encoded) == len(self.items):

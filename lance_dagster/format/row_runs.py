@@ -45,6 +45,11 @@ class RowRuns:
         return cls(columns[:, 0], columns[:, 1], columns[:, 2])
 
     @classmethod
+    def one(cls, at: int, count: int, first: int) -> "RowRuns":
+        """Make a single run, which has at least one row: without the detour over a table of them."""
+        return cls(np.array([at], np.uint64), np.array([count], np.uint64), np.array([first], np.uint64))
+
+    @classmethod
     def sequence(cls, ranges: Sequence[tuple[int, int]]) -> "RowRuns":
         """Make runs that follow each other from position 0 on, from pairs of first number and number of rows."""
         columns = np.array([pair for pair in ranges if pair[1]], np.uint64).reshape(-1, 2)
@@ -277,6 +282,11 @@ class VersionRuns:
         columns = np.array([run for run in runs if run[0]], np.uint64).reshape(-1, 2)
         counts = columns[:, 0]
         return cls(np.cumsum(counts, dtype=np.uint64) - counts, counts, columns[:, 1])
+
+    @classmethod
+    def one(cls, rows: int, version: int) -> "VersionRuns":
+        """Give the positions from 0 on, of which there is at least one, the same version."""
+        return cls(np.zeros(1, np.uint64), np.array([rows], np.uint64), np.array([version], np.uint64))
 
     @classmethod
     def of_values(cls, versions: U64Array) -> "VersionRuns":

@@ -71,7 +71,7 @@ def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers
     One request after the other, those of a thousand fragments would take a minute. A thread gets many items at a time:
     on a local disk handing one over takes as long as the work.
     """
-    if len(items) <= _FEW:
+    if workers == 1 or len(items) <= _FEW:
         return [run(item) for item in items]
     size = -(-len(items) // (_PARTS_EACH * workers))
     parts = [items[start : start + size] for start in range(0, len(items), size)]

@@ -4,21 +4,22 @@ Files are copied and written before the version is committed. Whoever dies in be
 names, which garbage collection removes; the next attempt finds copied files in place and writes new deletion vectors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
 
 from lance_dagster.errors import CorruptFileError
+from lance_dagster.format.codec import encoded
 from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.layout import DATA
-from lance_dagster.format.model import DataFile, Flag, Fragment, Manifest
+from lance_dagster.format.model import DataFile, Flag, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import Append, Delete, Merge, Operation, Overwrite, Update
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import with_deleted
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import in_parallel
 from lance_dagster.merge.rules import MergedFragment, MergePlan
-from lance_dagster.store import copy_file, copy_folder
+from lance_dagster.store import copy_file, copy_folder, is_durable
 from lance_dagster.transactions.apply import drop_unused_files
 from lance_dagster.transactions.base_paths import base_path_of, data_folder, shared_base_ids, with_root_base
 from lance_dagster.transactions.claims import Change
@@ -43,18 +44,20 @@ def materialize(
     """
     materializer = _Materializer(context, source, head)
     finished = materializer.all_finished([*plan.changed.values(), *plan.added])
-    changed = dict(zip(plan.changed, finished[: len(plan.changed)], strict=True))
-    added = finished[len(plan.changed) :]
+    # Encoded once, for the manifest and for its transaction, which is written twice.
+    changed, added = (
+        encoded(part, f"a merge into {head}") for part in (finished[: len(plan.changed)], finished[len(plan.changed) :])
+    )
     fragments = plan.manifest.fragments
     if plan.removed or changed:
         fragments = fragments.changed(plan.removed, changed)
     fragments = fragments.added(added)
-    last = max((fragment.id for fragment in added), default=head.manifest.max_fragment_id)
+    last = max(added.ids, default=head.manifest.max_fragment_id)
     manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
     manifest = drop_unused_files(manifest, head.manifest.fields)
     if added and len(plan.removed) == len(head.manifest.fragments):
         manifest = replace(manifest, file_version=source.manifest.file_version)
-    manifest = _open_to_file_versions(manifest, [*changed.values(), *added])
+    manifest = _open_to_file_versions(manifest, finished)
     overwrites = len(plan.removed) == len(head.manifest.fragments) and any(
         isinstance(change.operation, Overwrite) for change in changes
     )
@@ -71,7 +74,7 @@ def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragmen
 
 
 def _recorded(
-    plan: MergePlan, manifest: Manifest, changed: Mapping[int, Fragment], added: Sequence[Fragment], *, overwrites: bool
+    plan: MergePlan, manifest: Manifest, changed: Fragments, added: Fragments, *, overwrites: bool
 ) -> Operation:
     """Choose the operation to record: the one that lets most commits that are in flight be rebased onto the merge."""
     if overwrites:
@@ -86,10 +89,8 @@ def _recorded(
     if not changed and not plan.removed:
         return Append(fragments=added)
     if not added:
-        return Delete(updated_fragments=tuple(changed.values()), deleted_fragment_ids=plan.removed)
-    return Update(
-        removed_fragment_ids=plan.removed, updated_fragments=tuple(changed.values()), new_fragments=tuple(added)
-    )
+        return Delete(updated_fragments=changed, deleted_fragment_ids=plan.removed)
+    return Update(removed_fragment_ids=plan.removed, updated_fragments=changed, new_fragments=added)
 
 
 class _Materializer:
@@ -102,7 +103,7 @@ class _Materializer:
         """Return fragments as the result names them, in the same order."""
         stores = [one.deleted is not None or any(map(self._is_elsewhere, one.files)) for one in merged_fragment]
         # Most fragments that come as a whole only get other numbers: nothing is stored for them.
-        stored = iter(in_parallel(self.finished, list(compress(merged_fragment, stores)), _WRITERS))
+        stored = iter(in_parallel(self.finished, list(compress(merged_fragment, stores)), self._writers()))
         return [next(stored) if wait else self.finished(one) for one, wait in zip(merged_fragment, stores, strict=True)]
 
     def finished(self, merged_fragment: MergedFragment) -> Fragment:
@@ -118,6 +119,14 @@ class _Materializer:
         if merged_fragment.deleted is None:
             return fragment
         return with_deleted(self._context.versions, self._head, fragment, merged_fragment.deleted)
+
+    def _writers(self) -> int:
+        """Return how many threads write files."""
+        # Threads help where a write waits: for an object store, or for a disk to sync. A file that is not synced takes
+        # less time than handing the interpreter's lock over, and threads make a thousand of them take three times as
+        # long.
+        waits = "://" in self._context.uri or is_durable(self._context.storage_options)
+        return _WRITERS if waits else 1
 
     def _is_elsewhere(self, file: DataFile) -> bool:
         """Tell whether a data file has to be copied: the dest has neither its folder nor the base path it is under."""

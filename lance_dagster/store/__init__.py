@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder
 from lance_dagster.store.local import LocalStore, sync_path
-from lance_dagster.store.options import base_options, canonical_uri, resolve_location, supported_uri, table_options
+from lance_dagster.store.options import (
+    base_options,
+    canonical_uri,
+    is_durable,
+    resolve_location,
+    supported_uri,
+    table_options,
+)
 from lance_dagster.store.s3 import S3Store
 
 __all__ = [
@@ -23,6 +30,7 @@ __all__ = [
     "canonical_uri",
     "copy_file",
     "copy_folder",
+    "is_durable",
     "open_store",
     "supported_uri",
     "sync_path",

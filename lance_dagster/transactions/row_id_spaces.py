@@ -7,6 +7,7 @@ shifted copy of a stretch of some branch, and two versions know each other's row
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,6 +156,20 @@ class Translation:
         Where two stretches know an id, the one that starts first counts. Both mean the same row.
         """
         return RowRuns.first_of(RowRuns.of([(start, end - start, there) for start, end, there in self.stretches]))
+
+    def of_range(self, first: int, count: int) -> int | None:
+        """Return what the first of some ids that follow each other is; None unless one stretch has all of them."""
+        starts, ends, there = self._bounds
+        place = bisect_right(starts, first) - 1
+        if place < 0 or first + count > ends[place]:
+            return None
+        return there[place] + first - starts[place]
+
+    @cached_property
+    def _bounds(self) -> tuple[list[int], list[int], list[int]]:
+        """Starts, ends and the starts there of `runs`: looking one id up in a list beats a search in an array."""
+        runs = self.runs
+        return runs.at.tolist(), (runs.at + runs.count).tolist(), runs.first.tolist()
 
     def apply(self, ids: U64Array) -> "tuple[U64Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]":
         """Translate ids; returns those of the other version, and for which of them there is one."""

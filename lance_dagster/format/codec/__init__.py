@@ -1,6 +1,11 @@
 """Wire bytes to values and back: the only door to protobuf."""
 
-from lance_dagster.format.codec.manifest_parts import decode_indices, encode_indices, rebase_index_section
+from lance_dagster.format.codec.manifest_parts import (
+    decode_indices,
+    encode_indices,
+    encoded,
+    rebase_index_section,
+)
 from lance_dagster.format.codec.manifests import (
     VersionSummary,
     check_readable,
@@ -21,6 +26,7 @@ from lance_dagster.format.codec.row_sequences import (
     encode_version_runs,
     encode_versions,
     row_id_range,
+    single_range,
     smallest_row_id,
     version_run,
 )
@@ -46,8 +52,10 @@ __all__ = [
     "encode_transaction",
     "encode_version_runs",
     "encode_versions",
+    "encoded",
     "rebase_index_section",
     "row_id_range",
+    "single_range",
     "smallest_row_id",
     "summarize_manifest",
     "version_run",

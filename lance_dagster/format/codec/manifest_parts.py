@@ -132,6 +132,11 @@ _MOST_ROWS = 2**32
 _WITH_COLUMNS = 2
 """From this major version on, data files list a column index for each field."""
 
+_KEPT: dict[bytes, Fragment] = {}
+"""Fragments by their bytes. Both are immutable, so any number of threads and tables may share them."""
+_KEPT_FRAGMENTS, _KEPT_BYTES = 8_192, 2_048
+"""How many fragments are kept, and how large one may be: together they take some 20 MB at most."""
+
 _OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 
 
@@ -148,7 +153,33 @@ class ProtobufFragmentDecoder:
             CorruptFileError: The bytes are not a fragment.
             UnsupportedFeatureError: It uses an unknown feature.
         """
-        return _fragment_from_wire(validated_message(data, self.path))
+        # The versions that a merge compares share most of their fragments, byte for byte. What cannot be decoded is not
+        # kept, so that an error names the file at hand.
+        if len(data) > _KEPT_BYTES:
+            return _fragment_from_wire(validated_message(data, self.path))
+        found = _KEPT.get(data)
+        if found is None:
+            if len(_KEPT) >= _KEPT_FRAGMENTS:
+                _KEPT.clear()
+            found = _KEPT[data] = _fragment_from_wire(validated_message(data, self.path))
+        return found
+
+    def same_files(self, one: bytes, other: bytes) -> bool:
+        """Return whether two fragments name the same data files, with the same fields, in the same order.
+
+        Raises:
+            CorruptFileError: The bytes are not fragments.
+        """
+        # Compared as messages: a fragment whose deletion vector alone changed need not become a value for this.
+        return bool(_parsed(one, self.path).files == _parsed(other, self.path).files)
+
+    def paths(self, data: bytes) -> list[str]:
+        """Return the names of the data files of a fragment.
+
+        Raises:
+            CorruptFileError: The bytes are not a fragment.
+        """
+        return [file.path for file in _parsed(data, self.path).files]
 
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
         """Summarize fragments: ids, rows, and whether any has deletions.
@@ -233,6 +264,16 @@ def encode_fragments(fragments: Iterable[Fragment]) -> list[bytes]:
     return [item if isinstance(item, bytes) else _fragment_to_wire(item).SerializeToString() for item in items]
 
 
+def encoded(fragments: Iterable[Fragment], path: str) -> Fragments:
+    """Encode fragments now: a commit names new ones in its manifest and twice in its transaction.
+
+    Args:
+        fragments: The fragments.
+        path: What errors name when these are decoded.
+    """
+    return Fragments(encode_fragments(fragments), ProtobufFragmentDecoder(path))
+
+
 def file_from_wire(message: wire.DataFile) -> DataFile:
     """Decode one data file."""
     return DataFile(
@@ -280,6 +321,10 @@ def _fragment_from_wire(message: wire.DataFragment) -> Fragment:
     )
 
 
+_KINDS = dict(zip(wire.DeletionFile.FileType.values(), wire.DeletionFile.FileType.keys(), strict=True))
+"""The names of the kinds of deletion files: looking one up in the generated class takes longer than encoding it."""
+
+
 def _inline(message: wire.DataFragment, name: Any) -> bytes | None:  # noqa: ANN401  # a literal in the stubs
     found: bytes | None = getattr(message, name) if message.HasField(name) else None
     return found
@@ -294,7 +339,7 @@ def _fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
     if fragment.deletion is not None:
         message.deletion_file.CopyFrom(
             wire.DeletionFile(
-                file_type=wire.DeletionFile.FileType.Name(fragment.deletion.kind),
+                file_type=_KINDS[fragment.deletion.kind],
                 read_version=fragment.deletion.read_version,
                 id=fragment.deletion.id,
                 num_deleted_rows=fragment.deletion.deleted_rows,

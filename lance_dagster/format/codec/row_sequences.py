@@ -48,6 +48,21 @@ def count_row_ids(sequence: bytes, path: str = "a sequence of row ids") -> int:
     return sum(_length(segment, path) for segment in _segments(sequence, path))
 
 
+def single_range(sequence: bytes, path: str = "a sequence of row ids") -> tuple[int, int] | None:
+    """Return the first id and the number of ids of a sequence that is one range; None for any other.
+
+    Most fragments of a table have one range, whose two numbers cost a fraction of the arrays of `decode_row_runs`.
+
+    Raises:
+        CorruptFileError: The bytes are not a sequence of row ids.
+    """
+    segments = _segments(sequence, path)
+    if len(segments) != 1 or not segments[0].HasField("range"):
+        return None
+    bounds = segments[0].range
+    return (bounds.start, bounds.end - bounds.start) if bounds.start < bounds.end else None
+
+
 def decode_row_runs(sequence: bytes | None, rows: int, path: str) -> RowRuns:
     """Return the ids of the rows of a fragment, by offset.
 
@@ -64,8 +79,10 @@ def decode_row_runs(sequence: bytes | None, rows: int, path: str) -> RowRuns:
     found = sum(_length(segment, path) for segment in segments)
     if found != rows or rows > _MOST_ROWS:
         raise CorruptFileError(path, f"it has {found} row ids for {rows} rows")
-    if all(segment.WhichOneof("segment") == "range" for segment in segments):
-        # Most fragments have one range.
+    if len(segments) == 1 and rows and segments[0].HasField("range"):
+        # Most fragments have one range, which is in order, and has each id once.
+        return RowRuns.one(0, rows, segments[0].range.start)
+    if all(segment.HasField("range") for segment in segments):
         runs = RowRuns.sequence(
             [(segment.range.start, segment.range.end - segment.range.start) for segment in segments]
         )
@@ -91,6 +108,8 @@ def encode_row_runs(ids: RowRuns) -> bytes:
     if not len(ids):
         return b""
     ids = ids.merged()
+    if len(ids) == 1:
+        return row_id_range(int(ids.first[0]), int(ids.count[0]))
     sizes: dict[Callable[[RowRuns], wire.U64Segment], int] = {}
     rows, span = ids.rows, (ids.largest or 0) - (ids.smallest or 0) + 1
     if ids.ascending:
@@ -101,7 +120,7 @@ def encode_row_runs(ids: RowRuns) -> bytes:
     else:
         sizes[_array_segment] = rows * _width(span)
     smallest = min(sizes, key=sizes.__getitem__)
-    if len(ids) == 1 or _RANGE_BYTES * len(ids) < sizes[smallest] + _FRAMING_BYTES:
+    if _RANGE_BYTES * len(ids) < sizes[smallest] + _FRAMING_BYTES:
         bounds = zip(ids.first.tolist(), ids.count.tolist(), strict=True)
         segments = [wire.U64Segment(range=wire.U64Segment.Range(start=low, end=low + rows)) for low, rows in bounds]
     else:
@@ -133,6 +152,8 @@ def decode_version_runs(sequence: bytes | None, rows: int, path: str) -> Version
     known = sum(length for length, _ in found)
     if known != rows:
         raise CorruptFileError(path, f"it has row versions for {known} of {rows} rows")
+    if len(found) == 1 and rows:
+        return VersionRuns.one(rows, found[0][1])
     return VersionRuns.of(found)
 
 
@@ -160,6 +181,8 @@ def _runs(sequence: bytes, path: str) -> list[wire.RowDatasetVersionRun]:
 def encode_version_runs(versions: VersionRuns) -> bytes:
     """Write a version for each row, as runs of equal ones."""
     versions = versions.merged()
+    if len(versions) == 1 and not versions.at[0]:
+        return version_run(int(versions.count[0]), int(versions.version[0]))
     bounds = zip(versions.at.tolist(), versions.count.tolist(), versions.version.tolist(), strict=True)
     return wire.RowDatasetVersionSequence(
         runs=[

@@ -15,7 +15,14 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError
-from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
+from lance_dagster.format.codec import (
+    decode_row_runs,
+    decode_version_runs,
+    encode_row_runs,
+    encode_version_runs,
+    row_id_range,
+    single_range,
+)
 from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.merge.rules.column_matching import backing
@@ -121,6 +128,7 @@ class FragmentBuilder:
     deleted: Deleted
     common: int
     _known_versions: dict[_Sequences, tuple[VersionRuns, VersionRuns]] = field(default_factory=dict)
+    _new_versions: dict[tuple[bytes | None, int], tuple[bytes, bytes]] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -175,11 +183,16 @@ class FragmentBuilder:
         same = self._in_same_files(added)
         if same or not self.dest.side.stable_row_ids or not added:
             return same
+        # Ranges are put together as one map: a merge of a thousand fragments would make a thousand small ones.
+        ranges = [None if one.deleted else single_range(one.fragment.row_ids or b"") for one in added]
+        whole = RowRuns.of([(0, found[1], found[0]) for found in ranges if found is not None])
         parts = [
-            _live_ids(merged_fragment.fragment, merged_fragment.deleted, "the result") for merged_fragment in added
+            _live_ids(one.fragment, one.deleted, "the result")
+            for one, found in zip(added, ranges, strict=True)
+            if found is None
         ]
-        every = RowRuns.set_of(parts)
-        twice = sum(part.rows for part in parts) - every.rows
+        every = RowRuns.set_of([whole, *parts])
+        twice = whole.rows + sum(part.rows for part in parts) - every.rows
         known = every.through(RowRuns.of([(0, self.dest.side.next_row_id, 0)]))
         if not len(known):
             return twice
@@ -200,10 +213,10 @@ class FragmentBuilder:
         holders = {merged_fragment.files[0].path: merged_fragment for merged_fragment in added if merged_fragment.files}
         twice = 0
         for number in self.dest.unmatched if holders else ():
-            fragment = present(self.dest.side, number)
-            for merged_fragment in (holders[file.path] for file in fragment.files if file.path in holders):
-                dead = self._deleted_in_result(number) | (merged_fragment.deleted or BitMap())
-                twice += fragment.physical_rows - len(dead)
+            for merged_fragment in map(holders.get, self.dest.side.fragments.paths(number)):
+                if merged_fragment is not None:
+                    dead = self._deleted_in_result(number) | (merged_fragment.deleted or BitMap())
+                    twice += present(self.dest.side, number).physical_rows - len(dead)
         return twice
 
     def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
@@ -229,32 +242,55 @@ class FragmentBuilder:
 
     def _renumbered(self, file: DataFile, only: frozenset[int] | None = None) -> DataFile:
         ids = (self.from_source.get(number, TOMBSTONE_FIELD) for number in file.fields)
-        return replace(
-            file, fields=tuple(number if only is None or number in only else TOMBSTONE_FIELD for number in ids)
-        )
+        fields = tuple(number if only is None or number in only else TOMBSTONE_FIELD for number in ids)
+        return file if fields == file.fields else replace(file, fields=fields)
 
     def _stamped(self, fragment: Fragment) -> Fragment:
-        where = f"fragment {fragment.id} of the source"
-        rows = fragment.physical_rows
-        ids = decode_row_runs(fragment.row_ids, rows, where).through(self.row_ids.runs)
-        if ids.rows != rows:
-            raise CorruptFileError(where, "it has row ids from the next row id on")
-        own = decode_version_runs(fragment.created_at, rows, where)
-        created = own.with_versions(
-            np.where(own.version <= np.uint64(self.common), own.version, np.uint64(self.version))
-        )
-        updated = VersionRuns.of([(rows, self.version)])
-        origins, written = self._origins(fragment)
+        row_ids, (origins, written) = self._translated_ids(fragment), self._origins(fragment)
+        if not len(origins):
+            # No row of the merge base is among them. Fragments of one append share the bytes of their versions.
+            key = fragment.created_at, fragment.physical_rows
+            if key not in self._new_versions:
+                created, updated = self._versions_of_new_rows(fragment)
+                self._new_versions[key] = encode_version_runs(created), encode_version_runs(updated)
+            created_at, updated_at = self._new_versions[key]
+            return replace(fragment, row_ids=row_ids, created_at=created_at, updated_at=updated_at)
+        created, updated = self._versions_of_new_rows(fragment)
         # The deleted rows too: pylance looks up there when a row was created that it moves.
         for when, last in self._versions_on_dest(origins):
             created = created.overlaid(when)
             updated = updated.overlaid(last.restricted(last.positions - written) if written else last)
         return replace(
             fragment,
-            row_ids=encode_row_runs(ids),
+            row_ids=row_ids,
             created_at=encode_version_runs(created),
             updated_at=encode_version_runs(updated),
         )
+
+    def _translated_ids(self, fragment: Fragment) -> bytes:
+        """Return the row ids that the rows of a fragment of the source get in the result.
+
+        Raises:
+            CorruptFileError: The source did not give some of its row ids to a row.
+        """
+        where, rows = f"fragment {fragment.id} of the source", fragment.physical_rows
+        found = single_range(fragment.row_ids or b"", where)
+        if found is not None and found[1] == rows:
+            # Two numbers in place of arrays: nearly all fragments of an append are of this kind.
+            first = self.row_ids.of_range(*found)
+            if first is not None:
+                return row_id_range(first, rows)
+        ids = decode_row_runs(fragment.row_ids, rows, where).through(self.row_ids.runs)
+        if ids.rows != rows:
+            raise CorruptFileError(where, "it has row ids from the next row id on")
+        return encode_row_runs(ids)
+
+    def _versions_of_new_rows(self, fragment: Fragment) -> tuple[VersionRuns, VersionRuns]:
+        """Return when the rows of a fragment of the source were created and last updated, as if all were new."""
+        rows = fragment.physical_rows
+        own = decode_version_runs(fragment.created_at, rows, f"fragment {fragment.id} of the source")
+        created = np.where(own.version <= np.uint64(self.common), own.version, np.uint64(self.version))
+        return own.with_versions(created), VersionRuns.of([(rows, self.version)])
 
     def _origins(self, fragment: Fragment) -> tuple[Origins, BitMap]:
         """Return where the rows of a fragment of the source come from, and which got new values."""
