@@ -36,7 +36,7 @@ from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Restore, Transaction
 from lance_dagster.history.refs.ref_store import DELETING, Branch, Refs
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import (
     Alias,
     RowSpace,
@@ -356,6 +356,22 @@ def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
         aliases[own] = aliases.get(own, {}) | more
 
 
+def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions) -> SideHistory:
+    """Return what a version did that another one does not contain, counted from their merge base."""
+    anchor, since, same_ids = base_and_changes(of, base, versions)
+    return SideHistory(
+        name=str(of.state),
+        manifest=of.state.manifest,
+        changes=changes_since(of, other, versions),
+        anchor=anchor,
+        since=since,
+        same_ids=same_ids,
+        space=row_space(of, versions, since, anchor),
+        common=last_common(of, base),
+        fields=field_ids(of, base),
+    )
+
+
 def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Change]:
     """Return the changes of `of` that `other` does not contain, oldest first.
 
@@ -418,13 +434,14 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
     if after >= segment.number:
         return
     branch, expected = segment.branch, after + 1
-    states = versions.find_range(branch, expected, segment.number, segment.id)
+    # Versions are numbered from 1; asking for a version 0 would only cost a listing.
+    states = versions.find_range(branch, max(after, 1), segment.number, segment.id)
     before: Manifest | None = None
-    if states and states[0].manifest.version == expected:
-        previous = versions.find(branch, after, segment.id)
-        before = None if previous is None else previous.manifest
     for state in states:
         number = state.manifest.version
+        if number == after:
+            before = state.manifest
+            continue
         if number > expected:
             yield Change(version=f"{branch}@{expected}", writer="somebody", transaction=None)
             before = None

@@ -16,19 +16,16 @@ from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
-    base_and_changes,
-    changes_since,
-    field_ids,
     is_criss_cross,
-    last_common,
     lineage_of,
     row_space,
+    side_history,
 )
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, picked_across
 from lance_dagster.merge.rules import MergeInput, Strategy
-from lance_dagster.merge.rules.merge_input import LocatedRows, Lookups, SharedKeys, SideHistory
+from lance_dagster.merge.rules.merge_input import LocatedRows, Lookups, SharedKeys
 from lance_dagster.merge.shared_keys import shared_keys
 
 _Item = TypeVar("_Item")
@@ -91,7 +88,8 @@ def gather_merge_input(
     context: TableContext, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
 ) -> MergeInput:
     """Gather what a merge needs to know."""
-    source_side, dest_side = side_history(context, source, dest, base), side_history(context, dest, source, base)
+    source_side = side_history(source, dest, base, context.versions)
+    dest_side = side_history(dest, source, base, context.versions)
     picked = picked_across(source_side.changes, dest, base) or picked_across(dest_side.changes, source, base)
     source_changes, dest_changes = source_side.changes, dest_side.changes
     source_side = replace(source_side, changes=claiming(source_changes, source, dest_changes, dest))
@@ -104,23 +102,6 @@ def gather_merge_input(
         lookups=lookups(context),
         strategy=strategy,
         crosswise=picked or is_criss_cross(source, dest, base),
-    )
-
-
-def side_history(context: TableContext, of: Lineage, other: Lineage, base: Lineage) -> SideHistory:
-    """Gather what a version did that another one does not contain."""
-    anchor, since, same_ids = base_and_changes(of, base, context.versions)
-    changes = changes_since(of, other, context.versions)
-    return SideHistory(
-        name=str(of.state),
-        manifest=of.state.manifest,
-        changes=changes,
-        anchor=anchor,
-        since=since,
-        same_ids=same_ids,
-        space=row_space(of, context.versions, since, anchor),
-        common=last_common(of, base),
-        fields=field_ids(of, base),
     )
 
 

@@ -50,9 +50,10 @@ from lance_dagster.history.lineage import (
     merge_base,
     records_for_aliases,
     row_space_since,
+    side_history,
 )
 from lance_dagster.history.versions import State
-from lance_dagster.merge.gather_input import lookups, side_history
+from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import origins, picked_across
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_merge
@@ -63,9 +64,8 @@ from lance_dagster.merge.rules import (
     Strategy,
     fields_across,
 )
-from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.taken_back import last_revert
-from lance_dagster.transactions.claims import Change, encode_claims
+from lance_dagster.transactions.claims import Change, SideHistory, encode_claims
 from lance_dagster.transactions.row_id_spaces import Alias
 
 
@@ -228,10 +228,10 @@ def _gather_merge_input(
     shared = merge_base(lineage_of(change_range.older, context.refs), dest, context.refs, context.versions)
     spaces = [row_space_since(one, shared, context.versions) for one in (base, source, dest)]
     same_line = _on_one_line(base, source) or _on_one_line(source, base)
-    dest_history, incompatible = side_history(context, dest, base, base), tuple[str, ...]()
+    dest_history, incompatible = side_history(dest, base, base, context.versions), tuple[str, ...]()
     if not dest_history.same_ids and shared.state != base.state:
         across = fields_across(
-            shared.state.manifest, *(side_history(context, one, shared, shared) for one in (base, dest))
+            shared.state.manifest, *(side_history(one, shared, shared, context.versions) for one in (base, dest))
         )
         dest_history, incompatible = (
             replace(dest_history, fields=across.ids),

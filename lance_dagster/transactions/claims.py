@@ -7,7 +7,7 @@ the transaction properties.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from lance_dagster.format.transaction import (
     UpdateBases,
     UpdateConfig,
 )
+from lance_dagster.transactions.row_id_spaces import RowSpace
 
 APPEND, REPLACE, OVERWRITE, UPSERT = "append", "replace", "overwrite", "upsert"
 
@@ -139,3 +140,33 @@ class Change:
             # pylance records no claims, and its overwrite replaces the rows of every partition all the same.
             return (Claim(mode=OVERWRITE),)
         return claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideHistory:
+    """What one side did since the merge base.
+
+    `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
+    as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
+    it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
+    Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
+    nobody wrote it down. Up to the version number `common` its line and that of the merge base are one: beyond, the
+    same number is another version.
+    """
+
+    name: str
+    manifest: Manifest
+    changes: Sequence[Change]
+    anchor: Manifest | None
+    since: Sequence[Change]
+    same_ids: bool
+    space: RowSpace
+    common: int
+    fields: Mapping[int, int] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every version of its line since the anchor can be looked at."""
+        return self.anchor is not None and all(
+            change.transaction is not None and change.after is not None for change in self.since
+        )

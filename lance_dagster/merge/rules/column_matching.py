@@ -19,9 +19,8 @@ from lance_dagster.format.transaction import (
     Rewrite,
     Update,
 )
-from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.rules.row_changes import MatchedFragments, match_fragments, present
-from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
 

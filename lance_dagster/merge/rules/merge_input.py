@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.strategy import Strategy
-from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
 Deleted = Callable[[Manifest, Fragment], BitMap]
@@ -36,36 +36,6 @@ LocatedRows = tuple[Manifest, Mapping[int, BitMap]]
 """A version, and rows of it: offsets by fragment."""
 FindSharedKeys = Callable[[LocatedRows, LocatedRows, Sequence[str]], SharedKeys]
 """Finds the rows of source and dest that have the same values in the columns of a key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideHistory:
-    """What one side did since the merge base.
-
-    `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
-    as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
-    it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
-    Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
-    nobody wrote it down. Up to the version number `common` its line and that of the merge base are one: beyond, the
-    same number is another version.
-    """
-
-    name: str
-    manifest: Manifest
-    changes: Sequence[Change]
-    anchor: Manifest | None
-    since: Sequence[Change]
-    same_ids: bool
-    space: RowSpace
-    common: int
-    fields: Mapping[int, int] | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether every version of its line since the anchor can be looked at."""
-        return self.anchor is not None and all(
-            change.transaction is not None and change.after is not None for change in self.since
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Manifest
 from lance_dagster.merge.rules.column_matching import Columns, backing, casts, columns_of, paths_of
-from lance_dagster.merge.rules.merge_input import Lookups, MergeInput, SideHistory
+from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.relocated_rows import Identities, located_by_ids, located_by_replay
 from lance_dagster.merge.rules.row_changes import (
     FragmentRowChanges,
@@ -26,6 +26,7 @@ from lance_dagster.merge.rules.row_changes import (
 )
 from lance_dagster.merge.rules.row_origins import AbsentRows, BaseKey
 from lance_dagster.merge.rules.strategy import Rows, add_rows
+from lance_dagster.transactions.claims import SideHistory
 
 
 class MergeSide:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
-from lance_dagster.merge.rules.merge_input import MergeInput, SideHistory
+from lance_dagster.merge.rules.merge_input import MergeInput
 from lance_dagster.merge.rules.strategy import Conflict, Finding
+from lance_dagster.transactions.claims import SideHistory
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
 _WAIVED = "cannot be held against that; a strategy for 'history' says that it was nothing"

@@ -37,7 +37,7 @@ from lance_dagster.format.transaction import (
     Update,
 )
 from lance_dagster.merge.rules.column_matching import rows_in_place
-from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
+from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, live_rows, present, rows_out_of_place
 from lance_dagster.merge.rules.row_origins import (
     NO_ORIGINS,
@@ -49,7 +49,7 @@ from lance_dagster.merge.rules.row_origins import (
     fragments_named,
     offsets_in_base,
 )
-from lance_dagster.transactions.claims import APPEND, REPLACE, Change, decode_claims
+from lance_dagster.transactions.claims import APPEND, REPLACE, Change, SideHistory, decode_claims
 from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
 
 

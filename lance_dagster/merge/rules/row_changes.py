@@ -26,8 +26,9 @@ from pyroaring import BitMap
 from lance_dagster.format.deletions import same_deletion_vector
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns, U64Array, bitmap_of, elements
-from lance_dagster.merge.rules.merge_input import Deleted, SideHistory
+from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.row_origins import NOWHERE, AbsentRows, BaseKey, Origins
+from lance_dagster.transactions.claims import SideHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pyroaring import BitMap
 
 from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
-from lance_dagster.merge.rules.merge_input import SideHistory, makers
+from lance_dagster.merge.rules.merge_input import makers
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, RowRules
 from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, add_rows, in_base
-from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.conflicts import touched_fragments
 
 _ROWS = (Update, Delete, Overwrite, Restore)

@@ -11,10 +11,10 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import encode_row_ids, encode_versions
 from lance_dagster.format.model import DataFile, DeletionFile, Field, Flag, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import Append, Operation, Transaction
-from lance_dagster.merge.rules.merge_input import Lookups, MergeInput, SideHistory
+from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.merge_side import MergeSide, sides_of
 from lance_dagster.merge.rules.strategy import Finding, Strategy
-from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
 ID, AMOUNT = Field(id=0, name="id", logical_type="int64"), Field(id=1, name="amount", logical_type="int64")

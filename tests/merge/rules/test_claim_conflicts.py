@@ -7,10 +7,9 @@ from pyroaring import BitMap
 
 from lance_dagster.format.transaction import CLAIMS, Delete, Overwrite
 from lance_dagster.merge.rules.claim_conflicts import SettledClaims, settle_claims
-from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.rules.merge_side import sides_of
 from lance_dagster.merge.rules.strategy import ParsedStrategy
-from lance_dagster.transactions.claims import Claim, encode_claims
+from lance_dagster.transactions.claims import Claim, SideHistory, encode_claims
 from tests.merge.rules.literal_merges import BASE, appended, fragment, manifest, merge_input, side, told
 
 MONDAY = "day = 'mon'"

@@ -9,8 +9,7 @@ from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.model import DataFile, Fragment
 from lance_dagster.format.transaction import Delete, Rewrite, RewriteGroup, Update
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, plan_merge
-from lance_dagster.merge.rules.merge_input import SideHistory
-from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.claims import Change, SideHistory
 from tests.merge.rules.literal_merges import BASE, appended, fragment, manifest, merge_input, side
 
 

@@ -7,9 +7,9 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import Append, Delete, Rewrite, RewriteGroup, Update
-from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
+from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import BASE, FOUR_ROWS, appended, both_sides, fragment, manifest, side
 
 NONE = BitMap()

@@ -10,9 +10,9 @@ from lance_dagster.format.codec import decode_versions
 from lance_dagster.format.model import DataFile, Field, Fragment
 from lance_dagster.format.transaction import Delete, Merge, Update
 from lance_dagster.merge.rules import MergePlan, plan_merge
-from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.rules.result import FragmentEdits
 from lance_dagster.transactions.apply import MAX_FRAGMENT_ID
+from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import BASE, FIELDS, FOUR_ROWS, appended, fragment, manifest, merge_input, side
 
 

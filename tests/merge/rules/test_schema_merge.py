@@ -6,9 +6,9 @@ import pytest
 
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Merge
-from lance_dagster.merge.rules.merge_input import SideHistory
 from lance_dagster.merge.rules.schema_merge import MergedSchema, lost_columns, merge_schemas
 from lance_dagster.merge.rules.strategy import ParsedStrategy
+from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import AMOUNT, BASE, FIELDS, ID, appended, both_sides, side, told
 
 NOTE, NOTE_AS_INT = Field(id=2, name="note", logical_type="string"), Field(id=2, name="note", logical_type="int64")
