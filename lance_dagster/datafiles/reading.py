@@ -1,10 +1,11 @@
 """Read rows with pylance, at exactly one version of a table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import lance
 import numpy as np
 import pyarrow as pa
+from lance.file import LanceFileReader
 from pyroaring import BitMap
 
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
@@ -12,6 +13,8 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import string_list
 
 LanceDataset = lance.LanceDataset
+_FILE_ROWS = 64 * 1024
+"""Rows per batch of a single data file, of which only a few columns are read."""
 
 
 def open_dataset(
@@ -98,6 +101,15 @@ def scan_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> 
         raise InvalidInputError(f"one of the fragments {list(fragment_ids)} does not exist")
     with query_errors(None, dataset.uri):
         return dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
+
+
+def read_data_file(
+    uri: str, columns: Sequence[str], storage_options: Mapping[str, str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read some columns of a data file that no version names yet, as a stream of batches."""
+    with storage_errors(f"read {uri}"):
+        reader = LanceFileReader(uri, storage_options=dict(storage_options or {}) or None, columns=list(columns))
+        yield from reader.read_all(batch_size=_FILE_ROWS).to_batches()
 
 
 def compact_with_pylance(dataset: lance.LanceDataset, target_rows: int, deleted_share: float) -> None:

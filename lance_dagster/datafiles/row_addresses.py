@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles.pylance_errors import reading_errors
+from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.writing import has_blobs
 from lance_dagster.errors import CorruptFileError
 
@@ -261,11 +261,34 @@ def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndar
         InvalidInputError: The condition is invalid.
     """
     together = pa.table({name: _as_structs(table) for name, table in pairs.items()})
-    found = np.zeros(together.num_rows, np.bool_)
     with reading_errors(f"evaluate the condition {condition!r}"):
-        dataset = lance.write_dataset(together, f"memory://{uuid.uuid4().hex}")
-        matches = dataset.scanner(columns=[], filter=condition, with_row_address=True).to_table()
-    found[matches.column(ROW_ADDRESS).to_numpy()] = True
+        return _matches(condition, together)
+
+
+def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Evaluate an SQL predicate over rows in memory as a scan of the table would; a null result counts as false.
+
+    Args:
+        predicate: The predicate.
+        rows: The rows, in the types of the table; columns that the predicate does not name may be absent.
+
+    Raises:
+        InvalidInputError: The predicate is invalid.
+    """
+    if not rows.num_columns:
+        # A constant predicate needs a column all the same, because a dataset has at least one.
+        rows = pa.table({"_": pa.nulls(rows.num_rows, pa.bool_())})
+    with query_errors(predicate, "rows in memory"):
+        return _matches(predicate, rows)
+
+
+def _matches(condition: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    found = np.zeros(rows.num_rows, np.bool_)
+    # Lance has no function that evaluates SQL over Arrow rows; a dataset in memory costs about two milliseconds.
+    dataset = lance.write_dataset(rows, f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
+    matches = dataset.scanner(columns=[], filter=condition, with_row_address=True).to_table()
+    # One file holds far more rows than are in memory at once; the fragment of an address is cut off to be safe.
+    found[row_offsets(matches.column(ROW_ADDRESS).to_numpy())] = True
     return found
 
 

@@ -31,6 +31,7 @@ from lance_dagster.datafiles import (
     staged_fragments,
     write_files,
 )
+from lance_dagster.edit.predicate_check import PredicateCheck
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format import layout
@@ -366,16 +367,24 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
     """Delete the rows that match a predicate and add other rows, in one commit.
 
     When a concurrent commit changes the same fragments, the predicate is evaluated again on the new head.
+
+    Raises:
+        InvalidInputError: The predicate is invalid, or a new row does not satisfy it.
     """
     check_rows(rows)
     given = rows
+    staged_here = False
 
     def attempt() -> Written:
-        nonlocal given
+        nonlocal given, staged_here
         head = context.head(info.branch)
-        # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again.
-        given = staged = _staged(context, given, schema_of(head), head)
+        # Before the rows: an error in the predicate is reported once, and before anything is written.
         found = matching_offsets(context.dataset(head), predicate)
+        check = None if staged_here else PredicateCheck(predicate, schema_of(head))
+        # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again. The
+        # values need no second check: files of other columns or types are refused.
+        given = staged = _staged(context, given, schema_of(head), head, check=check)
+        staged_here = True
         out = taken_out(context, head, found)
         added = _placed(context, staged, head.manifest.fields, head)
         operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
@@ -399,17 +408,28 @@ def check_rows(rows: object) -> None:
 
 
 def _staged(
-    context: TableContext, rows: Rows, schema: pa.Schema, head: State, *, base: str | None = None
+    context: TableContext,
+    rows: Rows,
+    schema: pa.Schema,
+    head: State,
+    *,
+    base: str | None = None,
+    check: PredicateCheck | None = None,
 ) -> StagedFiles:
-    if isinstance(rows, StagedFiles):
-        check_schema(rows.schema, schema)
-        if not _is_stored_as(rows.schema, schema):
-            raise SchemaMismatchError(f"files were staged as {_types(rows.schema)}, the table holds {_types(schema)}")
-        return rows
     # The schema is checked before the first row is read, because a long stream would fail only at its end.
     check_schema(rows.schema, schema)
+    if isinstance(rows, StagedFiles):
+        if not _is_stored_as(rows.schema, schema):
+            raise SchemaMismatchError(f"files were staged as {_types(rows.schema)}, the table holds {_types(schema)}")
+        if check is not None:
+            check.check_staged(context, head, rows)
+        return rows
+    batches = _batches(rows)
+    if check is not None:
+        # Rows in memory are checked as a whole before a file is written; the end of a stream is known only later.
+        batches = check.passing(rows) if isinstance(rows, pa.RecordBatchReader) else check.passed(batches)
     where = target(context, schema, head, base)
-    return StagedFiles(schema, write_files(where, _batches(rows)), where.base)
+    return StagedFiles(schema, write_files(where, batches), where.base)
 
 
 def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable[pa.RecordBatch]:

@@ -16,8 +16,9 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.datafiles import LanceDataset, StagedFiles
+from lance_dagster.datafiles import LanceDataset, StagedFiles, read_data_file
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import DATA
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -74,12 +75,16 @@ class Write:
         )
 
     def scope(self, schema: pa.Schema) -> PartitionFilter | None:
-        """Return the filter of the rows that a replace deletes, for a schema; None for the other modes.
+        """Return the filter of the rows that the write claims, for a schema; None when it names no partition column.
+
+        A replace deletes these rows. An append only declares that its rows are among them, so it may do without a
+        `partition_expr`. An overwrite claims every row.
 
         Raises:
             InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
         """
-        if self.mode != "replace":
+        unnamed = self.mode == "append" and (self.partition_expr is None or not self.keys)
+        if self.mode == "overwrite" or unnamed:
             return None
         return partition_filter(
             self.keys,
@@ -101,6 +106,7 @@ class Write:
         message = f"{self.mode} {self.asset}" + (f" {', '.join(keys[:3])}" if keys else "")
         match self.mode:
             case "append":
+                self._check_staged(rows, table)
                 # Overwrite and replace are idempotent by themselves. A repeated append has to remove the rows of the
                 # earlier attempt, in the same commit, so that no reader sees them twice.
                 earlier = branch.earlier_attempt(props)
@@ -118,12 +124,43 @@ class Write:
             case _:
                 assert_never(self.mode)
 
+    def check(self, rows: pa.Table, scope: PartitionFilter | None) -> None:
+        """Check that rows are in the partitions of the write.
+
+        Raises:
+            InvalidInputError: Some are outside of them.
+        """
+        outside = scope.outside(rows) if scope else 0
+        if outside:
+            keys = ", ".join(self.keys[:3]) + (", ..." if len(self.keys) > 3 else "")  # noqa: PLR2004
+            raise InvalidInputError(
+                f"{self.asset} returned {outside} {'row that is' if outside == 1 else 'rows that are'} not in the "
+                f"partitions it was asked for ({keys}) by its {md.PARTITION_EXPR} {self.partition_expr!r}; "
+                "nothing was committed"
+            )
+
+    def _check_staged(self, rows: Rows, table: LanceTable) -> None:
+        """Check the rows of files that Spark's executors wrote, by the partition columns alone.
+
+        The table itself checks the rows of a replace.
+        """
+        scope = self.scope(rows.schema) if isinstance(rows, StagedFiles) else None
+        if scope is None or not isinstance(rows, StagedFiles):
+            return
+        given = self.partition_expr
+        columns = [str(name) for name in given.values()] if isinstance(given, Mapping) else [str(given)]
+        for file in rows.files:
+            uri = f"{table.uri}/{DATA}/{file.name}"
+            for batch in read_data_file(uri, columns, table.storage_options):
+                self.check(pa.Table.from_batches([batch]), scope)
+
 
 class PassedRows:
-    """Rows of an output that are counted and, for a replace, validated against its partitions.
+    """Rows of an output that are counted and validated against its partitions.
 
     A row outside of the partitions would not be deleted by the next replace of the same partitions, which would
-    add it a second time. Rows that Spark's executors have written already are only counted.
+    add it a second time; and a merge compares writes by the partitions they name. Rows that Spark's executors have
+    written already are only counted here, and validated by the commit.
     """
 
     def __init__(self, rows: Rows, write: Write) -> None:
@@ -143,7 +180,7 @@ class PassedRows:
             self._known = rows.rows
         else:
             self._known = rows.num_rows
-            self._check(rows)
+            write.check(rows, self._scope)
 
     @property
     def count(self) -> int:
@@ -154,17 +191,8 @@ class PassedRows:
         for batch in batches:
             self._streamed += batch.num_rows
             # An error here ends the stream, and with it the write, before anything is committed.
-            self._check(pa.Table.from_batches([batch]))
+            self._write.check(pa.Table.from_batches([batch]), self._scope)
             yield batch
-
-    def _check(self, rows: pa.Table) -> None:
-        outside = self._scope.outside(rows) if self._scope else 0
-        if outside:
-            keys = ", ".join(self._write.keys[:3]) + (", ..." if len(self._write.keys) > 3 else "")  # noqa: PLR2004
-            raise InvalidInputError(
-                f"{self._write.asset} returned {outside} rows that are not in the partitions it was asked for "
-                f"({keys}) by its {md.PARTITION_EXPR} {self._write.partition_expr!r}; nothing was written"
-            )
 
 
 class LanceIOManager(dg.ConfigurableIOManager):

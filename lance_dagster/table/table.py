@@ -323,13 +323,13 @@ class LanceTable:
         properties: Properties = None,
         partitions: Sequence[str] = (),
     ) -> WriteResult:
-        """Delete the rows that match a predicate and add other rows, as one version; arguments as for `append`.
+        """Replace the rows that match a predicate, in one version; arguments as for `append`.
 
-        The new rows are not tested against the predicate. A merge refuses when another branch replaced rows of the
-        same partitions, or put rows there.
+        Each new row must match the predicate, since the version claims to hold all rows that do. A merge refuses when
+        another branch replaced rows of the same partitions, or put rows there.
 
         Raises:
-            InvalidInputError: The predicate cannot be understood.
+            InvalidInputError: The predicate is invalid, or false or null for a new row; nothing was committed.
         """
         info = CommitInfo.of(branch, message, properties, partitions)
         return self._result(write.replace_where(self._context, predicate, data, info))

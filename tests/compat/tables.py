@@ -46,12 +46,12 @@ def _overwrite(table: LanceTable) -> Rows:
 
 
 def _replace_fragment(table: LanceTable) -> Rows:
-    table.replace_where("key = 'c'", new())
+    table.replace_where("key IN ('c', 'new')", new())
     return without("c") + NEW
 
 
 def _replace_rows(table: LanceTable) -> Rows:
-    table.replace_where("key = 'a'", new())
+    table.replace_where("key IN ('a', 'new')", new())
     return without("a") + NEW
 
 
@@ -69,7 +69,7 @@ def _branch(table: LanceTable) -> Rows:
 def _nested_branch(table: LanceTable) -> Rows:
     _branch(table)
     table.branches.create("inner", "run")
-    table.replace_where("key = 'a'", entries("z", 1), branch="inner")
+    table.replace_where("key IN ('a', 'z')", entries("z", 1), branch="inner")
     return BEFORE
 
 
@@ -81,7 +81,7 @@ def _merge_of_appends(table: LanceTable) -> Rows:
 
 def _merge_of_a_fragment(table: LanceTable) -> Rows:
     table.branches.create("run")
-    table.replace_where("key = 'c'", new(), branch="run")
+    table.replace_where("key IN ('c', 'new')", new(), branch="run")
     table.merge("run")
     return without("c") + NEW
 

@@ -35,9 +35,9 @@ def table(tmp_path: Path) -> LanceTable:
     made = new_table(tmp_path, pa.concat_tables([entries("a", 1, 2), entries("b", 1)]), entries("c", 1))
     made.branches.create("run")
     made.append(entries("r", *range(100)), branch="run")
-    made.replace_where("key = 'a' and value = 1", entries("r", 100), branch="run")
+    made.replace_where("key = 'a' and value = 1 or key = 'r' and value = 100", entries("r", 100), branch="run")
     made.branches.create("inner", "run")
-    made.replace_where("key = 'c'", entries("i", 1), branch="inner")
+    made.replace_where("key IN ('c', 'i')", entries("i", 1), branch="inner")
     made.append(entries("r", 101), branch="run")
     return made
 

@@ -17,7 +17,7 @@ from tests.table_factory import context_on, entries
 
 WRITES: dict[str, Callable[[LanceTable], object]] = {
     "append": lambda table: table.append(entries("new", 50, 51)),
-    "replace": lambda table: table.replace_where("value = 1", entries("new", 50, 51)),
+    "replace": lambda table: table.replace_where("value IN (1, 50, 51)", entries("new", 50, 51)),
     "upsert": lambda table: table.upsert(entries("new", 50, 51), on=["value"]),
     "update": lambda table: table.update({"key": "'new'"}, where="value = 1"),
 }

@@ -35,7 +35,7 @@ def table(tmp_path: Path) -> LanceTable:
     for name in ("merged", "gone", "live"):
         made.branches.create(name)
         made.append(entries(name, *range(5)), branch=name)
-        made.replace_where(f"key = '{name}' and value = 1", entries(name, 100), branch=name)
+        made.replace_where(f"key = '{name}' and value IN (1, 100)", entries(name, 100), branch=name)
     made.delete("key = 'a' and value = 3", branch="live")
     as_pylance(made, "live").update({"value": "200"}, where="key = 'a' and value = 4")
     made.tags.create("candidate", "live")

@@ -127,7 +127,7 @@ def test_pylance_goes_on_and_so_does_the_package(tmp_path: Path, operation: str,
     # Another table object, as another process would have it: what it reads was cleaned up, maybe.
     again = LanceTable.open(table.uri)
     again.append(fitted(entries("o", 1), again.schema()))
-    again.replace_where("key = 'p'", fitted(entries("o", 2), again.schema()))
+    again.replace_where("key = 'p' or key = 'o' and value = 2", fitted(entries("o", 2), again.schema()))
     again.branches.create("further")
     again.append(fitted(entries("o", 3), again.schema()), branch="further")
     again.merge("further")

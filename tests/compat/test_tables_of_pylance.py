@@ -57,7 +57,7 @@ def test_the_package_goes_on_with_what_pylance_made(tmp_path: Path, operation: s
     before = contents(table)
     table.append(entries("o", 1))
     table.branches.create("run")
-    table.replace_where("value = 4", entries("o", 2), branch="run")
+    table.replace_where("value = 4 or key = 'o' and value = 2", entries("o", 2), branch="run")
     table.append(entries("o", 3))
     table.merge("run")
     wanted = sorted([*(row for row in before if row[1] != 4), ("o", 1), ("o", 2), ("o", 3)])
@@ -94,8 +94,8 @@ def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, *, nested: bool) -> Non
     branch = table.branches.list()[name]
     assert ("dev@2" if nested else "main@1") == branch.parent
     table.append(entries("o", 1), branch=name)
-    table.replace_where("key = 'a' and value = 1", entries("o", 2), branch=name)
-    table.replace_where("key = 'dev'", entries("o", 3), branch=name)
+    table.replace_where("key = 'a' and value = 1 or key = 'o' and value = 2", entries("o", 2), branch=name)
+    table.replace_where("key = 'dev' or key = 'o' and value = 3", entries("o", 3), branch=name)
     wanted = sorted([("a", 2), ("o", 1), ("o", 2), ("o", 3), *([("deep", 1)] if nested else [])])
     assert wanted == contents(table, name)
     as_pylance(table, name).validate()

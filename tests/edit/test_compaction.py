@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> LanceTable:
     table = LanceTable.create(tmp_path / "table", rows().schema)
     for start in range(0, 50, 10):
         table.append(rows(*range(start, start + 10)))
-    table.replace_where("key % 5 = 1", rows(101, 102))
+    table.replace_where("key % 5 = 1 OR key > 100", rows(101, 102))
     return table
 
 

@@ -116,7 +116,7 @@ MEANWHILE: dict[str, tuple[Callable[[LanceTable], object], list[int]]] = {
     "update of the same row": (lambda other: other.update({"value": "value + 10"}, where="value = 2"), [0, 1, 3, 12]),
     "update by pylance": (lambda other: as_pylance(other).update({"value": "12"}, where="value = 2"), [0, 1, 3, 12]),
     "compaction": (lambda other: as_pylance(other).optimize.compact_files(), [0, 1, 3]),
-    "replace": (lambda other: other.replace_where("value < 3", entries("a", 2, 2, 8)), [3, 8]),
+    "replace": (lambda other: other.replace_where("value < 3 OR value = 8", entries("a", 2, 2, 8)), [3, 8]),
 }
 
 

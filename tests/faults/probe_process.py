@@ -77,7 +77,7 @@ PACKAGE_PROBES: dict[str, Probe] = {
 PYLANCE_PROBES: dict[str, Probe] = {
     "read": lambda table: table.read(),
     "filter": lambda table: table.count_rows(filter="value > 3"),
-    "delete": lambda table: table.replace_where("value = 3", rows(1)),
+    "delete": lambda table: table.replace_where("value = 3", rows(4).slice(3)),
     "merge": lambda table: table.merge("run"),
 }
 """Probes in which pylance reads the same files."""

@@ -43,8 +43,8 @@ def test_rows_are_written_to_a_base_and_read_with_the_others(tmp_path: Path, kin
 def test_rows_in_a_base_can_be_replaced(tmp_path: Path, kind: str) -> None:
     """Their deletion files stay with the table."""
     table = tiered(tmp_path, kind)
-    table.replace_where("key = 'cold' and value = 1", table.stage(entries("cold", 3), base="cold"))
-    table.replace_where("key = 'cold' and value = 2", entries("cold", 4))
+    table.replace_where("key = 'cold' and value IN (1, 3)", table.stage(entries("cold", 3), base="cold"))
+    table.replace_where("key = 'cold' and value IN (2, 4)", entries("cold", 4))
     assert [("cold", 3), ("cold", 4), ("hot", 1)] == contents(table)
     assert not (tmp_path / "cold" / "_deletions").exists()
     as_pylance(table).validate()
@@ -239,7 +239,7 @@ def test_a_local_table_keeps_cold_rows_on_s3(tmp_path: Path, s3_storage: S3Stora
     assert "test-secret" not in repr(table.write_target(base="cold"))
     table.branches.create("run")
     table.append(table.stage(entries("cold", 3), branch="run", base="cold"), branch="run")
-    table.replace_where("key = 'cold' and value = 1", entries("cold", 4), branch="run")
+    table.replace_where("key = 'cold' and value IN (1, 4)", entries("cold", 4), branch="run")
     table.merge("run")
     assert [("cold", 2), ("cold", 3), ("cold", 4), ("hot", 1)] == contents(table)
     done = table.maintenance.move_base("cold", f"{s3_storage.uri}/cold/", dry_run=True)
@@ -254,7 +254,7 @@ def test_a_table_on_s3_has_bases_in_two_places(tmp_path: Path, s3_storage: S3Sto
     table.append(table.stage(entries("far", 1), base="far"))
     table.append(table.stage(entries("near", 1, 2), base="near"))
     table.branches.create("run")
-    table.replace_where("key = 'near' and value = 1", entries("own", 1), branch="run")
+    table.replace_where("key IN ('near', 'own') and value = 1", entries("own", 1), branch="run")
     table.merge("run")
     assert [("far", 1), ("near", 2), ("own", 1)] == contents(table)
     shutil.move(tmp_path / "near", tmp_path / "nearer")

@@ -197,7 +197,7 @@ def test_the_package_works_on_clones_of_pylance(tmp_path: Path, maker: str, kind
     clone = LanceTable.open(tmp_path / "clone")
     check_all(clone, {"main": RUN_ROWS})
     clone.branches.create("x")
-    clone.replace_where("key = 'r' and value = 1", entries("x", 1), branch="x")
+    clone.replace_where("key IN ('r', 'x') and value = 1", entries("x", 1), branch="x")
     clone.append(entries("y", 1))
     clone.merge("x")
     rows = sorted([row for row in RUN_ROWS if row != ("r", 1)] + [("x", 1), ("y", 1)])
@@ -386,7 +386,7 @@ def test_assert_sound_holds_for_a_relocated_branch(tmp_path: Path) -> None:
     """Row ids and the versions of rows are what they were."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
     table.branches.create("run")
-    table.replace_where("key = 'a' and value = 1", entries("c", 1), branch="run")
+    table.replace_where("key IN ('a', 'c') and value = 1", entries("c", 1), branch="run")
     columns = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
     before = as_pylance(table, "run").to_table(columns=columns)
     there = moved(table)

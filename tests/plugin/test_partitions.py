@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
+from lance_dagster.plugin.io_manager import Write, write_mode
 from lance_dagster.plugin.partitions import PartitionFilter, partition_filter, quote_name, quote_text
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
 
 EVENTS = dg.AssetKey(["log", "events"])
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-11")
@@ -165,18 +167,54 @@ def test_rows_outside_are_counted() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["table", "stream"])
-def test_rows_of_another_partition_are_refused(lake: LanceResource, *, stream: bool) -> None:
-    """They would stand there twice once their own partition is written; nothing is written instead."""
+@pytest.mark.parametrize("mode", ["replace", "append"])
+def test_rows_of_another_partition_are_refused(lake: LanceResource, mode: str, *, stream: bool) -> None:
+    """They would be there twice once their own partition is written; nothing is written instead."""
 
-    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"partition_expr": "day"})
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"partition_expr": "day", "write_mode": mode})
     def events() -> Any:
         rows = pa.table({"day": [dt.date(2024, 1, 1), dt.date(2024, 1, 2)]})
         return rows.to_reader(max_chunksize=1) if stream else rows
 
     with pytest.raises(InvalidInputError) as caught:
         run(lake, events, partition_key="2024-01-01")
-    assert "returned 1 rows that are not in the partitions it was asked for (2024-01-01)" in str(caught.value)
+    assert "returned 1 row that is not in the partitions it was asked for (2024-01-01)" in str(caught.value)
     assert lake.table(EVENTS).count_rows("dev") == 0
+
+
+def test_an_append_without_a_partition_column_is_not_checked(lake: LanceResource) -> None:
+    """The partitions of such rows are what the asset says they are."""
+
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"write_mode": "append"})
+    def events() -> Any:
+        return pa.table({"day": [dt.date(2024, 1, 2)]})
+
+    run(lake, events, partition_key="2024-01-01")
+    assert lake.table(EVENTS).count_rows("dev") == 1
+
+
+@pytest.mark.parametrize("mode", ["replace", "append"])
+def test_rows_of_another_partition_in_staged_files_are_refused(lake: LanceResource, mode: str) -> None:
+    """Rows that executors wrote are checked by the partition column of their files."""
+    columns: dict[str, pa.DataType] = {"day": pa.string(), "n": pa.int64()}
+    table = LanceTable.create(lake.uri_of(EVENTS), pa.schema(columns))
+    table.branches.create("dev")
+    staged = table.stage(pa.table({"day": ["2024-01-01", "2024-01-02", None], "n": [1, 2, 3]}))
+    write = Write(
+        asset="log/events",
+        mode=write_mode(mode),
+        keys=("2024-01-01",),
+        definition=DAYS,
+        partition_expr="day",
+        properties={},
+    )
+    branch = RunBranch(table=table, chain=RunChain(run_ids=("r",), branch_tag="dev"))
+    with pytest.raises(InvalidInputError, match="nothing was committed"):
+        write.commit(branch, staged, table.schema())
+    assert table.count_rows("dev") == 0
+    inside = table.stage(pa.table({"day": ["2024-01-01"], "n": [1]}))
+    write.commit(branch, inside, table.schema())
+    assert table.count_rows("dev") == 1
 
 
 def rows_for(context: dg.AssetExecutionContext) -> pa.Table:

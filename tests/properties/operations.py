@@ -80,7 +80,8 @@ def upsert_partly(seen: Snapshot, keys: list[int], new: list[int], column: Colum
 
 def replace_rows(seen: Snapshot, keys: list[int], new: list[int]) -> Operation:
     """Take rows out and put others in; this package alone can."""
-    where = by_keys(keys).sql
+    # A replacement takes only rows that its condition is true for.
+    where = by_keys([*keys, *new]).sql
     rows = seen.made_up(new)
     data = seen.arrow(rows)
 

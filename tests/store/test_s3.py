@@ -91,7 +91,7 @@ def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
     table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
     table.append(entries("a", 1, 2, 3))
     table.branches.create("run")
-    table.replace_where("value = 2", entries("b", 9), branch="run")
+    table.replace_where("value IN (2, 9)", entries("b", 9), branch="run")
     table.append(entries("c", 1))
     table.merge("run")
     assert [("a", 1), ("a", 3), ("b", 9), ("c", 1)] == contents(table)

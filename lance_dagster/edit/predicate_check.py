@@ -1,0 +1,157 @@
+"""Check that the rows of a replacement satisfy the predicate of its claim.
+
+`replace_where` claims that its rows are all rows for which the predicate is true. A merge relies on the claim: it takes
+rows out by the predicate. A row outside of it would survive the next replacement of the same scope, and come a second
+time with it.
+
+The check reads the columns that the predicate names, and no others: of Arrow rows while they are written, of staged
+files from the files.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from lance_dagster.datafiles import StagedFiles, conform, evaluate_predicate, read_data_file
+from lance_dagster.errors import InvalidInputError, Remedy
+from lance_dagster.format import layout
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.versions import State
+from lance_dagster.placement.base_stores import options_of, spelled
+from lance_dagster.transactions.base_paths import data_folder
+
+# An evaluation costs about two milliseconds, however few rows there are, so the rows of small batches are collected.
+_ROWS_AT_ONCE = 64 * 1024
+_SHOWN = 3
+# Virtual columns of a scan. They have other values in memory than in the table, and rows get theirs by the commit.
+_VIRTUAL = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+
+
+@dataclass(slots=True)
+class PredicateCheck:
+    """The check of the rows of one write against the predicate that the write claims."""
+
+    predicate: str
+    schema: pa.Schema
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+    _checked: int = 0
+
+    def passing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield batches, in the schema of the table, and check them; the last rows are checked at the end.
+
+        Raises:
+            InvalidInputError: A row does not satisfy the predicate. Earlier rows may be in data files, which no
+                version names.
+            SchemaMismatchError: A batch does not fit the schema.
+        """
+        for batch in batches:
+            # Conformed first: the predicate is about values in the types of the table.
+            conformed = conform(batch, self.schema)
+            self._add(conformed.select(self._columns))
+            yield conformed
+        self._finish()
+
+    def passed(self, batches: Iterable[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        """Check batches that are in memory, all of them at once, so that the error counts every row; return them.
+
+        Raises:
+            InvalidInputError: A row does not satisfy the predicate.
+            SchemaMismatchError: A batch does not fit the schema.
+        """
+        conformed = [conform(batch, self.schema) for batch in batches]
+        self._waiting.extend(batch.select(self._columns) for batch in conformed)
+        self._finish()
+        return conformed
+
+    def check_staged(self, context: TableContext, head: State, staged: StagedFiles) -> None:
+        """Check the rows of staged files, by the columns of the predicate.
+
+        Raises:
+            InvalidInputError: A row does not satisfy the predicate.
+            StoreError: A file cannot be read.
+        """
+        folder, options = f"{context.uri}/{layout.DATA}", context.storage_options
+        if staged.base is not None:
+            base = next((own for own in head.manifest.base_paths if spelled(own.path) == staged.base), None)
+            if base is None:
+                # The commit refuses these files with the error that names the base path.
+                return
+            folder, options = data_folder(base), options_of(context, base)
+        # Without a column every row gives the same result; one column of the file tells how many rows there are.
+        columns = self._columns or self.schema.names[:1]
+        for file in staged.files:
+            for batch in read_data_file(f"{folder}/{file.name}", columns, options):
+                self._add(batch.select(self._columns))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Check the rows that were collected since the last check.
+
+        Raises:
+            InvalidInputError: A row does not satisfy the predicate.
+        """
+        rows = pa.Table.from_batches(self._waiting) if self._waiting else None
+        self._waiting = []
+        if rows is None or not rows.num_rows:
+            return
+        self._checked += rows.num_rows
+        virtual = next((name for name in _VIRTUAL if name in self.predicate), None)
+        if virtual is not None and virtual not in self.schema.names:
+            raise InvalidInputError(
+                f"the predicate {self.predicate!r} names {virtual}, which new rows do not have before the commit",
+                remedy=Remedy("delete the rows and append the new ones, or name a column of the table"),
+            )
+        satisfied = evaluate_predicate(self.predicate, rows)
+        if not satisfied.all():
+            raise self._refusal(rows.filter(pa.array(~satisfied)))
+
+    @property
+    def _columns(self) -> list[str]:
+        """The columns that the predicate may name: those whose name occurs in it, in any case."""
+        # A column too many costs a little time; to parse the SQL here would be a second grammar beside Lance's.
+        text = self.predicate.lower()
+        return [name for name in self.schema.names if name.lower() in text]
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        if sum(waiting.num_rows for waiting in self._waiting) >= _ROWS_AT_ONCE:
+            self._finish()
+
+    def _refusal(self, wrong: pa.Table) -> InvalidInputError:
+        rows = f"{wrong.num_rows} of {self._checked} {'row' if self._checked == 1 else 'rows'}"
+        verb = "does" if wrong.num_rows == 1 else "do"
+        values = _values(wrong)
+        return InvalidInputError(
+            f"{rows} {verb} not satisfy the predicate {self.predicate!r} of the replacement"
+            f"{f': {values}' if values else ''}; nothing was committed",
+            remedy=Remedy("leave these rows out, or give a predicate that is true for them too; append adds any rows"),
+        )
+
+
+def _values(rows: pa.Table) -> str:
+    """Return the values of rows and how many rows have each, the most frequent first."""
+    columns = [name for name in rows.column_names if not pa.types.is_nested(rows.schema.field(name).type)]
+    if not columns:
+        return ""
+    plain: Any = pa.Table.from_arrays([_plain(rows.column(name)) for name in columns], columns)
+    groups = plain.group_by(columns, use_threads=False).aggregate([([], "count_all")])
+    counts = groups.sort_by([("count_all", "descending")])
+    shown = [
+        f"{_described(columns, row)} ({row['count_all']} {'row' if row['count_all'] == 1 else 'rows'})"
+        for row in counts.slice(0, _SHOWN).to_pylist()
+    ]
+    more = counts.num_rows - len(shown)
+    return ", ".join(shown) + (f" and {more} other values" if more > 1 else " and another value" if more else "")
+
+
+def _described(columns: Sequence[str], row: dict[str, object]) -> str:
+    return " and ".join(f"{name} is null" if row[name] is None else f"{name} = {row[name]!r}" for name in columns)
+
+
+def _plain(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
+    # Arrow groups plain values only, not dictionaries and not extension types.
+    storage: list[Any] = [chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk for chunk in column.chunks]
+    plain = [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for chunk in storage]
+    return pa.chunked_array(plain)
