@@ -131,18 +131,21 @@ def protect(
     output.write(asdict(found), aligned(rows))
 
 
-@click.command(epilog="Example: lance-dagster reset orders.lance work --at production")
+@click.command(epilog="Example: lance-dagster reset orders.lance work --at work~2")
 @about_table
 @click.argument("branch", type=BRANCH)
-@click.option("--at", type=REF, default="main", show_default=True, help="The version to start from.")
+@click.option("--at", type=REF, default="main", show_default=True, help="The version to go back to, or to start from.")
 def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
-    """Make BRANCH start anew from a version of another branch; its own versions are lost."""
+    """Make BRANCH go back to an older version of its own, or start anew from a version of another branch.
+
+    Its versions after the older one are dropped; where it starts anew, all its own versions are.
+    """
     before = _head_or_none(table, branch)
     made = table.branches.reset(branch, at)
     head = table.head(branch)
     output.write(
         {"branch": made.name, "before": before, "head": str(head), "forked_from": made.parent},
-        [f"{made.name}: {before or 'empty'} -> {head}, from {made.parent}"],
+        [f"{made.name}: {before or 'empty'} -> {head}, from {head.parents[0]}"],
     )
 
 

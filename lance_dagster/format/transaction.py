@@ -37,6 +37,8 @@ PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
 REVERTED_TO = "lance_dagster.revert.parent"
 """The property with the parent of a merge to which its revert returned."""
 RESTORED = "lance_dagster.restore"
+RESET = "lance_dagster.reset"
+"""The property of a reset with the older version of the same branch from which the version was made."""
 PICKED_FROM = "lance_dagster.cherry_pick.from"
 PICKED_BY = "lance_dagster.cherry_pick.by"
 """The property that says who took a change over; as committer a pick has the one who made the change."""
@@ -305,3 +307,10 @@ class Transaction:
     def file_name(self) -> str:
         """Name of the transaction file under `_transactions/`."""
         return f"{self.read_version}-{self.uuid}.txn"
+
+
+def reset_target(transaction: Transaction | None) -> int | None:
+    """Return the number of the older version from which a reset made its version; None for any other transaction."""
+    if transaction is None or RESET not in transaction.properties or not isinstance(transaction.operation, Restore):
+        return None
+    return transaction.operation.version

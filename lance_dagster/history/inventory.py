@@ -237,15 +237,23 @@ def _owner_digest(branch_id: str) -> str:
 _WORKERS = 8
 
 
-def copy_to_expired(store: Store, branch: str, owner: str) -> None:
-    """Copy all manifests of a branch that is about to be deleted to `_expired/`; `owner` is the branch's id."""
+def copy_to_expired(store: Store, branch: str, owner: str, only: frozenset[int] | None = None) -> None:
+    """Copy manifests of a branch that are about to be deleted to `_expired/`.
+
+    Args:
+        store: The store of the table.
+        branch: The branch.
+        owner: The id of the branch.
+        only: The numbers of the versions; None for all.
+    """
     folder = layout.join(layout.branch_root(branch), layout.VERSIONS)
 
     def copy(name: str) -> None:
         data = store.get(f"{folder}/{name}")
         present, old = layout.parse_manifest_names([name])
-        if data is not None and (present or old):
-            key = expired_copy_key(branch, (present or old)[0], owner, commit_id(data))
+        number = next(iter((*present, *old)), None)
+        if data is not None and number is not None and (only is None or number in only):
+            key = expired_copy_key(branch, number, owner, commit_id(data))
             # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
             store.put(key, data, durable=False)
 

@@ -33,7 +33,14 @@ from itertools import pairwise
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, MERGED_PREFIX, Restore, Transaction
+from lance_dagster.format.transaction import (
+    MERGE,
+    MERGED_BRANCH,
+    MERGED_PREFIX,
+    Restore,
+    Transaction,
+    reset_target,
+)
 from lance_dagster.history.refs.ref_store import DELETING, Branch, Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.claims import Change, SideHistory
@@ -435,14 +442,14 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
         return
     branch, expected = segment.branch, after + 1
     # Versions are numbered from 1; asking for a version 0 would only cost a listing.
-    states = versions.find_range(branch, max(after, 1), segment.number, segment.id)
+    states = _without_dropped(versions.find_range(branch, max(after, 1), segment.number, segment.id), after)
     before: Manifest | None = None
     for state in states:
         number = state.manifest.version
         if number == after:
             before = state.manifest
             continue
-        if number > expected:
+        if not _follows(state, expected - 1):
             yield Change(version=f"{branch}@{expected}", writer="somebody", transaction=None)
             before = None
         yield Change(
@@ -455,6 +462,17 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
         before, expected = state.manifest, number + 1
     if expected <= segment.number:
         yield Change(version=f"{branch}@{expected}", writer="somebody", transaction=None)
+
+
+def _follows(state: State, number: int) -> bool:
+    """Tell whether a version was made from another: the one of the next lower number, or the target of a reset."""
+    return state.manifest.version == number + 1 or reset_target(state.transaction) == number
+
+
+def _without_dropped(states: list[State], after: int) -> list[State]:
+    """Leave out the versions that a reset dropped; an interrupted reset leaves some of them for a while."""
+    resets = [(to, state.number) for state in states if (to := reset_target(state.transaction)) is not None]
+    return [state for state in states if not any(after <= to < state.number < made for to, made in resets)]
 
 
 def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:

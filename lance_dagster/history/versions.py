@@ -24,7 +24,7 @@ from lance_dagster.errors import CorruptFileError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import VersionSummary, decode_manifest_file, decode_transaction, summarize_manifest
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, Clone, Transaction
+from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.store import Store, base_options, open_store
 from lance_dagster.transactions.identity import commit_id
 
@@ -395,6 +395,10 @@ class Versions:
         place = bisect_left(numbers, summary.number)
         before = numbers[place - 1] if place else 0
         wanted = summary.number - 1
+        if RESET in summary.properties and summary.read_version < wanted:
+            # A reset was made from the version it went back to. Some versions between the two may be left for now.
+            made_from = summary.read_version
+            return (f"{branch}@{made_from}",), made_from not in numbers
         # Never plain `number - 1` for a merge: a sync skips numbers on purpose, to be numbered after the version it
         # merged, and is made from the version it read. In any other version a skipped number was cleaned up.
         if before != wanted and before == summary.read_version and MERGE in summary.properties:

@@ -8,7 +8,7 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref, TableContext
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
-from lance_dagster.history.refs import branch_operations, protection as protecting, rename
+from lance_dagster.history.refs import branch_operations, own_reset, protection as protecting, rename
 from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_store import READY, Branch
 from lance_dagster.history.versions import Version
@@ -116,23 +116,30 @@ class Branches:
         return rename.rename_branch(name, new_name, self._context.refs, self._context.versions)
 
     def reset(self, name: str, at: Ref = MAIN) -> Branch:
-        """Reset a branch to a version of another branch, as if it was deleted and created again; its versions are lost.
+        """Reset a branch to a version, as `git reset --hard` does; the branch keeps its metadata.
 
-        A concurrent commit to the branch raises `CommitConflictError`, or `CommitStateUnknownError` when it may have
-        been merged before the reset. The branch keeps its metadata. To return to an older version of the branch
-        without losing the later ones, use `restore`.
+        To an older version of its own: the branch gets a new version with the content of that one, made from it, and
+        the versions in between are dropped. `restore` goes back without dropping any, also on `main`. To a version of
+        another branch: as if the branch was deleted and created again; its own versions are lost. A concurrent commit
+        to the branch then raises `CommitConflictError`, or `CommitStateUnknownError` when it may have been merged
+        before.
 
         Args:
             name: The branch; not `main`.
-            at: The version to start from, on another branch.
+            at: The version to go back to, or to start from.
 
         Raises:
             RefNotFoundError: There is no such branch.
-            InvalidInputError: The branch is `main`, or the version is its own.
+            InvalidInputError: The branch is `main`.
             ProtectedError: The branch is protected.
-            ConflictError: A tag or another branch refers to it.
+            ConflictError: A tag or another branch refers to the branch, or to a version that would be dropped; or
+                another branch contains such a version. The message names them all.
+            CommitConflictError: Another writer committed while the branch was reset to a version of its own.
         """
-        return branch_operations.reset_branch(name, self._context.at(at), self._context.refs, self._context.versions)
+        target = self._context.at(at)
+        if target.branch == name:
+            return own_reset.reset_to_own_version(target, self._context.refs, self._context.versions)
+        return branch_operations.reset_branch(name, target, self._context.refs, self._context.versions)
 
     def set_metadata(self, name: str, updates: Mapping[str, str | None]) -> Branch:
         """Update the metadata of a branch by compare-and-swap; a value of None removes the key.

@@ -20,16 +20,33 @@ is no lock; these rules keep the late manifest out of the new branch:
   that do not exist, or against the fork of the new branch. `history.commit` reports a conflict.
 
 A deletion by another program leaves no fence file. There only the two looks of the writer protect.
+
+A reset of a branch to an older version of its own (`refs.own_reset`) marks the versions that it drops; the second half
+of this module keeps new tags and branches off them.
 """
 
+import re
 from dataclasses import dataclass
 
-from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
+from lance_dagster.errors import Call, CommitConflictError, CommitStateUnknownError, ConflictError, Remedy, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.history.refs.ref_store import CLOSING, CREATING, READY, RENAMED_FROM, RENAMING_TO, Branch, Refs
+from lance_dagster.history.refs.ref_store import (
+    CLOSING,
+    CREATING,
+    READY,
+    RENAMED_FROM,
+    RENAMING_TO,
+    RESERVED_PREFIX,
+    Branch,
+    Refs,
+)
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.identity import commit_id
+
+DROPPING = f"{RESERVED_PREFIX}dropping"
+"""The key of the mark: the version that the branch goes back to, and the last one that is dropped, as "5-8"."""
+_RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +150,43 @@ class BranchFence:
 def _takes_commits(branch: Branch) -> bool:
     """Tell whether a branch takes commits: also one that is being created, once it has a version to commit on."""
     return branch.state == READY or (branch.state == CREATING and RENAMED_FROM not in branch.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The versions of a branch that a reset drops: those after `target`, up to `last`."""
+
+    target: int
+    last: int
+
+    def __contains__(self, number: int) -> bool:
+        """Tell whether a version is dropped."""
+        return self.target < number <= self.last
+
+    def __str__(self) -> str:
+        """Return the value of the mark."""
+        return f"{self.target}-{self.last}"
+
+
+def dropped_versions(branch: Branch) -> Dropped | None:
+    """Return the versions that a reset of a branch is about to drop; None when no reset is under way."""
+    match = _RANGE.fullmatch(branch.metadata.get(DROPPING, ""))
+    return None if match is None else Dropped(int(match[1]), int(match[2]))
+
+
+def refuse_dropped(name: str, number: int, refs: Refs) -> None:
+    """Refuse a new reference to a version that a reset is about to drop; to be called after it was written.
+
+    The reset marks the branch first and then looks for references, so at least one of the two sees the other.
+
+    Raises:
+        ConflictError: The version is about to be dropped.
+    """
+    branch = None if name == layout.MAIN else refs.branch(name)
+    found = None if branch is None else dropped_versions(branch)
+    if found is not None and number in found:
+        again = Call("branches.reset", (name, f"{name}@{found.target}"))
+        raise ConflictError(
+            f"{name}@{number} of {refs.store.uri} is being dropped: the branch is being reset to {name}@{found.target}",
+            remedy=Remedy("{} finishes that, if it was interrupted", again),
+        )

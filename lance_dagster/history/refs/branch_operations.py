@@ -24,7 +24,8 @@ Creation and deletion of names that refer to each other race. Whoever creates a 
 checks that its target is still there. Whoever deletes marks the target first and then looks for references. So at
 least one of the two sees the other and withdraws.
 
-A reset deletes the versions and creates a branch from the same file, so that the name is never free in between.
+A reset to a version of another branch deletes the versions and creates a branch from the same file, so that the name
+is never free in between. A reset to a version of the branch itself is in `refs.own_reset`.
 """
 
 import time
@@ -38,6 +39,7 @@ from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_branch_name, check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.inventory import copy_to_expired
+from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_store import (
     CLOSING,
@@ -108,21 +110,16 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
 
 
 def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Branch:
-    """Make a branch start again from a version. Its own versions are deleted, its metadata stays.
+    """Make a branch start again from a version of another branch. Its own versions are deleted, its metadata stays.
 
     Raises:
         RefNotFoundError: There is no such branch.
         ProtectedError: The branch is protected.
-        InvalidInputError: The branch is `main`, or the version is its own.
+        InvalidInputError: The branch is `main`.
         ConflictError: A tag or another branch refers to it, or it is being renamed.
     """
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be reset; restore an older version instead")
-    if target.branch == name:
-        raise InvalidInputError(
-            f"{target} goes away with the branch that is reset; "
-            f"restore it as the next version, or branch off it under another name"
-        )
     branch = _closed(_unused(name, "reset", refs), "reset", refs, versions)
     _empty(branch, refs, versions)
     # Reserved keys describe the old branch: its state, its first version, a rename.
@@ -288,7 +285,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
 
 
 def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
-    """Withdraw a branch whose parent was deleted meanwhile: the deletion may not have seen this branch."""
+    """Withdraw a branch whose fork point goes away meanwhile: the deletion or reset may not have seen this branch."""
     if branch.parent_branch == layout.MAIN:
         return
     parent = refs.branch(branch.parent_branch)
@@ -296,6 +293,11 @@ def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
     if parent is None or parent.state != READY or parent.lineage != branch.lineage[:-1]:
         refs.remove_branch(branch.name)
         raise refs.branch_not_found(branch.parent_branch)
+    try:
+        refuse_dropped(branch.parent_branch, branch.parent_version, refs)
+    except ConflictError:
+        refs.remove_branch(branch.name)
+        raise
 
 
 def _above_fences(branch: Branch, refs: Refs) -> Branch:

@@ -24,6 +24,7 @@ import pendulum
 from lance_dagster.errors import (
     AlreadyExistsError,
     Call,
+    ConflictError,
     InvalidInputError,
     ProtectedError,
     RefMovedError,
@@ -34,6 +35,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_tag_name
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
+from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
 from lance_dagster.history.refs.protection import refuse_protected_tag
 from lance_dagster.history.refs.ref_store import IMMUTABLE, READY, RESERVED_PREFIX, Refs, Tag, with_metadata
@@ -104,8 +106,8 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     # The tag first, then the look at the branch: a deletion that marks the branch after that look finds the tag.
     made = refs.add_tag(wanted)
     try:
-        _refuse_gone(wanted.branch, branch_id, refs)
-    except RefNotFoundError:
+        _refuse_gone(made, branch_id, refs)
+    except (RefNotFoundError, ConflictError):
         refs.remove_tag(name)
         raise
     return made
@@ -139,8 +141,8 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
     branch_id = _ready_branch_id(target.state.branch, refs)
     made = refs.change_tag(name, moved)
     try:
-        _refuse_gone(made.branch, branch_id, refs)
-    except RefNotFoundError:
+        _refuse_gone(made, branch_id, refs)
+    except (RefNotFoundError, ConflictError):
         if before is not None:
             # Only if the tag still names our version: another process may have moved it on.
             refs.swap_tag(before, made.ref)
@@ -328,7 +330,8 @@ def _ready_branch_id(branch: str, refs: Refs) -> str:
     return found.id
 
 
-def _refuse_gone(branch: str, branch_id: str, refs: Refs) -> None:
-    """Check a branch again after a tag was pointed at it: a deletion of the branch may not have seen the tag."""
-    if _ready_branch_id(branch, refs) != branch_id:
-        raise refs.branch_not_found(branch)
+def _refuse_gone(tag: Tag, branch_id: str, refs: Refs) -> None:
+    """Check a version again after a tag was pointed at it, as a deletion or a reset may not have seen the tag."""
+    if _ready_branch_id(tag.branch, refs) != branch_id:
+        raise refs.branch_not_found(tag.branch)
+    refuse_dropped(tag.branch, tag.version, refs)

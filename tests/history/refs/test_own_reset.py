@@ -1,0 +1,282 @@
+"""A branch that goes back to an older version of its own."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import (
+    CommitConflictError,
+    ConflictError,
+    InvalidInputError,
+    ProtectedError,
+    VersionNotFoundError,
+)
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore, intruder_at_commit, plug_pulled_before_write
+from tests.table_factory import as_pylance, contents, context_on, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A branch with three versions of its own above its first one, `run@2`."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run")
+    for value in (2, 3, 4):
+        table.append(entries("r", value), branch="run")
+    return table
+
+
+def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
+    """The table, as a process whose every request goes through a script."""
+    return LanceTable(context_on(ScriptedStore(table._context.store, script)))  # noqa: SLF001 - the store below
+
+
+def log(table: LanceTable, ref: str = "run") -> list[str]:
+    """The versions that a ref contains, newest first."""
+    return [str(version) for version in table.log(ref)]
+
+
+KEPT = [("a", 1), ("r", 2)]
+
+
+def test_a_branch_goes_back_to_a_version_of_its_own(table: LanceTable) -> None:
+    """Rows and history are those of that version; no number is used again."""
+    branch = table.branches.reset("run", "run@3")
+    assert KEPT == contents(table, "run")
+    assert ["run@6", "run@3", "main@2", "main@1"] == log(table)
+    head = table.head("run")
+    assert ("Restore", ("run@3",), False) == (head.operation, head.parents, head.cut)
+    assert ("reset to run@3", "run@3") == (head.message, head.properties["lance_dagster.reset"])
+    assert [2, 3, 6] == table.branches.version_numbers("run")
+    assert {} == {key: value for key, value in branch.metadata.items() if "dropping" in key}
+    assert branch == table.branches.get("run")
+    with pytest.raises(VersionNotFoundError):
+        table.at("run@4")
+    assert ["run@3"] == [str(table.at("run~1"))]
+    assert (2, 0) == table.branches.ahead_behind("run")
+
+
+def test_what_follows_a_reset_is_merged_and_nothing_that_was_dropped(table: LanceTable) -> None:
+    """The dropped versions are no changes of the branch any more, and no gap in its history."""
+    table.append(entries("m", 1))
+    table.branches.reset("run", "run@3")
+    table.append(entries("n", 1), branch="run")
+    table.merge("run")
+    assert [("a", 1), ("m", 1), ("n", 1), ("r", 2)] == contents(table)
+    table.sync("run")
+    table.append(entries("n", 2), branch="run")
+    table.merge("run")
+    assert [("a", 1), ("m", 1), ("n", 1), ("n", 2), ("r", 2)] == contents(table)
+    lance.dataset(table.uri).validate()
+
+
+def test_a_branch_that_was_merged_goes_back_to_what_main_has(table: LanceTable) -> None:
+    """Nothing is merged twice, and what comes after is."""
+    table.merge("run@3")
+    table.branches.reset("run", "run@3")
+    assert table.branches.is_merged("run@3") is not None
+    table.merge("run")
+    assert KEPT == contents(table)
+    table.append(entries("n", 1), branch="run")
+    table.merge("run")
+    assert [("a", 1), ("n", 1), ("r", 2)] == contents(table)
+
+
+@pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
+def test_updates_and_deletes_before_a_reset_are_merged(tmp_path: Path, *, stable: bool) -> None:
+    """Also where rows are followed through the versions instead of by their ids."""
+    uri = str(tmp_path / "t")
+    lance.write_dataset(entries("a", *range(6)), uri, enable_stable_row_ids=stable)
+    table = LanceTable.open(uri)
+    table.branches.create("run")
+    table.update({"key": "'u'"}, where="value = 1", branch="run")
+    kept = table.delete("value = 2", branch="run")
+    table.delete("value = 3", branch="run")
+    table.update({"key": "'x'"}, where="value = 1", branch="run")
+    table.branches.reset("run", kept)
+    table.delete("value = 5", branch="run")
+    table.append(entries("m", 9))
+    table.merge("run")
+    assert [("a", 0), ("a", 3), ("a", 4), ("m", 9), ("u", 1)] == contents(table)
+
+
+def test_pylance_reads_and_goes_on(table: LanceTable) -> None:
+    """It sees the rows of the older version, and commits above every number there was."""
+    table.branches.reset("run", "run@3")
+    dataset = as_pylance(table, "run")
+    dataset.validate()
+    dataset.insert(entries("p", 1))
+    assert [("a", 1), ("p", 1), ("r", 2)] == contents(table, "run")
+    assert "run@7" == str(table.head("run"))
+
+
+def test_a_reset_can_be_repeated_and_go_further_back(table: LanceTable) -> None:
+    """A second call finds nothing to do; another one drops the reset itself."""
+    table.branches.reset("run", "run@3")
+    table.branches.reset("run", "run@3")
+    table.branches.reset("run", "run")
+    assert ["run@6", "run@3", "main@2", "main@1"] == log(table)
+    table.append(entries("n", 1), branch="run")
+    table.branches.reset("run", "run@3")
+    assert ["run@8", "run@3", "main@2", "main@1"] == log(table)
+    table.branches.reset("run", "run@2")
+    assert ["run@9", "main@2", "main@1"] == log(table)
+    assert [("a", 1)] == contents(table, "run")
+
+
+def test_what_needs_a_dropped_version_is_named(table: LanceTable) -> None:
+    """Tags, branches and merges of it; nothing is changed, and restore is offered."""
+    table.tags.create("kept", "run@3")
+    table.tags.create("old", "run@4")
+    table.branches.create("child", "run@5")
+    table.merge("run@4")
+    before = table.branches.get("run")
+    with pytest.raises(ConflictError) as caught:
+        table.branches.reset("run", "run@3")
+    assert str(caught.value) == (
+        f"cannot reset branch 'run' of {table.uri} to run@3: tag 'old' names run@4, branch 'child' was forked from "
+        "run@5, main contains run@4; restore('run@3', 'run') makes it the next version and drops none"
+    )
+    assert before == table.branches.get("run")
+    assert [2, 3, 4, 5] == table.branches.version_numbers("run")
+
+
+def test_references_to_kept_versions_stay(table: LanceTable) -> None:
+    """A tag on an older version and a branch forked from it do not stand in the way."""
+    table.tags.create("kept", "run@3")
+    table.branches.create("child", "run@3")
+    table.append(entries("c", 1), branch="child")
+    table.branches.reset("run", "run@3")
+    assert KEPT == contents(table, "kept")
+    table.merge("child", into="run")
+    assert [("a", 1), ("c", 1), ("r", 2)] == contents(table, "run")
+
+
+def test_what_cannot_be_reset_to_an_own_version(table: LanceTable) -> None:
+    """Main is restored instead; a protected branch keeps its versions."""
+    with pytest.raises(InvalidInputError, match=r"main of .* cannot be reset; restore an older version"):
+        table.branches.reset("main", "main@1")
+    table.branches.protect(["run"])
+    with pytest.raises(ProtectedError):
+        table.branches.reset("run", "run@3")
+    assert [2, 3, 4, 5] == table.branches.version_numbers("run")
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int) -> None:
+    """At every moment the branch is what it was, or what it shall be; its rows are readable all the time."""
+    other = through(table, plug_pulled_before_write(step))
+    try:
+        other.branches.reset("run", "run@3")
+    except PlugPulledError:
+        assert contents(table, "run") in ([("a", 1), ("r", 2), ("r", 3), ("r", 4)], KEPT)
+        as_pylance(table, "run").validate()
+        assert "run" in table.branches.list()
+    table.branches.reset("run", "run@3")
+    assert KEPT == contents(table, "run")
+    assert [2, 3, 6] == table.branches.version_numbers("run")
+    assert ["run@6", "run@3", "main@2", "main@1"] == log(table)
+    table.tags.create("later", "run")
+    table.append(entries("n", 1), branch="run")
+    table.merge("run")
+    assert [*KEPT[:1], ("n", 1), *KEPT[1:]] == contents(table)
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_branch_whose_reset_died_goes_on(table: LanceTable, step: int) -> None:
+    """A commit and a merge work in every state, and count what the branch has then."""
+    with suppress(PlugPulledError):
+        through(table, plug_pulled_before_write(step)).branches.reset("run", "run@3")
+    before = contents(table, "run")
+    table.append(entries("n", 1), branch="run")
+    table.merge("run")
+    assert sorted([*before, ("n", 1)]) == contents(table)
+
+
+def test_a_lost_answer_is_recognised(table: LanceTable) -> None:
+    """Every write may be done though its answer is an error; the next call finds what was done."""
+    for step in range(8):
+        left = [step]
+
+        def script(request: Request, left: list[int] = left) -> object:
+            answer = request.send()
+            if request.writes:
+                left[0] -= 1
+                if left[0] == -1:
+                    raise PlugPulledError
+            return answer
+
+        table.append(entries("x", step), branch="run")
+        try:
+            through(table, script).branches.reset("run", "run@3")
+        except PlugPulledError:
+            table.branches.reset("run", "run@3")
+        assert KEPT == contents(table, "run")
+
+
+def test_a_commit_in_between_is_not_dropped(table: LanceTable) -> None:
+    """Its writer was told that it is there; the reset withdraws without a trace."""
+    other = through(table, intruder_at_commit(lambda: table.append(entries("i", 1), branch="run")))
+    with pytest.raises(CommitConflictError, match=r"run@6 was committed meanwhile") as caught:
+        other.branches.reset("run", "run@3")
+    assert caught.value.retryable
+    assert [("a", 1), ("i", 1), ("r", 2), ("r", 3), ("r", 4)] == contents(table, "run")
+    assert {} == {key: value for key, value in table.branches.get("run").metadata.items() if "dropping" in key}
+    table.branches.reset("run", "run@3")
+    assert KEPT == contents(table, "run")
+
+
+def test_the_same_reset_in_between_is_found(table: LanceTable) -> None:
+    """Two that go back to one version make one version."""
+    through(table, intruder_at_commit(lambda: table.branches.reset("run", "run@3"))).branches.reset("run", "run@3")
+    assert ["run@6", "run@3", "main@2", "main@1"] == log(table)
+
+
+@pytest.mark.parametrize(
+    "refer",
+    [
+        lambda table: table.tags.create("new", "run@4"),
+        lambda table: table.branches.create("new", "run@4"),
+        lambda table: table.tags.move("moved", "run@4"),
+    ],
+    ids=["tag", "branch", "moved tag"],
+)
+@pytest.mark.parametrize("step", range(7))
+def test_a_reference_made_meanwhile_is_refused_or_honoured(
+    table: LanceTable, refer: Callable[[LanceTable], object], step: int
+) -> None:
+    """Whenever it comes, what it names is there afterwards."""
+    table.tags.create("moved", "run@3")
+    left = [step]
+
+    def script(request: Request) -> object:
+        if request.writes:
+            left[0] -= 1
+            if left[0] == -1:
+                with suppress(ConflictError, VersionNotFoundError):
+                    refer(table)
+        return request.send()
+
+    try:
+        through(table, script).branches.reset("run", "run@3")
+    except ConflictError:
+        assert [2, 3, 4, 5] == table.branches.version_numbers("run")
+    for tag in table.tags.list().values():
+        assert table.at(tag.ref) is not None
+    for branch in table.branches.list().values():
+        assert table.at(branch.parent) is not None
+        assert table.count_rows(branch.name) == table.read(branch.name).num_rows
+
+
+def test_a_writer_of_a_dropped_version_reads_again(table: LanceTable) -> None:
+    """A transaction that was made on a dropped version does not land on what the reset made."""
+    transaction = through(table, lambda request: request.send())
+    head = table.head("run")
+    late = intruder_at_commit(lambda: table.branches.reset("run", "run@3"))
+    with pytest.raises(CommitConflictError):
+        through(table, late).delete("value = 4", branch="run")
+    assert KEPT == contents(transaction, "run")
+    assert "run@5" == str(head)
