@@ -69,6 +69,7 @@ class _Options(TypedDict):
     decorate: bool
     graph: bool
     first_parent: bool | None
+    merges: bool | None
     committer: str | None
     message: str | None
     properties: Sequence[str]
@@ -93,6 +94,7 @@ class _Options(TypedDict):
 )
 @click.option("--since", type=_TimeType(), help="Show versions committed then or later: 2026-01-31, '2 days ago'.")
 @click.option("--until", type=_TimeType(), help="Show versions committed then or earlier.")
+@click.option("--merges/--no-merges", default=None, help="Show merges only, or leave them out. Both, if not given.")
 @click.option("--committer", help="Show versions of this committer.")
 @click.option("--message", help="Show versions whose message contains this, in any case.")
 @click.option(
@@ -154,6 +156,7 @@ def _filter(options: _Options) -> "LogFilter":
         properties={key: value if found else None for key, found, value in pairs},
         committer=options["committer"],
         message=options["message"],
+        merges=options["merges"],
         since=options["since"],
         until=options["until"],
     )

@@ -1,5 +1,6 @@
 """`lance-dagster merge`, `preview-branch`, `sync`, `merge-base`, `cherry-pick`, `revert` and `restore`."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +41,7 @@ from lance_dagster.cli.output import (
     version_document,
 )
 from lance_dagster.errors import AlreadyExistsError, ConflictError, Remedy
+from lance_dagster.format.transaction import NEEDS_BACKFILL
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
@@ -259,7 +261,10 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
     document = {"made": new, "before": str(before), "version": version_document(made), "conflicts": []}
     grown = made.rows - before.rows
     rows = counted(made.rows, "row") + (f" ({grown:+,})" if grown else "")
-    output.write(document, [f"{before} -> {made}  {rows}  {first_line(made.message)}".rstrip() if new else nothing])
+    lines = [f"{before} -> {made}  {rows}  {first_line(made.message)}".rstrip() if new else nothing]
+    lacking = json.loads(made.properties.get(NEEDS_BACKFILL, "{}")) if new else {}
+    lines += [f"needs backfill: {path}, null in {counted(count, 'row')}" for path, count in lacking.items()]
+    output.write(document, lines)
 
 
 def _write_preview(output: Output, found: "MergePreview", rows: ConflictRows, hint: str) -> None:

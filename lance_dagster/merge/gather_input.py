@@ -44,7 +44,7 @@ def lookups(context: TableContext) -> Lookups:
         deletion = fragment.deletion
         file = (fragment.id, deletion.id, deletion.read_version, deletion.deleted_rows)
         if file not in known:
-            known[file] = deleted_offsets(context.versions, _state(manifest), fragment)
+            known[file] = deleted_offsets(context.versions, state_of(manifest), fragment)
         return known[file].copy()
 
     def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
@@ -53,10 +53,10 @@ def lookups(context: TableContext) -> Lookups:
         # A small local file is read in less time than it takes to hand the work to a thread.
 
     def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
-        return matching_offsets(context.dataset(_state(manifest)), predicate, list(fragment_ids))
+        return matching_offsets(context.dataset(state_of(manifest)), predicate, list(fragment_ids))
 
     def keys(source: LocatedRows, dest: LocatedRows, columns: Sequence[str]) -> SharedKeys:
-        of_source, of_dest = ((context.dataset(_state(manifest)), rows) for manifest, rows in (source, dest))
+        of_source, of_dest = ((context.dataset(state_of(manifest)), rows) for manifest, rows in (source, dest))
         return shared_keys(of_source, of_dest, columns)
 
     return Lookups(deleted=deleted, matching=matching, ahead=ahead, shared_keys=keys)
@@ -105,5 +105,6 @@ def gather_merge_input(
     )
 
 
-def _state(manifest: Manifest) -> State:
+def state_of(manifest: Manifest) -> State:
+    """Return a version by its manifest, without its transaction."""
     return State(manifest.branch or MAIN, manifest, None)

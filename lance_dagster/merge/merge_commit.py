@@ -24,7 +24,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_merge
-from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strategy
+from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strategy, parsed_strategy
 from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
 MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
@@ -68,6 +68,8 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
 
     def prepare(head: State) -> ProposedMerge | State:
         dest_lineage = lineage_at(context, head)
+        # Where there is nothing to merge, no plan looks at the strategy.
+        parsed_strategy(options.strategy, source.manifest, head.manifest)
         merged = version_that_merged(source_lineage, dest_lineage, context.versions)
         if merged is not None:
             return merged

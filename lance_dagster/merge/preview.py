@@ -13,10 +13,11 @@ from lance_dagster.history.lineage import Lineage, merge_base, version_that_merg
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_store import Branch, with_metadata
 from lance_dagster.history.versions import State
+from lance_dagster.merge.conflict_keys import with_keys
 from lance_dagster.merge.conflict_rows import ConflictRows
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeOptions, check_mode, immediate_conflicts, merge
-from lance_dagster.merge.propose_merge import call_with, conflicts_of_table, naming_damaged_manifests, remedy_for
+from lance_dagster.merge.propose_merge import call_with, naming_damaged_manifests, remedy_for
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 
@@ -205,9 +206,9 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         )
         lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
     if isinstance(plan, MergeRefusal):
-        remedy = remedy_for(plan, options.call(source, head.branch))
-        conflicts = conflicts_of_table(plan.conflicts, context.uri)
-        return replace(made, conflicts=conflicts, remedy=remedy, _rows=rows(plan))
+        refusal = with_keys(context, (base.state, source, head), plan, context.uri)
+        remedy = remedy_for(refusal, options.call(source, head.branch))
+        return replace(made, conflicts=refusal.conflicts, remedy=remedy, _rows=rows(refusal))
     tally: Tally = plan.tally
     return replace(
         made,

@@ -9,16 +9,18 @@ attempt whose response was lost is recognised as landed.
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import Call, CorruptFileError, MergeConflictError, Remedy
-from lance_dagster.format.transaction import COLUMNS_MOVED, MERGE_STRATEGY, Transaction
+from lance_dagster.format.transaction import COLUMNS_MOVED, MERGE_STRATEGY, NEEDS_BACKFILL, Transaction
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.versions import State
+from lance_dagster.merge.conflict_keys import with_keys
+from lance_dagster.merge.gather_input import state_of
 from lance_dagster.merge.materialize import materialize
 from lance_dagster.merge.rules import Conflict, MergeInput, MergePlan, MergeRefusal, ParsedStrategy, plan_merge
 from lance_dagster.transactions.apply import next_version
@@ -71,7 +73,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
             read_version=head.number,
             uuid=transaction_id,
             operation=operation,
-            properties={**wanted.properties, **_strategy_used(wanted.given), **_columns_moved(plan)},
+            properties={**wanted.properties, **_strategy_used(wanted.given), **_noted(plan)},
         )
         if not wanted.is_merge:
             refuse_direct_commit(context.store, branch, transaction)
@@ -93,8 +95,9 @@ def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePla
     if isinstance(plan, MergePlan):
         return plan
     headline = f"cannot {wanted.attempt} of {context.uri}; nothing was written:"
-    conflicts = conflicts_of_table(plan.conflicts, context.uri)
-    raise MergeConflictError(headline, conflicts, remedy=remedy_for(plan, wanted.call))
+    states = state_of(wanted.given.base), wanted.source, head
+    refusal = with_keys(context, states, plan, context.uri)
+    raise MergeConflictError(headline, refusal.conflicts, remedy=remedy_for(refusal, wanted.call))
 
 
 def call_with(method: str, given: tuple[object, ...], options: Mapping[str, object]) -> Call:
@@ -116,11 +119,6 @@ def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
     return Remedy("settle all conflicts with {}, or choose the other winner for each", replace(call, named=named))
 
 
-def conflicts_of_table(conflicts: Iterable[Conflict], uri: str) -> tuple[Conflict, ...]:
-    """Return conflicts that name their table."""
-    return tuple(replace(conflict, table=uri) for conflict in conflicts)
-
-
 @contextmanager
 def naming_damaged_manifests(context: TableContext, source: State, head: State) -> Iterator[None]:
     """Say which manifests damage was found in, where that was found by rules that know no files."""
@@ -138,6 +136,8 @@ def _strategy_used(given: MergeInput) -> dict[str, str]:
     return {MERGE_STRATEGY: json.dumps(dict(winners), sort_keys=True)} if winners else {}
 
 
-def _columns_moved(plan: MergePlan) -> dict[str, str]:
-    """Return what a transaction says about columns that came with rows which moved."""
-    return {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
+def _noted(plan: MergePlan) -> dict[str, str]:
+    """Return what a transaction says about the result: columns that came with rows which moved, and rows without."""
+    moved = {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
+    lacking = plan.tally.needs_backfill
+    return moved | ({NEEDS_BACKFILL: json.dumps(dict(lacking), sort_keys=True)} if lacking else {})

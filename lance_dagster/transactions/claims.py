@@ -107,13 +107,16 @@ class Change:
 
     @cached_property
     def author(self) -> str:
-        """The author for messages: the Dagster run, else the merged version, else the committer, else the program."""
+        """The author for messages: the merged version, else the committer, else the program; and the Dagster run."""
         properties = self.transaction.properties if self.transaction else {}
-        if run := properties.get(RUN_ID):
-            return f"run {run}"
-        if MERGE in properties:
+        run = properties.get(RUN_ID)
+        if MERGE in properties and run is None:
             return f"the merge of {properties[MERGE]}"
-        return properties.get(COMMITTER) or self.writer
+        committer = properties.get(COMMITTER)
+        if run is not None:
+            # The program says less than the run, in which it can be looked up.
+            return f"run {run}" if committer is None else f"{committer} in run {run}"
+        return committer or self.writer
 
     @cached_property
     def operation(self) -> Operation | None:

@@ -173,7 +173,7 @@ def test_conflicts_are_told_to_programs(torn: LanceTable) -> None:
     answer = document_of("merge", torn.uri, "run/1", code=1)
     assert (False, None) == (answer["made"], answer["version"])
     assert ["config", "rows"] == [conflict["kind"] for conflict in answer["conflicts"]]
-    assert {"kind", "unit", "source", "dest", "table", "hint"} == set(answer["conflicts"][0])
+    assert {"kind", "unit", "source", "dest", "table", "hint", "keys"} == set(answer["conflicts"][0])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Merging columns that were added, dropped, renamed, cast, written anew or required, beside whatever the other did."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.merge.rules import Conflict
 from tests.soak import DEEP
 from tests.table_factory import as_pylance, entries, new_table
 
@@ -110,6 +112,41 @@ def test_a_column_beside_updated_rows_is_a_conflict(table: LanceTable, adding: s
     conflict = caught.value.conflicts[0]
     assert ("column", "column double", 1) == (conflict.kind, conflict.unit, len(caught.value.conflicts))
     assert "updated 1 rows without them" in str(conflict)
+
+
+@pytest.mark.parametrize("adding,lossless", [("run", "dest-wins"), ("main", "source-wins")])
+def test_a_column_beside_updated_rows_is_settled_without_loss(tmp_path: Path, adding: str, lossless: str) -> None:
+    """The hint offers to keep the updates, with nulls in the column; the result says in how many rows."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    table.branches.create("run")
+    double(table, adding)
+    table.update({"key": "'x'"}, where="value < 3", branch="main" if adding == "run" else "run")
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run")
+    (conflict,) = caught.value.conflicts
+    assert isinstance(conflict, Conflict)
+    assert f"{lossless!r} keeps the updates, and 2 updated rows are null there" in conflict.hint
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.call is not None
+    strategy = {"column double": lossless}
+    assert strategy == caught.value.remedy.call.named["strategy"]
+    assert {"double": 2} == table.preview_merge("run", strategy=strategy).needs_backfill
+    merged = table.merge("run", strategy=strategy)
+    assert {"double": 2} == json.loads(merged.properties["lance_dagster.merge.needs_backfill"])
+    assert [("x", None), ("x", None), ("b", 6), ("b", 8)] == [(row["key"], row["double"]) for row in rows(table)]
+    sound(table)
+
+
+def test_columns_of_one_unit_are_settled_together(tmp_path: Path) -> None:
+    """The unit of a conflict about two columns is one that a strategy can be given for."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    table.branches.create("run")
+    table.columns.add({"double": "value * 2", "half": "value / 2"}, branch="run")
+    table.update({"key": "'x'"}, where="value = 1")
+    (conflict,) = table.preview_merge("run").conflicts
+    assert "column double, half" == conflict.unit
+    merged = table.merge("run", strategy={conflict.unit: "dest-wins"})
+    assert {"double": 1, "half": 1} == json.loads(merged.properties["lance_dagster.merge.needs_backfill"])
 
 
 def test_a_column_of_nulls_is_no_conflict(table: LanceTable) -> None:

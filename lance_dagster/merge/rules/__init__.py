@@ -2,7 +2,7 @@
 
 from lance_dagster.merge.rules.column_matching import fields_across
 from lance_dagster.merge.rules.merge_input import MergeInput
-from lance_dagster.merge.rules.plan import MergePlan, MergeRefusal, plan_merge
+from lance_dagster.merge.rules.plan import MergePlan, MergeRefusal, parsed_strategy, plan_merge
 from lance_dagster.merge.rules.result import MergedFragment, Tally
 from lance_dagster.merge.rules.strategy import Conflict, ParsedStrategy, Strategy
 
@@ -16,5 +16,6 @@ __all__ = [
     "Strategy",
     "Tally",
     "fields_across",
+    "parsed_strategy",
     "plan_merge",
 ]

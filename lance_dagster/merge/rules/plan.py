@@ -20,7 +20,7 @@ put beside them; fragments of the source are added under new ids, for the rows t
 lie under the table's root already.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -29,6 +29,7 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.claim_conflicts import SettledClaims, settle_claims
+from lance_dagster.merge.rules.column_matching import paths_of
 from lance_dagster.merge.rules.merge_input import MergeInput
 from lance_dagster.merge.rules.merge_side import MergeSide, absent_from_base, sides_of
 from lance_dagster.merge.rules.preconditions import blocking_findings, incompatible_columns, missing_versions
@@ -47,7 +48,16 @@ from lance_dagster.merge.rules.schema_merge import (
     unfit_returned_rows,
 )
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
-from lance_dagster.merge.rules.strategy import BOTH, HISTORY, KINDS, Conflict, Finding, ParsedStrategy, RowsLookup
+from lance_dagster.merge.rules.strategy import (
+    BOTH,
+    HISTORY,
+    KINDS,
+    Conflict,
+    Finding,
+    ParsedStrategy,
+    RowsLookup,
+    Strategy,
+)
 from lance_dagster.transactions.apply import MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
     drop_indices,
@@ -104,7 +114,7 @@ def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
     Raises:
         InvalidInputError: The strategy is unknown, or there are no more ids.
     """
-    strategy = ParsedStrategy.parse(given.strategy)
+    strategy = parsed_strategy(given.strategy, given.base, given.source.manifest, given.dest.manifest)
     blocking = [*blocking_findings(given), *incompatible_columns(given)]
     if blocking:
         # Nothing else can be compared then, and no strategy helps.
@@ -115,6 +125,17 @@ def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
     if isinstance(planned, MergePlan):
         return planned
     return _with_consequences(given, sides, strategy, planned)
+
+
+def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
+    """Check a strategy for a merge of some versions.
+
+    Raises:
+        InvalidInputError: It is unknown, or about a column that none of the versions has.
+    """
+    parsed = ParsedStrategy.parse(strategy)
+    parsed.check_columns(list(dict.fromkeys(path for one in versions for path in paths_of(one.fields).values())))
+    return parsed
 
 
 def _plan_under(
@@ -261,6 +282,7 @@ def _refusal(
 ) -> MergeRefusal:
     """Refuse a merge with findings that stay open, each conflict once and with a hint."""
     names = _names_for_strategies([finding.conflict for finding in found])
+    lossless = {finding.conflict.kind: finding.lossless for finding in found if finding.lossless is not None}
     rows: dict[Conflict, list[RowsLookup]] = {}
     for finding in found:
         hint = _hint(finding, names, trials)
@@ -268,10 +290,16 @@ def _refusal(
         lookups += [finding.rows] if finding.rows is not None else []
     settling = [
         {**strategy.winners, **{names[kind]: winner for kind, winner in extra.items()}}
-        for extra, still_open in trials
+        # The first is what a hint offers. Where one loses nothing of either side, nobody should be offered another.
+        for extra, still_open in sorted(trials, key=lambda trial: _losses(trial[0], lossless))
         if still_open is None
     ]
     return MergeRefusal(conflicts=tuple(rows), settling=tuple(settling), rows=rows, sides=sides)
+
+
+def _losses(winners: Mapping[str, str], lossless: Mapping[str, str]) -> int:
+    """Count the kinds of conflicts for which a strategy is not the one that loses nothing."""
+    return sum(winners.get(kind) != winner for kind, winner in lossless.items())
 
 
 def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
@@ -300,7 +328,8 @@ def _hint(
     }
     sure = [winner for winner, absent in gone.items() if absent and all(absent)]
     if sure:
-        return f"strategy {names[conflict.kind]!r}: {' or '.join(map(repr, sure))}"
+        without_loss = f"; {finding.lossless!r} {finding.outcome}" if finding.lossless in sure else ""
+        return f"strategy {names[conflict.kind]!r}: {' or '.join(map(repr, sure))}{without_loss}"
     if any(any(absent) for absent in gone.values()):
         return "settled by some strategies for the other conflicts"
     return "no strategy settles it; change one side"
@@ -377,6 +406,18 @@ class _Build:
         before, after = ({index.name for index in indices_of(state)} for state in (source.base, source.manifest))
         return drop_indices(manifest, before - after)
 
+    def _updated_without_columns(self) -> Iterator[tuple[int, int]]:
+        """Return new columns of one side, and how many rows that the other side updated are null there."""
+        by_source, by_dest = self.schema.added_by_source, self.schema.added_by_dest
+        for each in self.rows.decided:
+            facts, decision = each.situation, each.decision
+            for columns, rows in (
+                (facts.source_columns & by_source, decision.lacking_source_columns - decision.dest_given_up),
+                (facts.dest_columns & by_dest, decision.lacking_dest_columns - decision.source_given_up),
+            ):
+                count = len(rows & decision.alive)
+                yield from ((number, count) for number in columns if count)
+
     def _tally(self, added: Sequence[MergedFragment]) -> Tally:
         """Count what the merge does to rows, and which columns have no values for rows of the other side."""
         source, dest = self.sides
@@ -390,6 +431,8 @@ class _Build:
         if schema.added_by_source & filled:
             dest_inserted = sum(len(rows.inserted) for rows in dest.rows.relocated.values())
             lacking |= {number: dest_inserted for number in schema.added_by_source & filled if dest_inserted}
+        for number, rows in self._updated_without_columns():
+            lacking[number] = lacking.get(number, 0) + rows
         before = dest.manifest.fields
         could_be_null = {field.id for field in before if field.nullable}
         returned = sum(len(each.decision.alive - each.situation.dest.alive) for each in decided)

@@ -52,9 +52,9 @@ _Sequences = tuple[bytes | None, bytes | None, int]
 class Tally:
     """Rows added, given new values and removed, as the dest sees it.
 
-    `needs_backfill` gives by the path of a column that one side added how many rows only the other side has, and are
-    null there. `columns_changed` says that rows get other values where they are. Where `keeps_nulls`, no column that
-    could be null before is required to have values.
+    `needs_backfill` gives by the path of a column that one side added how many rows only the other side has or updated:
+    they are null there. `columns_changed` says that rows get other values where they are. Where `keeps_nulls`, no
+    column that could be null before is required to have values.
     """
 
     rows_added: int

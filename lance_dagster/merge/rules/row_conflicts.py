@@ -13,7 +13,16 @@ from lance_dagster.merge.rules.merge_input import makers
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, RowRules
 from lance_dagster.merge.rules.row_origins import BaseKey
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, add_rows, in_base
+from lance_dagster.merge.rules.strategy import (
+    BOTH,
+    DEST_WINS,
+    SOURCE_WINS,
+    Conflict,
+    Finding,
+    add_rows,
+    column_unit,
+    in_base,
+)
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.conflicts import touched_fragments
 
@@ -84,7 +93,18 @@ class _Report:
             wrote = f"{_who(writer.history, _COLUMNS)} wrote its values"
             moved = f"{_who(mover.history, _ROWS)} updated {count} rows without them{self._caveat}"
             conflict = self._of_columns(columns, (wrote, moved) if of_source else (moved, wrote))
-            yield Finding(conflict=conflict, options=(), rows=in_base(rows))
+            lossless = self._without_loss(columns, of_source=of_source)
+            outcome = f"keeps the updates, and {count} updated row{'s are' if count > 1 else ' is'} null there"
+            yield Finding(conflict=conflict, options=(), rows=in_base(rows), lossless=lossless, outcome=outcome)
+
+    def _without_loss(self, columns: Fields, *, of_source: bool) -> str | None:
+        """Return the strategy that keeps the updated rows as they are, with nulls in columns that are new."""
+        schema = self._rules.schema
+        added = schema.added_by_source if of_source else schema.added_by_dest
+        # Of a column that the merge base has, the values written beside these rows would be lost.
+        if not columns <= added or not all(map(schema.nullable, columns)):
+            return None
+        return DEST_WINS if of_source else SOURCE_WINS
 
     def both_moved(
         self, decided: Sequence[DecidedFragment], beside: Iterable[tuple[Fields, int, BitMap]]
@@ -101,7 +121,7 @@ class _Report:
         for (source_columns, dest_columns), moved in found.items():
             wrote = f"{_who(self._source.history, _COLUMNS)} wrote its values beside rows that moved"
             mover = _who(self._dest.history, (*_COLUMNS, Rewrite))
-            also = f" or wrote {self._named(dest_columns)} beside them" if dest_columns else ""
+            also = f" or wrote {', '.join(self._paths(dest_columns))} beside them" if dest_columns else ""
             conflict = self._of_columns(source_columns, (wrote, f"{mover} moved the rows{also}"))
             yield Finding(conflict=conflict, options=(), rows=in_base(moved))
 
@@ -133,10 +153,10 @@ class _Report:
         return winner is not None and all(self._rules.schema.nullable(number) for number in columns)
 
     def _of_columns(self, columns: Fields, did: tuple[str, str]) -> Conflict:
-        return Conflict(kind="column", unit=f"column {self._named(columns)}", source=did[0], dest=did[1])
+        return Conflict(kind="column", unit=column_unit(self._paths(columns)), source=did[0], dest=did[1])
 
-    def _named(self, fields: Fields) -> str:
-        return ", ".join(sorted(path for number, path in self._rules.schema.paths.items() if number in fields))
+    def _paths(self, fields: Fields) -> list[str]:
+        return sorted(path for number, path in self._rules.schema.paths.items() if number in fields)
 
 
 def _place(fragments: Collection[BaseKey]) -> str:

@@ -9,7 +9,7 @@ Invariant: a `ParsedStrategy` never changes, so the answer to "who wins" does no
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
@@ -28,6 +28,7 @@ _UNIT = re.compile(
     re.DOTALL,
 )
 """The units of conflicts that a strategy can settle."""
+_COLUMN_UNIT = re.compile(r"(column|metadata of column) (.+)", re.DOTALL)
 
 Strategy = str | Mapping[str, str] | None
 """One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}.
@@ -45,7 +46,8 @@ class Conflict:
 
     `kind` is one of "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata"
     and "history". `unit` names it within the table, and is what a strategy for it alone is given under. `table` is the
-    URI of the table, and `hint` says which strategies settle the conflict.
+    URI of the table, and `hint` says which strategies settle the conflict. `keys` name the first few of its rows, such
+    as "id 7", where the table declares a key or a side upserted by one; the last is "..." where there are more.
     """
 
     kind: str
@@ -54,10 +56,12 @@ class Conflict:
     dest: str
     table: str = field(default="", compare=False)
     hint: str = field(default="", compare=False)
+    keys: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         """Say what it is about and what both sides did."""
-        return f"{self.unit}: {self.source}; {self.dest}"
+        rows = f" ({', '.join(self.keys)})" if self.keys else ""
+        return f"{self.unit}{rows}: {self.source}; {self.dest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +84,21 @@ RowsLookup = Callable[[], ConflictingRows]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A conflict that a rule found, the strategies it can carry out there, and the rows it is about."""
+    """A conflict that a rule found, the strategies it can carry out there, and the rows it is about.
+
+    `lossless` is the strategy that loses nothing of either side, if there is one, and `outcome` says what it leads to.
+    """
 
     conflict: Conflict
     options: tuple[str, ...] = BOTH
     rows: RowsLookup | None = None
+    lossless: str | None = None
+    outcome: str = ""
+
+
+def column_unit(paths: Iterable[str]) -> str:
+    """Return the unit of a conflict about one or several columns."""
+    return f"column {', '.join(sorted(paths))}"
 
 
 def in_base(rows: BaseRows, fields: frozenset[int] = frozenset()) -> RowsLookup:
@@ -143,12 +157,32 @@ class ParsedStrategy:
 
     def winner_for_columns(self, paths: Iterable[str]) -> str | None:
         """Return the strategy that holds for several columns alike; None when they differ or have none."""
-        winners = {self.winner("column", f"column {path}") for path in paths}
+        paths = sorted(paths)
+        # A conflict about several columns names them in one unit, which a strategy may be given for as well.
+        together = self.winners.get(column_unit(paths))
+        winners = {together or self.winner("column", column_unit([path])) for path in paths}
         return winners.pop() if len(winners) == 1 else None
 
     def open_among(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """Return the findings that refuse the merge."""
         return tuple(finding for finding in findings if self.winner_of(finding) is None)
+
+    def check_columns(self, known: Collection[str]) -> None:
+        """Refuse a strategy for a column that neither side has.
+
+        Args:
+            known: The paths of all columns of both sides and of the merge base.
+
+        Raises:
+            InvalidInputError: Says which units there are.
+        """
+        for key in self.winners:
+            found = _COLUMN_UNIT.fullmatch(key)
+            # A path may contain the comma that stands between the columns of a unit.
+            if found is None or found[2] in known or set(found[2].split(", ")) <= set(known):
+                continue
+            units = ", ".join(repr(f"{found[1]} {path}") for path in known)
+            raise InvalidInputError(f"neither side has the column of {key!r}; the units are {units}")
 
     def with_winners(self, winners: Mapping[str, str]) -> "ParsedStrategy":
         """Return this strategy with winners for keys it says nothing about."""

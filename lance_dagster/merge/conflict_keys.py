@@ -1,0 +1,74 @@
+"""Name the rows of conflicts by their keys: "3 rows in fragment 0" tells nobody which rows, "id 7" does.
+
+A key is what the table declares as its primary key, or else the columns that a side upserted by. Only the key columns
+of the first few rows of each conflict are read, and only once a merge is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lance_dagster.errors import LanceDagsterError
+from lance_dagster.format.model import Field
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.versions import State
+from lance_dagster.merge.conflict_rows import VERSION_FIELDS, ConflictRows
+from lance_dagster.merge.rules import Conflict, MergeRefusal
+from lance_dagster.transactions.claims import UPSERT
+
+MOST_ROWS_NAMED = 3
+_KINDS_WITH_ROWS = ("rows", "column")
+"""A conflict about a partition has the condition of its rows in its unit."""
+
+
+def with_keys(
+    context: TableContext, states: tuple[State, State, State], refusal: MergeRefusal, uri: str
+) -> MergeRefusal:
+    """Return a refusal whose conflicts name their table, and the first few of their rows where there is a key.
+
+    Args:
+        context: The table.
+        states: The merge base, the source and the dest.
+        refusal: Why they cannot be merged.
+        uri: The table's URI.
+    """
+    columns = _key(states[-1].manifest.fields, refusal)
+    found = ConflictRows(context, states, refusal) if columns else None
+    conflicts = [
+        replace(conflict, table=uri, keys=() if found is None else _keys_of(conflict, columns, found))
+        for conflict in refusal.conflicts
+    ]
+    pairs = zip(conflicts, refusal.conflicts, strict=True)
+    rows = {named: refusal.rows.get(conflict, ()) for named, conflict in pairs}
+    return replace(refusal, conflicts=tuple(conflicts), rows=rows)
+
+
+def _key(fields: Sequence[Field], refusal: MergeRefusal) -> tuple[str, ...]:
+    """Return the key columns of a table that are at its top level; none where nothing says what they are."""
+    declared = sorted(
+        (field for field in fields if field.primary_key and field.parent_id < 0),
+        key=lambda field: (field.primary_key_position, field.id),
+    )
+    if declared or refusal.sides is None:
+        return tuple(field.name for field in declared)
+    claims = (claim for side in refusal.sides for change in side.history.changes for claim in change.claims)
+    return next((claim.on for claim in claims if claim.mode == UPSERT and claim.on), ())
+
+
+def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) -> tuple[str, ...]:
+    """Return the keys of the first few rows of a conflict, as text."""
+    if conflict.kind not in _KINDS_WITH_ROWS:
+        return ()
+    try:
+        reader = found.stream(conflict, columns=columns, on=None, limit=MOST_ROWS_NAMED + 1)
+        rows = reader.read_all().to_pylist()
+    except (LanceDagsterError, OSError):
+        # The conflict is what has to be reported, whether its rows can be read or not.
+        return ()
+    named = [_named(row, columns) for row in rows[:MOST_ROWS_NAMED]]
+    return (*named, "...") if len(rows) > MOST_ROWS_NAMED else tuple(named)
+
+
+def _named(row: Mapping[str, Mapping[str, object] | None], columns: Sequence[str]) -> str:
+    """Return the key of a row as the first version has it that has the row."""
+    image = next((found for version in VERSION_FIELDS if (found := row[version]) is not None), {})
+    return " ".join(f"{name} {image.get(name)!r}" for name in columns)

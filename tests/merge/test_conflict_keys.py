@@ -1,0 +1,80 @@
+"""Conflicts name who made them, in which run, and the first few of their rows by key."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.merge.rules import Conflict
+
+PRIMARY = {b"lance-schema:unenforced-primary-key": b"true"}
+
+
+def rows(*ids: int, v: int = 0) -> pa.Table:
+    """Rows of a value, by id."""
+    return pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array([v] * len(ids))})
+
+
+def torn(tmp_path: Path, *, declared: bool, updated: str = "id < 3") -> LanceTable:
+    """A table some rows of which both sides updated."""
+    key = pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY if declared else None)
+    table = LanceTable.create(tmp_path / "keys", pa.schema([key, pa.field("v", pa.int64())]))
+    table.append(rows(*range(10)).cast(table.schema()))
+    table.branches.create("run")
+    for branch in ("run", "main"):
+        table.update({"v": "v + 1" if branch == "run" else "v + 2"}, where=updated, branch=branch)
+    return table
+
+
+def conflicts(table: LanceTable) -> list[Conflict]:
+    """The conflicts of merging `run`, which its preview tells alike."""
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run")
+    found = [conflict for conflict in caught.value.conflicts if isinstance(conflict, Conflict)]
+    assert [one.keys for one in found] == [one.keys for one in table.preview_merge("run").conflicts]
+    return found
+
+
+def test_rows_are_named_by_the_declared_key(tmp_path: Path) -> None:
+    """In the conflict and in its text."""
+    (conflict,) = conflicts(torn(tmp_path, declared=True))
+    assert ("id 0", "id 1", "id 2") == conflict.keys
+    assert str(conflict).startswith("3 rows in fragment 0 of the merge base (id 0, id 1, id 2): ")
+
+
+def test_only_the_first_few_rows_are_named(tmp_path: Path) -> None:
+    """The last entry says that there are more."""
+    (conflict,) = conflicts(torn(tmp_path, declared=True, updated="id < 9"))
+    assert ("id 0", "id 1", "id 2", "...") == conflict.keys
+
+
+def test_rows_are_named_by_the_key_of_an_upsert(tmp_path: Path) -> None:
+    """Where the table declares no key, the columns that a side upserted by tell rows apart."""
+    table = torn(tmp_path, declared=False)
+    assert () == conflicts(table)[0].keys
+    table.upsert(rows(77).cast(table.schema()), on=["id"], branch="run")
+    assert ("id 0", "id 1", "id 2") == conflicts(table)[0].keys
+
+
+def test_both_the_committer_and_the_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run says where to look, the committer whom to ask."""
+    monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
+    table = torn(tmp_path, declared=False, updated="id < 0")
+    table.update({"v": "5"}, where="id = 1", branch="run", properties={"dagster/run_id": "77"})
+    table.update({"v": "6"}, where="id = 1")
+    (conflict,) = conflicts(table)
+    assert "ann in run 77 (run@3)" in conflict.source
+    assert "ann (main@3) changed or deleted them" == conflict.dest
+
+
+def test_a_strategy_for_a_column_that_neither_side_has_is_refused(tmp_path: Path) -> None:
+    """The error lists the units there are, also where nothing is to be merged."""
+    table = torn(tmp_path, declared=False)
+    for unit in ("column w", "column v, w", "metadata of column w"):
+        with pytest.raises(InvalidInputError, match=r"neither side has the column of .*column.* id"):
+            table.merge("run", strategy={unit: "dest-wins"})
+    table.merge("run", strategy={"column v": "dest-wins", "column id, v": "source-wins", "rows": "dest-wins"})
+    with pytest.raises(InvalidInputError, match="neither side has"):
+        table.merge("run", strategy={"column w": "dest-wins"})
