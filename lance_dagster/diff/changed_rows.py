@@ -6,15 +6,17 @@ measure are candidates: they are identified by row ids, by a key, or by their va
 both sides. Whether a row changed is decided by its values, never by the row versions stored beside it: adding a column
 sets those for every row.
 
-Memory holds an address and an id, or a digest, for each candidate row, and the digests of a bounded number of pairs at
-a time. Values are read in batches and released.
+Rows are held as offsets by fragment, in bitmaps that store ranges as ranges, and their ids as runs: a fragment of 100
+million rows that was appended costs a few kilobytes, and none of its rows is read to find out that they are new. Only
+where rows are identified by a key or by their values does memory hold a digest for each candidate row. Values are read
+in batches and released, and the digests of a bounded number of pairs are compared at a time.
 
 A stream of rows of both versions needs one schema: the columns of the newer version, then those that only the older
 one has. A column that changed its type appears twice, under its name with the newer values and as `<name>_before` with
 the older ones. What a version does not have is null.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -51,12 +53,15 @@ from lance_dagster.diff.row_matching import (
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import U64Array, decode_row_runs
 from lance_dagster.format.model import Fragment
+from lance_dagster.format.row_runs import RowRuns, elements
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.row_id_spaces import Translation
 
-_OFFSET_BITS = np.uint64(32)
+_OFFSET_BITS = 32
+RowOffsets = Mapping[int, BitMap]
+"""Rows of a version: their offsets by fragment id, none of them empty."""
 NO_ADDRESSES: Addresses = np.empty(0, np.uint64)
 
 
@@ -86,22 +91,25 @@ class VersionedRows:
         """Return the offsets of the rows of a fragment that are deleted."""
         return deleted_offsets(self._context.versions, self.state, self._counted(fragment))
 
-    def live(self, fragment: Fragment, without: BitMap | None = None) -> Addresses:
-        """Return the addresses of the live rows of a fragment, without some further offsets."""
-        # A mask instead of a set of offsets: fragments have millions of rows.
-        kept = np.ones(self._counted(fragment).physical_rows, np.bool_)
-        gone = self.deleted(fragment) | (without or BitMap())
-        kept[np.fromiter(gone, np.int64, len(gone))] = False
-        return addresses_of(fragment, np.flatnonzero(kept))
+    def live(self, fragment: Fragment) -> BitMap:
+        """Return the offsets of the live rows of a fragment."""
+        return BitMap(range(self._counted(fragment).physical_rows)) - self.deleted(fragment)
 
     def ids(self, addresses: Addresses) -> U64Array:
-        """Return the stable row ids of rows."""
+        """Return the stable row ids of rows: one element for each row."""
         found = np.empty_like(addresses)
         for number, places in group_by_fragment(addresses):
-            fragment = self._fragment(number)
-            ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {self.state}")
-            found[places] = ids.at_positions(row_offsets(addresses[places]).astype(np.uint64))
+            offsets = row_offsets(addresses[places]).astype(np.uint64)
+            found[places] = self._ids_of(number).at_positions(offsets)
         return found
+
+    def id_runs(self, rows: RowOffsets) -> dict[int, RowRuns]:
+        """Return the stable row ids of rows by fragment and offset."""
+        return {number: self._ids_of(number).restricted(offsets) for number, offsets in rows.items()}
+
+    def _ids_of(self, number: int) -> RowRuns:
+        fragment = self._fragment(number)
+        return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {self.state}")
 
     def digests(self, addresses: Addresses, columns: Sequence[ComparedColumn]) -> tuple[Digests, Flags]:
         """Return the digest of some columns for each row, and which rows have a null in one of them."""
@@ -111,7 +119,7 @@ class VersionedRows:
         names = [self.name(column) for column in columns]
         read = 0
         # Read in storage order and put back into the order that was asked for.
-        for part, where in self._parts_of(ordered, names):
+        for part, where in self._parts_of(offsets_by_fragment(ordered), names):
             together = [part.column(name).combine_chunks() for name in names]
             values = [(value, column.shape) for value, column in zip(together, columns, strict=True)]
             places = order[np.searchsorted(ordered, where)]
@@ -124,17 +132,17 @@ class VersionedRows:
             raise CorruptFileError(self.dataset.uri, f"{read} rows are read of the {len(addresses)} that should be")
         return found, null
 
-    def batches(self, addresses: Addresses, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def batches(self, rows: RowOffsets, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Read some columns of rows in storage order, a bounded number of rows at a time."""
-        for part, _ in self._parts_of(addresses, columns):
+        for part, _ in self._parts_of(rows, columns):
             yield part
 
     def take(self, addresses: Addresses, columns: Sequence[str]) -> pa.Table:
         """Read some columns of rows in the given order, all at once."""
         return take_rows(self.dataset, addresses, columns)
 
-    def _parts_of(self, addresses: Addresses, columns: Sequence[str]) -> Iterator[tuple[pa.Table, Addresses]]:
-        for number, offsets in offsets_by_fragment(addresses).items():
+    def _parts_of(self, rows: RowOffsets, columns: Sequence[str]) -> Iterator[tuple[pa.Table, Addresses]]:
+        for number, offsets in sorted(rows.items()):
             fragment = self._fragment(number)
             # A scan of a whole fragment is much faster than taking every row of it.
             whole = fragment.has_row_count and len(offsets) == fragment.rows
@@ -156,11 +164,21 @@ class VersionedRows:
         return found
 
 
-def addresses_of(fragment: Fragment, offsets: "np.ndarray[tuple[int], np.dtype[np.int64]] | BitMap") -> Addresses:
-    """Return the addresses of the rows at some offsets of a fragment, in the same order."""
-    found = np.fromiter(offsets, np.uint64, len(offsets)) if isinstance(offsets, BitMap) else offsets.astype(np.uint64)
-    addresses: Addresses = found + (np.uint64(fragment.id) << _OFFSET_BITS)
+def addresses_of(rows: RowOffsets) -> Addresses:
+    """Return the addresses of rows, ascending: one element for each row."""
+    # Ascending, so that values are read in storage order and results come in the order of the table.
+    parts = [elements(offsets) + np.uint64(number << _OFFSET_BITS) for number, offsets in sorted(rows.items())]
+    addresses: Addresses = np.concatenate([NO_ADDRESSES, *parts])
     return addresses
+
+
+def _united(parts: Iterable[tuple[int, BitMap]]) -> RowOffsets:
+    """Put rows together, given as pairs of a fragment and offsets in it; a fragment may come more than once."""
+    found: dict[int, BitMap] = {}
+    for number, offsets in parts:
+        if offsets:
+            found[number] = found[number] | offsets if number in found else offsets
+    return found
 
 
 _PAIRS_AT_ONCE = 4 * 1024 * 1024
@@ -190,11 +208,11 @@ Identity = ByIds | ByKey | ByValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowChanges:
-    """Addresses of the rows that only one version has, and of the changed rows in both, pair by pair."""
+class RowDifferences:
+    """The rows that only one version has, and the addresses of the changed rows in both, pair by pair."""
 
-    removed: Addresses
-    added: Addresses
+    removed: RowOffsets
+    added: RowOffsets
     changed_before: Addresses
     changed_after: Addresses
 
@@ -203,9 +221,32 @@ class RowChanges:
 class _Candidates:
     """Rows that only one version has as far as fragments tell, and pairs of rows of which some columns may differ."""
 
-    olds: list[Addresses] = field(default_factory=lambda: [NO_ADDRESSES])
-    news: list[Addresses] = field(default_factory=lambda: [NO_ADDRESSES])
-    in_place: list[tuple[Addresses, Addresses, tuple[ComparedColumn, ...]]] = field(default_factory=list)
+    olds: list[tuple[int, BitMap]] = field(default_factory=list)
+    news: list[tuple[int, BitMap]] = field(default_factory=list)
+    in_place: list[tuple["_Pairs", tuple[ComparedColumn, ...]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """The same rows in both versions: addresses in the newer one to those in the older one, in runs."""
+
+    addresses: RowRuns
+
+    def parts(self, step: int) -> Iterator[tuple[Addresses, Addresses]]:
+        """Yield the older and the newer addresses of at most `step` pairs at a time."""
+        runs = self.addresses
+        olds, news = runs.packed_positions(), RowRuns(runs.at, runs.count, runs.at).packed_positions()
+        for start in range(0, runs.rows, step):
+            yield olds.sliced(start, step).values(), news.sliced(start, step).values()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Identified:
+    """Candidate rows: those that only one version has, and those that were found in both."""
+
+    removed: RowOffsets
+    added: RowOffsets
+    pairs: _Pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,27 +259,25 @@ class RowComparison:
     columns: tuple[ComparedColumn, ...]
     identity: Identity
 
-    def changes(self) -> RowChanges:
+    def changes(self) -> RowDifferences:
         """Find the rows that differ.
 
         Raises:
             InvalidInputError: Two rows have the same key.
         """
-        found = self._candidates()
-        # Sorted, so that values are read in storage order and results come in the order of the table.
-        olds, news = np.sort(np.concatenate(found.olds)), np.sort(np.concatenate(found.news))
-        paired = self._paired(olds, news)
-        pairs = list(found.in_place)
+        candidates = self._candidates()
+        found = self._identified(_united(candidates.olds), _united(candidates.news))
+        pairs = list(candidates.in_place)
         # Rows paired by their values are equal and cannot have changed.
         if not isinstance(self.identity, ByValues):
-            pairs.append((olds[paired.before], news[paired.after], self.columns))
-        changed = [self._changed(*pair) for pair in pairs]
+            pairs.append((found.pairs, self.columns))
+        changed = [part for pair in pairs for part in self._changed(*pair)]
         changed_before = np.concatenate([NO_ADDRESSES, *(one for one, _ in changed)])
         changed_after = np.concatenate([NO_ADDRESSES, *(other for _, other in changed)])
         order = np.argsort(changed_after)
-        return RowChanges(
-            removed=olds[paired.removed],
-            added=news[paired.added],
+        return RowDifferences(
+            removed=found.removed,
+            added=found.added,
             changed_before=changed_before[order],
             changed_after=changed_after[order],
         )
@@ -251,36 +290,53 @@ class RowComparison:
             differing = tuple(column for column in self.columns if not column.ids.isdisjoint(rewritten))
             if any(not column.ids.isdisjoint(rewritten) for column in keys):
                 # A rewritten key column: the row at an offset may be another row by its key.
-                found.olds.append(self.before.live(pair.before))
-                found.news.append(self.after.live(pair.after))
+                found.olds.append((pair.before.id, self.before.live(pair.before)))
+                found.news.append((pair.after.id, self.after.live(pair.after)))
             elif differing or not pair.same_deletions:
                 self._compare_in_place(found, pair, differing)
-        found.olds += map(self.before.live, self.comparison.match.removed)
-        found.news += map(self.after.live, self.comparison.match.added)
+        found.olds += [(fragment.id, self.before.live(fragment)) for fragment in self.comparison.match.removed]
+        found.news += [(fragment.id, self.after.live(fragment)) for fragment in self.comparison.match.added]
         return found
 
     def _compare_in_place(self, found: _Candidates, pair: FragmentPair, differing: tuple[ComparedColumn, ...]) -> None:
         was, is_now = self.before.deleted(pair.before), self.after.deleted(pair.after)
         # Deleted since: removed, or moved to another fragment by an update.
-        found.olds.append(addresses_of(pair.before, is_now - was))
+        found.olds.append((pair.before.id, is_now - was))
         # Live again: a restore or a revert brought the row back.
-        found.news.append(addresses_of(pair.after, was - is_now))
+        found.news.append((pair.after.id, was - is_now))
         if differing:
-            both = self.before.live(pair.before, is_now), self.after.live(pair.after, was)
-            found.in_place.append((*both, differing))
+            # At the same offsets in both, and live in both.
+            rows = RowRuns.itself(self.before.live(pair.before) - is_now)
+            both = rows.moved(at=pair.after.id << _OFFSET_BITS, first=pair.before.id << _OFFSET_BITS)
+            found.in_place.append((_Pairs(both), differing))
 
-    def _paired(self, olds: Addresses, news: Addresses) -> RowPairs:
+    def _identified(self, olds: RowOffsets, news: RowOffsets) -> _Identified:
+        """Find out which rows of the older version are which of the newer one.
+
+        Raises:
+            InvalidInputError: Two rows have the same key.
+        """
         match self.identity:
             case ByIds(translation):
-                ids = self.before.ids(olds)
-                known: Flags = np.ones(len(ids), np.bool_)
-                if translation is not None:
-                    ids, known = translation.apply(ids)
-                return paired_by_ids(ids, known, self.after.ids(news))
+                return self._identified_by_ids(olds, news, translation)
             case ByKey(keys):
-                return self._paired_by_key(olds, news, keys)
+                one, other = addresses_of(olds), addresses_of(news)
+                return _of_pairs(one, other, self._paired_by_key(one, other, keys))
             case ByValues():
-                return self._paired_by_values(olds, news)
+                if not (self.columns and olds and news):
+                    # Without a common column no two rows can be equal; nor is a row of one side alone read for nothing.
+                    return _Identified(removed=olds, added=news, pairs=_Pairs(RowRuns.of(())))
+                one, other = addresses_of(olds), addresses_of(news)
+                return _of_pairs(one, other, self._paired_by_values(one, other))
+
+    def _identified_by_ids(self, olds: RowOffsets, news: RowOffsets, translation: Translation | None) -> _Identified:
+        """Pair rows by their stable ids: by runs, since most candidates are whole fragments."""
+        old_ids = self.before.id_runs(olds)
+        if translation is not None:
+            # A row without an id in the newer version was never there, so it is removed.
+            old_ids = {number: ids.through(translation.runs) for number, ids in old_ids.items()}
+        pairs = paired_by_ids(old_ids, self.after.id_runs(news))
+        return _Identified(removed=_without(olds, pairs.inverse()), added=_without(news, pairs), pairs=_Pairs(pairs))
 
     def _paired_by_values(self, olds: Addresses, news: Addresses) -> RowPairs:
         # Without a common column no two rows can be equal.
@@ -305,18 +361,33 @@ class RowComparison:
             np.setdiff1d(np.arange(len(news)), other, assume_unique=True),
         )
 
-    def _changed(
-        self, olds: Addresses, news: Addresses, columns: tuple[ComparedColumn, ...]
-    ) -> tuple[Addresses, Addresses]:
-        if not columns:
-            return NO_ADDRESSES, NO_ADDRESSES
-        differing = [np.empty(0, np.bool_)]
+    def _changed(self, pairs: _Pairs, columns: tuple[ComparedColumn, ...]) -> Iterator[tuple[Addresses, Addresses]]:
+        """Yield the older and the newer addresses of the rows that differ in some columns."""
         # Bounded portions: the digests of all pairs of a large table would not fit into memory.
-        for part in parts_of(len(olds), _PAIRS_AT_ONCE):
-            one, other = self.before.digests(olds[part], columns)[0], self.after.digests(news[part], columns)[0]
-            differing.append(np.any(one != other, axis=1))
-        chosen = np.concatenate(differing)
-        return olds[chosen], news[chosen]
+        for olds, news in pairs.parts(_PAIRS_AT_ONCE) if columns else ():
+            one, other = self.before.digests(olds, columns)[0], self.after.digests(news, columns)[0]
+            chosen = np.any(one != other, axis=1)
+            yield olds[chosen], news[chosen]
+
+
+def _without(rows: RowOffsets, addresses: RowRuns) -> RowOffsets:
+    """Return rows without those whose addresses are positions of a map."""
+    each = 1 << _OFFSET_BITS
+    return _united(
+        (number, offsets - addresses.sliced(number * each, each).positions) for number, offsets in rows.items()
+    )
+
+
+def _of_pairs(olds: Addresses, news: Addresses, paired: RowPairs) -> _Identified:
+    """Return what pairs of positions in addresses say about the rows."""
+    one, other = olds[paired.before], news[paired.after]
+    count = np.ones(len(other), np.uint64)
+    order = np.argsort(other)
+    return _Identified(
+        removed=offsets_by_fragment(olds[paired.removed]),
+        added=offsets_by_fragment(news[paired.added]),
+        pairs=_Pairs(RowRuns(other[order], count, one[order])),
+    )
 
 
 def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColumn, ...]) -> tuple[Digests, Flags]:
@@ -366,15 +437,15 @@ class ChangedRows:
         self._names = _readable(comparison, columns)
         self._comparison = comparison
 
-    def added(self, changes: RowChanges) -> pa.RecordBatchReader:
+    def added(self, changes: RowDifferences) -> pa.RecordBatchReader:
         """Read the rows only the newer version has, as it has them."""
         return _read_version(self._after, changes.added, self._names[1])
 
-    def removed(self, changes: RowChanges) -> pa.RecordBatchReader:
+    def removed(self, changes: RowDifferences) -> pa.RecordBatchReader:
         """Read the rows only the older version has, as it had them."""
         return _read_version(self._before, changes.removed, self._names[0])
 
-    def feed(self, changes: RowChanges) -> pa.RecordBatchReader:
+    def feed(self, changes: RowDifferences) -> pa.RecordBatchReader:
         """Read rows of every kind as a change feed; a preimage is followed by its postimage."""
         shown = self._shown()
         marks: list[pa.Field[Any]] = [
@@ -399,7 +470,7 @@ class ChangedRows:
 
         return pa.RecordBatchReader.from_batches(schema, batches())
 
-    def _context(self, changes: RowChanges, shown: Sequence[_StreamColumn]) -> Iterator[tuple[pa.Table, list[str]]]:
+    def _context(self, changes: RowDifferences, shown: Sequence[_StreamColumn]) -> Iterator[tuple[pa.Table, list[str]]]:
         for rows in self._before.batches(changes.removed, self._names[0]):
             yield _as_stream(rows, shown, after=False), [DELETE]
         step = batch_size(self._after.dataset.schema)
@@ -453,11 +524,11 @@ def _readable(comparison: Comparison, columns: Sequence[str] | None) -> tuple[li
     return list(dict.fromkeys(of_old)), [name for name in columns if name in news]
 
 
-def _read_version(side: VersionedRows, addresses: Addresses, names: Sequence[str]) -> pa.RecordBatchReader:
+def _read_version(side: VersionedRows, found: RowOffsets, names: Sequence[str]) -> pa.RecordBatchReader:
     schema = side.schema(names)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for rows in side.batches(addresses, names):
+        for rows in side.batches(found, names):
             # pylance may mark columns nullable that the schema does not; the stream has one schema.
             yield from (rows if rows.schema == schema else rows.cast(schema)).to_batches()
 

@@ -20,8 +20,8 @@ from lance_dagster.diff.changed_rows import (
     ByValues,
     ChangedRows,
     Identity,
-    RowChanges,
     RowComparison,
+    RowDifferences,
     VersionedRows,
 )
 from lance_dagster.diff.manifest_diff import Comparison, FragmentChange, IndexChange, KeyChange, compare
@@ -100,7 +100,8 @@ class Diff:
             InvalidInputError: A column does not exist, or two rows have the same key.
         """
         found = self._differing().changes(columns)
-        return RowCounts(len(found.added), len(found.removed), len(found.changed_after))
+        added, removed = (sum(map(len, rows.values())) for rows in (found.added, found.removed))
+        return RowCounts(added, removed, len(found.changed_after))
 
     def added(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
         """Read the rows only `after` has, with its columns, in their order there.
@@ -210,9 +211,9 @@ class DifferingRows:
         if key is not None:
             # A key that the caller names wins over row ids: an overwrite gives equal rows new ids.
             self._identity = ByKey(_key_columns(self.comparison, key, before, after))
-        self._found: dict[tuple[str, ...] | None, RowChanges] = {}
+        self._found: dict[tuple[str, ...] | None, RowDifferences] = {}
 
-    def changes(self, columns: Sequence[str] | None) -> RowChanges:
+    def changes(self, columns: Sequence[str] | None) -> RowDifferences:
         """Find the rows that differ in some columns.
 
         Raises:
@@ -310,10 +311,8 @@ def _key_columns(comparison: Comparison, key: Sequence[str], before: State, afte
     return tuple(known[name] for name in dict.fromkeys(key))
 
 
-def _only(found: RowChanges, kind: str) -> RowChanges:
-    nothing = RowChanges(
-        removed=NO_ADDRESSES, added=NO_ADDRESSES, changed_before=NO_ADDRESSES, changed_after=NO_ADDRESSES
-    )
+def _only(found: RowDifferences, kind: str) -> RowDifferences:
+    nothing = RowDifferences(removed={}, added={}, changed_before=NO_ADDRESSES, changed_after=NO_ADDRESSES)
     match kind:
         case "added":
             return replace(nothing, added=found.added)

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from lance_dagster.diff.schema_diff import Fields
 from lance_dagster.format.arrow_types import arrow_type
-from lance_dagster.format.codec import U64Array
 from lance_dagster.format.model import Field
+from lance_dagster.format.row_runs import RowRuns
 
 Cells = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 Digests = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
@@ -30,6 +30,8 @@ _FLOATS: Mapping[pa.DataType, type[np.floating[Any]]] = {
     pa.float32(): np.float32,
     pa.float64(): np.float64,
 }
+_OFFSET_BITS = 32
+"""Bits of an address that are the offset in the fragment; those above are the id of the fragment."""
 _BLOBS = ("lance-encoding:blob", "lance.blob.v2")
 
 
@@ -314,18 +316,20 @@ class RowPairs:
     added: RowPositions
 
 
-def paired_by_ids(before: U64Array, known: Flags, after: U64Array) -> RowPairs:
-    """Pair rows by their ids.
+def paired_by_ids(before: Mapping[int, RowRuns], after: Mapping[int, RowRuns]) -> RowRuns:
+    """Pair rows by their ids; costs runs of ids, however many rows these are.
 
     Args:
-        before: Row ids of the older version, translated to ids of the newer one.
-        known: Which of these rows have an id in the newer version.
-        after: Row ids of the newer version.
+        before: Row ids of the older version by fragment and offset, translated to ids of the newer one.
+        after: Row ids of the newer version by fragment and offset.
+
+    Returns:
+        The addresses of rows of both versions: those in the newer version to those in the older one.
     """
-    # A row without an id in the newer version was never there, so it is removed.
-    candidates = np.flatnonzero(known)
-    _, olds, news = np.intersect1d(before[candidates], after, assume_unique=True, return_indices=True)
-    return _paired(candidates[olds], news, len(before), len(after))
+    addresses = [ids.moved(at=number << _OFFSET_BITS) for number, ids in sorted(before.items())]
+    by_id = RowRuns.concatenated(addresses).inverse()
+    pairs = [ids.through(by_id).moved(at=number << _OFFSET_BITS) for number, ids in sorted(after.items())]
+    return RowRuns.concatenated(pairs)
 
 
 def paired_by_values(before: Digests, after: Digests) -> RowPairs:

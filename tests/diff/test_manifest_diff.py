@@ -19,6 +19,7 @@ from lance_dagster.diff.row_matching import (
     paired_by_values,
 )
 from lance_dagster.format.model import DataFile, DeletionFile, Field, Fragment, Fragments, Manifest
+from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.schema import fields_from_arrow
 from lance_dagster.format.transaction import MERGED_PREFIX, SQUASHED_PREFIX
 
@@ -260,14 +261,20 @@ def test_only_the_fields_both_have_are_looked_at() -> None:
 
 def test_rows_are_paired_by_ids() -> None:
     """In the order of the newer version; an id that is not known pairs nothing."""
-    ids = np.array([5, 6, 7], np.uint64)
-    found = paired_by_ids(ids, np.array([True, False, True]), np.array([7, 6, 5, 9], np.uint64))
-    assert ([2, 0], [0, 2], [1], [1, 3]) == (
-        found.before.tolist(),
-        found.after.tolist(),
-        found.removed.tolist(),
-        found.added.tolist(),
-    )
+    before = {4: RowRuns.of([(0, 1, 5), (2, 1, 7)])}
+    after = {9: RowRuns.of([(0, 1, 7), (1, 1, 6)]), 3: RowRuns.of([(5, 1, 5), (6, 1, 9)])}
+    found = paired_by_ids(before, after)
+    assert [(3 << 32) + 5, 9 << 32] == found.at.tolist()
+    assert [4 << 32, (4 << 32) + 2] == found.values().tolist()
+
+
+def test_whole_fragments_are_paired_as_one_run() -> None:
+    """A compaction of two fragments of a billion rows each costs two pairs."""
+    most = 10**9
+    before = {0: RowRuns.of([(0, most, 0)]), 1: RowRuns.of([(0, most, most)])}
+    found = paired_by_ids(before, {2: RowRuns.of([(0, 2 * most, 0)])})
+    assert (2, 2 * most) == (len(found), found.rows)
+    assert paired_by_ids(before, {}).rows == paired_by_ids({}, before).rows == 0
 
 
 def test_equal_rows_are_paired_as_often_as_both_have_them() -> None:

@@ -1,11 +1,13 @@
 """What merges cost: no data file is written, and few requests are made."""
 
+import cProfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, StagedFiles
+from lance_dagster.format.codec.manifest_parts import ProtobufFragmentDecoder
 from lance_dagster.store import LocalStore
 from tests.backdating import files
 from tests.store.scripted import Request, ScriptedStore
@@ -114,3 +116,47 @@ def test_runs_that_were_merged_and_retired_cost_the_next_nothing(tmp_path: Path)
         assert len(made) <= SIMPLE, "\n".join(made)
         table.branches.delete(f"run/{number}")
     assert [("a", 0), ("r", 0), ("r", 1), ("r", 2)] == contents(table)
+
+
+MANY = 200
+"""Fragments of a table of which a run changes one."""
+MOST_DECODED = 12
+
+
+def decoded_in(run: Callable[[], object]) -> int:
+    """How many fragments something decodes."""
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    profile.create_stats()
+    code = ProtobufFragmentDecoder.decode.__code__
+    found = profile.stats.get((code.co_filename, code.co_firstlineno, code.co_name), (0,))
+    return int(found[0])
+
+
+def with_many_fragments(tmp_path: Path) -> LanceTable:
+    """A table of two hundred fragments."""
+    table = new_table(tmp_path, entries("a", 0))
+    files = [file for number in range(1, MANY) for file in table.stage(entries("a", number)).files]
+    table.append(StagedFiles(table.schema(), tuple(files)))
+    return table
+
+
+@pytest.mark.parametrize("change", ["append", "delete", "update", "upsert"])
+def test_a_merge_decodes_the_fragments_that_changed(tmp_path: Path, change: str) -> None:
+    """Of the merge base and of both sides, each a few times; none of the others, however many there are."""
+    table = with_many_fragments(tmp_path)
+    table.branches.create("run")
+    CHANGES[change](table, "run")
+    table.append(entries("m", 1000))
+    merging = LanceTable.open(table.uri)
+    assert decoded_in(lambda: merging.merge("run")) <= MOST_DECODED
+
+
+@pytest.mark.parametrize("change", ["append", "delete", "update", "upsert"])
+def test_a_diff_decodes_the_fragments_that_changed(tmp_path: Path, change: str) -> None:
+    """Fragments with the same bytes in both versions are not looked into."""
+    table = with_many_fragments(tmp_path)
+    before = table.head()
+    CHANGES[change](table, "main")
+    differing = LanceTable.open(table.uri)
+    assert decoded_in(lambda: differing.diff(before, "main").stat()) <= MOST_DECODED

@@ -107,3 +107,24 @@ def test_rows_of_few_fragments_are_merged_among_huge_ones(tmp_path: Path) -> Non
     table.merge("run")
     assert peak(lambda: table.merge("second")) < SMALL_MEMORY
     assert CLAIMED + 3 == table.count_rows()
+
+
+def test_a_diff_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> None:
+    """Nor does it read one: that they are new is told by their row ids."""
+    table = with_a_huge_branch(tmp_path)
+    table.delete("value = 3")
+    found = []
+    assert peak(lambda: found.append(table.diff("main", "run").stat())) < SMALL_MEMORY
+    assert peak(lambda: found.append(table.changes_since_base("main", "run").stat())) < SMALL_MEMORY
+    assert [(CLAIMED + 1, 0, 0), (CLAIMED, 0, 0)] == [(one.added, one.removed, one.changed) for one in found]
+
+
+def test_rows_of_huge_fragments_are_removed_as_ranges(tmp_path: Path) -> None:
+    """A diff back to the merge base, and one in which a single row of the fragment is gone."""
+    table = with_a_huge_branch(tmp_path)
+    table.merge("run")
+    before = table.head()
+    found = []
+    table.revert("main", parent=1)
+    assert peak(lambda: found.append(table.diff(before, "main").stat())) < SMALL_MEMORY
+    assert [(0, CLAIMED)] == [(one.added, one.removed) for one in found]
