@@ -245,13 +245,15 @@ class RowRuns:
         pieces = self.cut(numbers)
         return RowRuns(pieces.at, pieces.count, pieces.first)
 
-    def twice(self) -> int | None:
-        """Return a number that stands at two positions, or None."""
+    def repeated(self) -> "RowRuns":
+        """Return the numbers that stand at more than one position as a set: each mapped to itself, once."""
         order = np.argsort(self.first, kind="stable")
         first, last = self.first[order], self.lasts[order]
         # The largest number so far, not only that of the run before: a long run may hold several that follow it.
-        found = np.flatnonzero(first[1:] <= np.maximum.accumulate(last)[:-1])
-        return int(first[found[0] + 1]) if len(found) else None
+        known = np.maximum.accumulate(last)[:-1]
+        again = first[1:] <= known
+        starts, ends = first[1:][again], np.minimum(last[1:], known)[again]
+        return RowRuns.set_of([RowRuns(starts, ends - starts + _ONE, starts)])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

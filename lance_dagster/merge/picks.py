@@ -9,13 +9,13 @@ Merging that way into a branch leaves everything alone that the branch did besid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.edit.write import submit
 from lance_dagster.errors import Call, InvalidInputError, Remedy
-from lance_dagster.format.codec import decode_row_ids
+from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import (
     CLAIMS,
     COMMIT_MESSAGE,
@@ -271,21 +271,22 @@ def _on_one_line(newer: Lineage, older: Lineage) -> bool:
 
 def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
     """Return the ids of the rows that came, and of no others: a later merge of the branch has to bring these."""
-    sequences = [np.empty(0, np.uint64)]
+    brought: list[RowRuns] = []
     for merged_fragment in plan.added if plan.aliases else ():
         rows = merged_fragment.fragment.physical_rows
-        alive = BitMap(range(rows)) - (merged_fragment.deleted or BitMap())
-        ids = decode_row_ids(merged_fragment.fragment.row_ids, rows, f"fragment {merged_fragment.fragment.id}")
-        sequences.append(ids[np.array(alive, np.int64)])
-    here = np.unique(np.concatenate(sequences)).astype(np.int64)
+        ids = decode_row_runs(merged_fragment.fragment.row_ids, rows, f"fragment {merged_fragment.fragment.id}")
+        if merged_fragment.deleted:
+            ids = ids.restricted(BitMap(range(rows)) - merged_fragment.deleted)
+        brought.append(ids)
+    # Neighbours become one run: an alias is written for each.
+    here = RowRuns.set_of(brought).merged()
     found: dict[str, list[Alias]] = {}
     for branch_id, aliases in plan.aliases.items():
         for alias in aliases:
-            came = here[(here >= alias.here) & (here < alias.here + alias.end - alias.first)]
-            for run in np.split(came, np.flatnonzero(np.diff(came) > 1) + 1) if len(came) else ():
-                start, end = int(run[0]), int(run[-1]) + 1
+            came = here.where_in(RowRuns.one(alias.here, alias.end - alias.first, 0))
+            for start, count in zip(came.first.tolist(), came.count.tolist(), strict=True):
                 first = alias.first + start - alias.here
-                found.setdefault(branch_id, []).append(Alias(first=first, end=first + end - start, here=start))
+                found.setdefault(branch_id, []).append(Alias(first=first, end=first + count, here=start))
     return found
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lance_dagster.errors import CorruptFileError, FormatError
-from lance_dagster.format.codec import U64Array, count_row_ids, decode_row_ids, decode_versions
-from lance_dagster.format.codec.row_sequences import count_versions
+from lance_dagster.format.codec import decode_row_runs, decode_version_runs
 from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.model import (
     TOMBSTONE_FIELD,
@@ -28,6 +27,7 @@ from lance_dagster.format.model import (
     IndexMetadata,
     Manifest,
 )
+from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.schema import arrow_from_fields, stored_field_ids
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
@@ -84,8 +84,6 @@ def _span(versions: tuple[str, ...]) -> str:
     return "".join(versions)
 
 
-_MOST_ROWS = 2**27
-"""A few damaged bytes can claim any number of rows; longer sequences are counted and not decoded."""
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})")
 
 
@@ -262,29 +260,25 @@ def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | 
     newest = 0
     for name, sequence in (("created", fragment.created_at), ("last updated", fragment.updated_at)):
         try:
-            # Counting needs no memory; decoding a damaged sequence could need any amount.
-            if sequence is not None and count_versions(sequence, name) > _MOST_ROWS:
-                continue
-            versions = decode_versions(sequence, fragment.physical_rows, name)
-            newest = max(newest, int(versions.max(initial=0)))
+            versions = decode_version_runs(sequence, fragment.physical_rows, name)
+            newest = max(newest, int(versions.version.max(initial=0)))
         except CorruptFileError as error:
             problems.append(_sequence(f"the versions its rows were {name} at", error, fragment))
     ids = row_ids(fragment)
     if isinstance(ids, Problem):
         return None, [*problems, ids]
-    if ids is None or not len(ids):
+    if ids is None or ids.smallest is None or ids.largest is None:
         return None, problems
-    return RowSpan(int(ids.min()), int(ids.max()), newest), problems
+    return RowSpan(ids.smallest, ids.largest, newest), problems
 
 
-def row_ids(fragment: Fragment) -> U64Array | Problem | None:
-    """Return the row ids of a fragment, or their problem; None where there are none, or too many to decode."""
+def row_ids(fragment: Fragment) -> RowRuns | Problem | None:
+    """Return the row ids of a fragment, or their problem; None where there are none."""
     if fragment.row_ids is None:
         return None
     try:
-        if count_row_ids(fragment.row_ids, "the fragment") > _MOST_ROWS:
-            return None
-        return decode_row_ids(fragment.row_ids, fragment.physical_rows, "the fragment")
+        # As runs, a damaged sequence takes as much memory as its bytes, whatever number of rows it claims.
+        return decode_row_runs(fragment.row_ids, fragment.physical_rows, "the fragment")
     except CorruptFileError as error:
         return _sequence("the ids of its rows", error, fragment)
 

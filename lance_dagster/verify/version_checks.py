@@ -8,12 +8,11 @@ context of their version are equal (`FragmentContext`).
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from lance_dagster.datafiles import DataFileInspector, DataFileSummary
 from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
 from lance_dagster.format.file_versions import data_file_version, file_version_name
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
@@ -208,17 +207,14 @@ class Verification:
             if isinstance(found, Problem) or found is None or isinstance(offsets, Problem) or offsets is None:
                 # The damage is reported elsewhere. Without it nobody can tell which ids are live.
                 return
-            # Offsets beyond the fragment are reported elsewhere and would fail here.
-            inside = [offset for offset in offsets if offset < len(found)]
-            ids.append(np.delete(found, np.array(inside, np.int64)))
-        everything = np.sort(np.concatenate(ids))
-        # Sorted, so equal ids are neighbours.
-        twice = np.unique(everything[1:][everything[1:] == everything[:-1]])
+            # Deleted offsets beyond the fragment are reported elsewhere.
+            ids.append(found.restricted(found.positions - offsets) if offsets else found)
+        twice = RowRuns.concatenated(ids).repeated()
         if len(twice):
             numbers = sorted(fragment.id for key in group if (fragment := self._checked[key].fragment) is not None)
             shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")  # noqa: PLR2004
             yield Problem(
-                what=f"{len(twice)} row ids belong to two rows each, such as {twice[0]}, in fragments {shown}",
+                what=f"{twice.rows} row ids belong to two rows each, such as {twice.smallest}, in fragments {shown}",
                 right="a row id belongs to one row",
             )
 

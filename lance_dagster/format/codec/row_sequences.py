@@ -89,7 +89,7 @@ def decode_row_runs(sequence: bytes | None, rows: int, path: str) -> RowRuns:
     else:
         runs = RowRuns.concatenated([_runs_of(segment, path) for segment in segments])
     runs = runs.packed()
-    if not runs.ascending and (twice := runs.twice()) is not None:
+    if not runs.ascending and (twice := runs.repeated().smallest) is not None:
         raise CorruptFileError(path, f"it has the row id {twice} twice")
     return runs
 
