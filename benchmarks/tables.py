@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable, StagedFile, StagedFiles, Transaction, write_files
 from lance_dagster.format import layout
-from lance_dagster.format.codec import encode_manifest_file
+from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.transaction import MapUpdate, UpdateConfig
 from lance_dagster.history.commit import WRITER, now_ns
 from lance_dagster.history.refs.ref_store import Refs
@@ -72,7 +72,7 @@ def with_versions(folder: Path, count: int) -> Made:
         transaction = Transaction(read_version=number, uuid=str(uuid.uuid4()), operation=change)
         manifest = apply(manifest, transaction, timestamp=now_ns(), writer=WRITER)
         path = f"{layout.VERSIONS}/{layout.manifest_name(manifest.version)}"
-        store.put(path, encode_manifest_file(manifest, transaction))
+        store.put(path, encode_manifest_file(manifest, encode_transaction(transaction)))
     # Through the front: this also writes the hint that pylance looks at.
     table = LanceTable.open(made.uri, QUICK)
     table.append(made.staged)

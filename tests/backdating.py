@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from lance_dagster import LanceTable
-from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file
+from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, encode_transaction
 
 DAY = timedelta(days=1)
 
@@ -32,7 +32,7 @@ def say(manifest: Path, ago: timedelta) -> None:
     version, transaction = decode_manifest_file(manifest.read_bytes(), manifest.name)
     assert transaction is not None
     older = replace(version, timestamp=version.timestamp - int(ago.total_seconds() * 1e9))
-    manifest.write_bytes(encode_manifest_file(older, transaction))
+    manifest.write_bytes(encode_manifest_file(older, encode_transaction(transaction)))
 
 
 def stored(path: Path, ago: timedelta) -> None:

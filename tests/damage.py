@@ -6,7 +6,13 @@ from pathlib import Path
 
 from lance_dagster import LanceTable, Transaction
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_indices, decode_manifest_file, encode_indices, encode_manifest_file
+from lance_dagster.format.codec import (
+    decode_indices,
+    decode_manifest_file,
+    encode_indices,
+    encode_manifest_file,
+    encode_transaction,
+)
 from lance_dagster.format.model import DataFile, Field, Fragment, Fragments, IndexMetadata, Manifest
 
 Damage = Callable[[LanceTable], object]
@@ -30,7 +36,7 @@ def in_manifest(change: Callable[[Manifest], Manifest], branch: str = "main") ->
         manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
         if transaction is None:
             raise AssertionError(f"{path} holds no transaction")
-        path.write_bytes(encode_manifest_file(change(manifest), transaction))
+        path.write_bytes(encode_manifest_file(change(manifest), encode_transaction(transaction)))
 
     return damage
 
@@ -43,7 +49,7 @@ def in_transaction(change: Callable[[Transaction], Transaction]) -> Damage:
         manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
         if transaction is None:
             raise AssertionError(f"{path} holds no transaction")
-        path.write_bytes(encode_manifest_file(manifest, change(transaction)))
+        path.write_bytes(encode_manifest_file(manifest, encode_transaction(change(transaction))))
 
     return damage
 

@@ -250,10 +250,10 @@ def _put(
     store = versions.store
     transaction, number = _with_committer(proposal.transaction), proposal.manifest.version
     path = versions.manifest_path(branch, number)
-    data = encode_manifest_file(proposal.manifest, transaction)
+    body = encode_transaction(transaction)
+    data = encode_manifest_file(proposal.manifest, body)
     # The transaction file comes first: other writers look for it when they rebase over this version. It need not
     # survive a power cut, since the manifest holds the same transaction inline.
-    body = encode_transaction(transaction)
     store.put(layout.transaction_path(branch, transaction.file_name), body, durable=False)
     # pylance writes data files without syncing their names; a durable manifest must not name files that a power cut
     # removes.

@@ -17,6 +17,7 @@ Invariants:
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pendulum
 
@@ -75,7 +76,7 @@ class Version:
         return f"{self.branch}@{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """A version as the format has it: its manifest, and its transaction where that still exists.
 
@@ -91,7 +92,7 @@ class State:
     size: int = 0
     before: int | None = None
 
-    @property
+    @cached_property
     def number(self) -> int:
         """The version's number on its branch."""
         return self.manifest.version

@@ -6,7 +6,7 @@ from pathlib import Path
 import pendulum
 
 from lance_dagster import LanceTable
-from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file
+from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, encode_transaction
 from lance_dagster.format.layout import branch_root, join, manifest_name
 from lance_dagster.format.transaction import MERGE, MERGED_BRANCH, Transaction
 from lance_dagster.store import LocalStore
@@ -27,7 +27,9 @@ def date(table: LanceTable, times: dict[str, str]) -> LanceTable:
         manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
         assert transaction is not None
         nanoseconds = int(pendulum.DateTime.fromisoformat(time).timestamp() * 1e6) * 1000
-        path.write_bytes(encode_manifest_file(replace(manifest, timestamp=nanoseconds), transaction))
+        path.write_bytes(
+            encode_manifest_file(replace(manifest, timestamp=nanoseconds), encode_transaction(transaction))
+        )
     return LanceTable.open(table.uri)
 
 
@@ -41,7 +43,7 @@ def skip_to(table: LanceTable, branch: str, number: int, merged: tuple[str, str]
     made = Transaction(
         read_version=newest, uuid=f"skip-{number}", operation=transaction.operation, properties=properties
     )
-    data = encode_manifest_file(replace(manifest, version=number), made)
+    data = encode_manifest_file(replace(manifest, version=number), encode_transaction(made))
     manifest_file(table, branch, number).write_bytes(data)
 
 

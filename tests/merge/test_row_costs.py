@@ -9,7 +9,13 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, row_id_range, version_run
+from lance_dagster.format.codec import (
+    decode_manifest_file,
+    encode_manifest_file,
+    encode_transaction,
+    row_id_range,
+    version_run,
+)
 from lance_dagster.format.model import Manifest
 from tests.table_factory import entries, new_table
 
@@ -45,7 +51,7 @@ def with_claimed_rows(table: LanceTable, branch: str) -> None:
     newest = min(folder.glob("*.manifest"))
     manifest, transaction = decode_manifest_file(newest.read_bytes(), str(newest))
     assert transaction is not None
-    newest.write_bytes(encode_manifest_file(claiming(manifest, CLAIMED - 2), transaction))
+    newest.write_bytes(encode_manifest_file(claiming(manifest, CLAIMED - 2), encode_transaction(transaction)))
 
 
 def peak(run: Callable[[], object]) -> int:

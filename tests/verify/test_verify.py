@@ -17,7 +17,13 @@ from pyroaring import BitMap
 
 from lance_dagster import LanceTable, Problem, RefNotFoundError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, row_id_range, version_run
+from lance_dagster.format.codec import (
+    decode_manifest_file,
+    encode_manifest_file,
+    encode_transaction,
+    row_id_range,
+    version_run,
+)
 from lance_dagster.format.deletions import encode_offsets
 from lance_dagster.format.model import BasePath, Field, Flag, Fragment
 from lance_dagster.store import open_store
@@ -640,7 +646,7 @@ def emptied(pattern: str) -> Damage:
             if transaction is None:
                 raise AssertionError(f"{path} holds no transaction")
             known = replace(manifest, fragments=type(manifest.fragments)(fragments))
-            path.write_bytes(encode_manifest_file(known, transaction))
+            path.write_bytes(encode_manifest_file(known, encode_transaction(transaction)))
 
     return damage
 

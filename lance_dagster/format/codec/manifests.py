@@ -35,7 +35,7 @@ from lance_dagster.format.codec.manifest_parts import (
     unknown_fields,
     validated_message,
 )
-from lance_dagster.format.codec.operations import decode_transaction, encode_transaction
+from lance_dagster.format.codec.operations import decode_transaction
 from lance_dagster.format.codec.row_sequences import count_row_ids, count_versions
 from lance_dagster.format.layout import is_file_name
 from lance_dagster.format.model import Flag, Fragments, Manifest, WriterVersion
@@ -191,8 +191,8 @@ def check_writable(manifest: Manifest) -> None:
             raise UnsupportedFeatureError(f"{manifest.branch or 'main'}@{manifest.version}", [what])
 
 
-def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
-    """Encode a manifest file with its transaction inline.
+def encode_manifest_file(manifest: Manifest, transaction: bytes) -> bytes:
+    """Encode a manifest file, with its encoded transaction inline.
 
     Raises:
         UnsupportedFeatureError: Data of the previous manifest file would be lost (`check_writable`).
@@ -204,7 +204,7 @@ def encode_manifest_file(manifest: Manifest, transaction: Transaction) -> bytes:
     size = 0
     for name, section in (
         ("index_section", manifest.index_section),
-        ("transaction_section", encode_transaction(transaction)),
+        ("transaction_section", transaction),
     ):
         if section is None:
             continue

@@ -158,9 +158,10 @@ def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
             f"delete branch {new!r}, which was begun, and {name!r} is as it was"
         )
     path = layout.join(line, layout.TRANSACTIONS, state.transaction.file_name)
-    store.put(path, encode_transaction(state.transaction), durable=False)
+    encoded = encode_transaction(state.transaction)
+    store.put(path, encoded, durable=False)
     # It may exist from an earlier attempt, with the same content.
-    store.put_if_absent(versions.manifest_path(new, number), encode_manifest_file(manifest, state.transaction))
+    store.put_if_absent(versions.manifest_path(new, number), encode_manifest_file(manifest, encoded))
 
 
 def rename_tag(old: str, new: str, refs: Refs) -> Tag:
