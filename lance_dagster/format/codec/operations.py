@@ -56,6 +56,7 @@ def operation_to_wire(operation: ops.Operation, message: _T) -> None:
     target.SetInParent()
 
 
+# Every reader leaves fragments encoded (`Fragments`): most operations are read for their kind and properties only.
 def _append_from(message: _T.Append, decoder: ProtobufFragmentDecoder) -> ops.Append:
     return ops.Append(fragments=Fragments(message.fragments, decoder))
 
@@ -185,6 +186,7 @@ def _update_from(message: _T.Update, decoder: ProtobufFragmentDecoder) -> ops.Up
         updated_fragments=Fragments(message.updated_fragments, decoder),
         new_fragments=Fragments(message.new_fragments, decoder),
         fields_modified=tuple(message.fields_modified),
+        # The bare number: pylance's `update_columns` leaves it at its default, so `Update` says which kind of update it is.
         mode=message.update_mode,
         preserved_fields=tuple(message.fields_for_preserving_frag_bitmap),
         inserted_rows=_filter_from(message.inserted_rows) if message.HasField("inserted_rows") else None,
@@ -216,6 +218,7 @@ def _filter_from(message: _T.KeyExistenceFilter) -> ops.KeyFilter:
     bloom = message.bloom
     return ops.KeyFilter(
         fields=tuple(message.field_ids),
+        # An exact filter without a hash says that no row was inserted, an absent one that nobody knows which.
         hashes=tuple(message.exact.key_hashes) if message.HasField("exact") else None,
         bloom=(bloom.bitmap, bloom.num_bits, bloom.number_of_items, bloom.probability)
         if message.HasField("bloom")
@@ -254,6 +257,7 @@ def _project_to(operation: ops.Project) -> _T.Project:
 
 
 def _config_from(message: _T.UpdateConfig, _: ProtobufFragmentDecoder) -> ops.UpdateConfig:
+    # Presence counts: an update that replaces a map by nothing has no entry either, and clears the map.
     config = _map_from(message.config_updates) if message.HasField("config_updates") else None
     schema = _map_from(message.schema_metadata_updates) if message.HasField("schema_metadata_updates") else None
     fields = {number: _map_from(entries) for number, entries in message.field_metadata_updates.items()}
@@ -287,6 +291,7 @@ def _config_to(operation: ops.UpdateConfig) -> _T.UpdateConfig:
 
 
 def _map_from(message: _T.UpdateMap) -> ops.MapUpdate:
+    # An entry without a value removes its key; an empty value is a value.
     entries = {entry.key: entry.value if entry.HasField("value") else None for entry in message.update_entries}
     return ops.MapUpdate(entries=entries, replace=message.replace)
 
@@ -316,6 +321,7 @@ def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
 
 
 def _clone_from(message: _T.Clone, _: ProtobufFragmentDecoder) -> ops.Clone:
+    # Untrusted: the name becomes a folder below `tree/`, and the path of a branch file.
     if message.ref_name and not is_path_inside(message.ref_name):
         raise ValueError(f"{message.ref_name[:100]!r} is not the name of a branch")
     return ops.Clone(
@@ -342,6 +348,7 @@ def _overlay_from(message: _T.DataOverlay, _: ProtobufFragmentDecoder) -> ops.Da
         return ops.Overlay(
             file=file_from_wire(entry.data_file),
             committed_version=entry.committed_version,
+            # Either one bitmap of rows for all fields of the file, or one for each field; never both.
             shared_bitmap=entry.shared_offset_bitmap if entry.HasField("shared_offset_bitmap") else None,
             field_bitmaps=tuple(entry.field_coverage.offset_bitmaps) if entry.HasField("field_coverage") else None,
         )
@@ -427,6 +434,7 @@ def decode_transaction(data: bytes, path: str) -> Transaction:
     except DecodeError as error:
         raise CorruptFileError(path, f"its transaction cannot be parsed: {error}") from error
     kind = message.WhichOneof("operation")
+    # An operation of a later release is an unknown field of the message, so it ends up in the same refusal.
     unknown = unknown_fields(message)
     if kind is None or unknown:
         raise UnsupportedFeatureError(path, unknown or ["a transaction without operation"])
@@ -434,6 +442,7 @@ def decode_transaction(data: bytes, path: str) -> Transaction:
         operation = operation_from_wire(message, kind, path)
     except ValueError as error:
         raise CorruptFileError(path, f"its transaction is invalid: {error}") from error
+    # These carry a schema, which a rebase or a merge takes over without reading the manifest it came with.
     if isinstance(operation, Overwrite | Merge | Project):
         check_field_tree(operation.fields, path)
     return Transaction(

@@ -110,10 +110,12 @@ def encode_row_runs(ids: RowRuns) -> bytes:
     ids = ids.merged()
     if len(ids) == 1:
         return row_id_range(int(ids.first[0]), int(ids.count[0]))
+    # Lance reads any encoding; the smallest one is written because every commit rewrites the sequences inline.
     sizes: dict[Callable[[RowRuns], wire.U64Segment], int] = {}
     rows, span = ids.rows, (ids.largest or 0) - (ids.smallest or 0) + 1
     if ids.ascending:
         sizes[_sorted_array] = rows * _width(span)
+        # The end of a range is exclusive, and the id after the largest 64-bit number cannot be written.
         if (ids.largest or 0) + 1 < _TOP:
             sizes[_bitmap] = -(-span // 8)
             sizes[_holes] = (span - rows) * _width(span)
@@ -205,6 +207,7 @@ def smallest_row_id(sequence: bytes) -> int | None:
     A fragment whose smallest id is below the table's `next_row_id` of an older version holds rows moved from there.
     For arrays the bound is their base, which can only err towards "moved".
     """
+    # Called for every fragment of a merge side, so nothing is decoded beyond the bounds of the segments.
     try:
         lowest = [_lower_bound(segment) for segment in wire.RowIdSequence.FromString(sequence).segments]
     except DecodeError:
@@ -226,6 +229,7 @@ def _length(segment: wire.U64Segment, path: str) -> int:
         raise CorruptFileError(path, "it has a segment of row ids in no known encoding")
     if kind in ("array", "sorted_array"):
         return _array_length(getattr(segment, kind), path)
+    # A damaged file may claim any bounds. They are Python integers here, so that no difference wraps around.
     bounds = getattr(segment, kind)
     span: int = bounds.end - bounds.start
     if span < 0:
@@ -262,6 +266,7 @@ def _runs_of(segment: wire.U64Segment, path: str) -> RowRuns:
             edges = np.flatnonzero(np.diff(bits, prepend=np.uint8(0), append=np.uint8(0))).astype(np.uint64)
             return _spans(edges[::2] + np.uint64(mapped.start), edges[1::2] - edges[::2])
         case "sorted_array":
+            # A reader may search it by bisection, and would miss ids of an unsorted one without any error.
             ascending = _array(segment.sorted_array, path)
             if not _ascending(ascending):
                 raise CorruptFileError(path, "it has a sorted array of row ids that is not sorted")
@@ -272,6 +277,7 @@ def _runs_of(segment: wire.U64Segment, path: str) -> RowRuns:
 
 def _between(start: int, end: int, holes: U64Array, path: str) -> RowRuns:
     """Return the runs between holes, which are sorted."""
+    # A hole outside the range, or one that is listed twice, would make the number of ids wrong.
     if len(holes) and (int(holes[0]) < start or int(holes[-1]) >= end or not _ascending(holes)):
         raise CorruptFileError(path, "it has holes outside of its range of row ids")
     one = np.uint64(1)
@@ -300,6 +306,7 @@ def _array(array: wire.EncodedU64Array, path: str) -> U64Array:
 
 def _from_base(array: wire.EncodedU64Array.U16 | wire.EncodedU64Array.U32, width: str, path: str) -> U64Array:
     offsets = np.frombuffer(array.offsets, width).astype(np.uint64)
+    # numpy would wrap around at 2^64 and give ids of other rows.
     if len(offsets) and array.base + int(offsets.max()) >= _TOP:
         raise CorruptFileError(path, "it has a row id that is no 64-bit number")
     return offsets + np.uint64(array.base)
@@ -376,5 +383,6 @@ def _lower_bound(segment: wire.U64Segment) -> int | None:
             return array.u32_array.base
         case _:
             values = array.u64_array.values
+            # Trailing bytes are damage, which `decode_row_runs` reports; here a bound is enough.
             whole = np.frombuffer(values[: len(values) // 8 * 8], "<u8")
             return int(whole.min()) if len(whole) else None
