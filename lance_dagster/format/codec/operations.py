@@ -186,7 +186,7 @@ def _update_from(message: _T.Update, decoder: ProtobufFragmentDecoder) -> ops.Up
         updated_fragments=Fragments(message.updated_fragments, decoder),
         new_fragments=Fragments(message.new_fragments, decoder),
         fields_modified=tuple(message.fields_modified),
-        # The bare number: pylance's `update_columns` leaves it at its default, so `Update` says which kind of update it is.
+        # pylance's `update_columns` leaves the mode at its default, so `Update` itself says which kind of update it is.
         mode=message.update_mode,
         preserved_fields=tuple(message.fields_for_preserving_frag_bitmap),
         inserted_rows=_filter_from(message.inserted_rows) if message.HasField("inserted_rows") else None,
