@@ -1,6 +1,5 @@
 """Merges, moves of tags and collections that end in the middle, with the process or without its knowing."""
 
-import multiprocessing
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from lance_dagster.errors import StoreError
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
+from tests.process_race import ready_processes
 from tests.soak import DEEP
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
 from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
@@ -68,10 +68,7 @@ def finished(table: LanceTable, operation: str, either: Either) -> None:
 
 def ended(target: Callable[..., None], *arguments: Any) -> int | None:  # noqa: ANN401 - what the job takes
     """How a process of its own ended."""
-    context = multiprocessing.get_context("forkserver")
-    # Loaded once, by the process that each process that a test kills is forked from: it never did anything else.
-    context.set_forkserver_preload(["tests.faults.killed_operations"])
-    process: BaseProcess = context.Process(target=target, args=arguments)
+    process: BaseProcess = ready_processes().Process(target=target, args=arguments)
     process.start()
     process.join(_PATIENCE)
     return process.exitcode
