@@ -1,25 +1,12 @@
-"""Run jobs in processes of their own, at the same moment or one of them to its death."""
+"""Run jobs at the same moment, each in a process of its own."""
 
-import multiprocessing
 from collections.abc import Callable, Sequence
-from multiprocessing.context import ForkServerContext
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
+from tests.forked_program import ready_processes
+
 START_SECONDS = 120
-_LOADED = ["pytest", "lance", "lance_dagster.table", "tests.table_factory", "tests.faults.killed_operations"]
-
-
-def ready_processes() -> ForkServerContext:
-    """A context whose processes have loaded pylance and this package when they start.
-
-    They are forked from a server that loaded both once. That is safe because the server never opens a table: pylance
-    has started no thread in it.
-    """
-    context = multiprocessing.get_context("forkserver")
-    # One list for all tests: the server starts with the first process, and reads the list only then.
-    context.set_forkserver_preload(_LOADED)
-    return context
 
 
 def race(job: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:

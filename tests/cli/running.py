@@ -4,14 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from lance_dagster.cli.main import main
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.forked_program import ROOT, run_program
 
 
 def run(*arguments: str, color: bool = False) -> Result:
@@ -37,6 +35,11 @@ def document_of(*arguments: str, code: int = 0) -> Any:  # noqa: ANN401  # whate
 
 
 def process(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Call the command as a process of its own."""
+    """Call the command as a process of its own, which has loaded it already."""
+    return run_program("lance_dagster.cli", *arguments, environment=environment)
+
+
+def interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call the command as a process that starts Python anew, as a user does."""
     command = [sys.executable, "-m", "lance_dagster.cli", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)

@@ -4,14 +4,17 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import click
 import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.cli.main import TOPICS, main
-from tests.cli.running import ROOT, document_of, lines_of, process, run
+from tests.cli.running import document_of, interpreter, lines_of, process, run
+from tests.forked_program import ROOT, run_on
 from tests.table_factory import contents, entries, new_table
 
 COMMANDS = [command for commands in TOPICS.values() for command in commands]
@@ -30,16 +33,16 @@ def table(tmp_path: Path) -> LanceTable:
 
 def test_processes_exit_as_told(table: LanceTable) -> None:
     """0 done, 1 refused, 2 wrongly called; answers on standard output, one line of error on the other."""
-    done = process("status", table.uri)
+    done = interpreter("status", table.uri)
     assert (0, "") == (done.returncode, done.stderr)
-    refused = process("merge", table.uri, "run/2")
+    refused = interpreter("merge", table.uri, "run/2")
     assert (1, 1, 2) == (refused.returncode, refused.stdout.count("\n"), refused.stderr.count("\n"))
     assert refused.stdout.startswith("rows conflict: ")
     assert refused.stderr.startswith("lance-dagster: cannot merge run/2@3 into main@3 of ")
     assert "\nhint: look with `lance-dagster diff " in refused.stderr
-    wrong = process("merge", table.uri, "run/3")
+    wrong = interpreter("merge", table.uri, "run/3")
     assert (2, "", 1) == (wrong.returncode, wrong.stdout, wrong.stderr.count("\n"))
-    settled = process("merge", table.uri, "run/2", "-s", "source-wins", "--json")
+    settled = interpreter("merge", table.uri, "run/2", "-s", "source-wins", "--json")
     assert (0, "") == (settled.returncode, settled.stderr)
     assert [("a", 1), ("a", 20)] == contents(table)
 
@@ -216,21 +219,23 @@ def test_a_shell_can_be_told() -> None:
 def on_terminal(*arguments: str, **environment: str) -> str:
     """What the command writes to a terminal."""
     master, terminal = pty.openpty()
-    command = [sys.executable, "-m", "lance_dagster.cli", *arguments]
     kept = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    done = subprocess.Popen(command, stdout=terminal, stderr=terminal, cwd=ROOT, env={**kept, **environment})
-    os.close(terminal)
     found = b""
-    while True:
-        try:
-            part = os.read(master, 4096)
-        except OSError:
-            # How a terminal ends on Linux.
-            break
-        if not part:
-            break
-        found += part
-    done.wait(timeout=60)
+
+    def read() -> None:
+        nonlocal found
+        # A terminal on Linux ends with an error.
+        with suppress(OSError):
+            while part := os.read(master, 4096):
+                found += part
+
+    # What is written has to be read meanwhile, or a full terminal would stop the command.
+    reader = Thread(target=read)
+    reader.start()
+    name = os.ttyname(terminal)
+    run_on((name, name), ["lance_dagster.cli", *arguments], environment={**kept, **environment})
+    os.close(terminal)
+    reader.join(timeout=60)
     os.close(master)
     return found.decode()
 

@@ -1,12 +1,11 @@
 """Every block of Python or of a shell in the pages runs, from top to bottom of its page."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked_program import run_program
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,16 +36,8 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     program = tmp_path / "page.py"
     # As a program of its own: Dagster looks at the source of the functions it is given.
     program.write_text(code.replace("\n", f"from pathlib import Path; ROOT = Path({str(tmp_path)!r})\n", 1))
-    done = subprocess.run(
-        [sys.executable, program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert (0, "") == (done.returncode, done.stderr if done.returncode else "")
+    done = run_program(str(program), cwd=tmp_path)
+    assert 0 == done.returncode, done.stderr
 
 
 def test_links_lead_somewhere() -> None:

@@ -16,7 +16,7 @@ from lance_dagster.errors import StoreError
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
-from tests.process_race import ready_processes
+from tests.forked_program import ready_processes
 from tests.soak import DEEP
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
 from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
