@@ -11,6 +11,8 @@ from typing import TypeVar
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import matching_offsets
+from lance_dagster.diff.changed_rows import VersionedRows
+from lance_dagster.diff.row_matching import Flags
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.history.context import TableContext
@@ -24,9 +26,9 @@ from lance_dagster.history.lineage import (
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, picked_across
+from lance_dagster.merge.row_values import equal_rows, shared_keys
 from lance_dagster.merge.rules import MergeInput, Strategy
-from lance_dagster.merge.rules.merge_input import LocatedRows, Lookups, SharedKeys
-from lance_dagster.merge.shared_keys import shared_keys
+from lance_dagster.merge.rules.merge_input import AddressedRows, EqualRows, LocatedRows, Lookups, SharedKeys
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -59,7 +61,22 @@ def lookups(context: TableContext) -> Lookups:
         of_source, of_dest = ((context.dataset(state_of(manifest)), rows) for manifest, rows in (source, dest))
         return shared_keys(of_source, of_dest, columns)
 
-    return Lookups(deleted=deleted, matching=matching, ahead=ahead, shared_keys=keys)
+    return Lookups(deleted=deleted, matching=matching, ahead=ahead, shared_keys=keys, equal_rows=_comparing(context))
+
+
+def _comparing(context: TableContext) -> EqualRows:
+    compared: dict[tuple[bytes, bytes, tuple[tuple[int, int], ...]], Flags] = {}
+
+    def equal(source: AddressedRows, dest: AddressedRows, matched: Mapping[int, int]) -> Flags:
+        # Before a merge is refused it is planned under several strategies, which ask for the same rows.
+        asked = source[1].tobytes(), dest[1].tobytes(), tuple(sorted(matched.items()))
+        if asked not in compared:
+            before = VersionedRows(context, state_of(source[0]), after=False), source[1]
+            after = VersionedRows(context, state_of(dest[0]), after=True), dest[1]
+            compared[asked] = equal_rows(before, after, matched)
+        return compared[asked]
+
+    return equal
 
 
 def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:

@@ -102,11 +102,55 @@ def test_a_row_updated_here_and_deleted_there_is_a_conflict(table: LanceTable, u
 
 
 def test_a_row_updated_on_both_sides_is_a_conflict(table: LanceTable) -> None:
-    """Even when both gave it the same value: nobody saw the other's."""
-    for branch in ("run", "main"):
-        update(table, 10, "value in (1, 2)", branch)
+    """Where both gave it different values."""
+    for branch, value in (("run", 10), ("main", 11)):
+        update(table, value, "value in (1, 2)", branch)
     with pytest.raises(MergeConflictError, match="2 rows in fragment 0 of the merge base"):
         table.merge("run")
+
+
+def test_the_same_update_on_both_sides_is_one(stable: LanceTable) -> None:
+    """Values are compared row by row; what only one side did besides is kept."""
+    for branch in ("run", "main"):
+        update(stable, 10, "value in (1, 2)", branch)
+    update(stable, 30, "value = 3", "run")
+    compact(stable, "run")
+    stable.delete("value = 4")
+    assert 0 == stable.preview_merge("run").rows_removed
+    stable.merge("run")
+    assert [("a", 10), ("a", 10), ("a", 30), ("b", 5), ("b", 6)] == contents(stable)
+    sound(stable)
+
+
+def test_of_rows_updated_on_both_sides_those_with_other_values_are_conflicts(stable: LanceTable) -> None:
+    """The unit counts these alone, and a strategy decides about these alone."""
+    for branch, value in (("run", 20), ("main", 21)):
+        update(stable, 10, "value = 1", branch)
+        update(stable, value, "value = 2", branch)
+    with pytest.raises(MergeConflictError, match="1 row in fragment 0 of the merge base"):
+        stable.merge("run")
+    assert 1 == stable.preview_merge("run").conflicting_rows().read_all().num_rows
+    stable.merge("run", strategy="source-wins")
+    assert [("a", 3), ("a", 10), ("a", 20)] == [row for row in contents(stable) if row[0] == "a"]
+    sound(stable)
+
+
+def test_the_same_update_beside_a_new_column_has_its_values(stable: LanceTable) -> None:
+    """The row is taken from the side that has values of more columns."""
+    for branch in ("run", "main"):
+        update(stable, 10, "value = 1", branch)
+    stable.columns.add({"double": "value * 2"}, branch="run")
+    stable.merge("run")
+    assert [20] == stable.read(filter="value = 10")["double"].to_pylist()
+    sound(stable)
+
+
+def test_updates_of_different_columns_of_a_row_are_a_conflict(stable: LanceTable) -> None:
+    """The values of both would have to be written into one file."""
+    update(stable, 10, "value = 1", "run")
+    as_pylance(stable).update({"key": "'z'"}, where="value = 1")
+    with pytest.raises(MergeConflictError, match="1 row in fragment 0 of the merge base"):
+        stable.merge("run")
 
 
 @pytest.mark.parametrize("compacting", [["run"], ["main"], ["run", "main"]], ids="+".join)

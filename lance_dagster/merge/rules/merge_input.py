@@ -7,9 +7,11 @@ for, since a merge of a branch that only appended must not cost what the dest di
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import U64Array
 from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
@@ -34,6 +36,13 @@ class SharedKeys:
 
 LocatedRows = tuple[Manifest, Mapping[int, BitMap]]
 """A version, and rows of it: offsets by fragment."""
+AddressedRows = tuple[Manifest, U64Array]
+"""A version, and addresses of rows of it."""
+EqualRows = Callable[[AddressedRows, AddressedRows, Mapping[int, int]], "np.ndarray[tuple[int], np.dtype[np.bool_]]"]
+"""Tells which rows of source and dest, given in the same order, have the same values in fields that both have.
+
+The fields of the dest are given by those of the source.
+"""
 FindSharedKeys = Callable[[LocatedRows, LocatedRows, Sequence[str]], SharedKeys]
 """Finds the rows of source and dest that have the same values in the columns of a key."""
 
@@ -43,13 +52,15 @@ class Lookups:
     """How a merge looks at what manifests do not hold.
 
     `ahead` is told what `deleted` will be asked, all at once, so that the files can be read in parallel. Without
-    `shared_keys` nobody can look at keys, and the conditions that were recorded have to do.
+    `shared_keys` nobody can look at keys, and the conditions that were recorded have to do; without `equal_rows` no row
+    that both sides updated counts as updated alike.
     """
 
     deleted: Deleted
     matching: Matching
     ahead: Callable[[Sequence[tuple[Manifest, Fragment]]], None] = lambda _: None
     shared_keys: FindSharedKeys | None = None
+    equal_rows: EqualRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,18 +14,20 @@ columns of the other side, it is a conflict.
 `decide` is the table; `decide_fragment` gathers what it needs to know of both sides.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
+from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows, present
-from lance_dagster.merge.rules.row_origins import Absence, AbsentRows, BaseKey, BaseRows
+from lance_dagster.merge.rules.row_origins import OFFSET_BITS, Absence, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.schema_merge import MergedSchema
-from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy
+from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, add_rows
 
 Fields = frozenset[int]
 """Ids of fields of the result."""
@@ -92,7 +94,8 @@ class RowRules:
     """What holds for the rows of all fragments: the sides, the merged schema, what claims lost, the strategy.
 
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
-    not count, since it lost the claim to them. `returning` says that rows which the dest took back come again.
+    not count, since it lost the claim to them. `alike` are rows that both sides gave the same values, by `alike_rows`.
+    `returning` says that rows which the dest took back come again.
     """
 
     source: MergeSide
@@ -101,6 +104,7 @@ class RowRules:
     source_undone: BaseRows
     dest_undone: BaseRows
     strategy: ParsedStrategy
+    alike: BaseRows = field(default_factory=dict)
     returning: bool = False
 
     def decide_fragment(self, number: BaseKey) -> DecidedFragment | None:
@@ -156,13 +160,13 @@ class RowRules:
     def _compared(self, number: BaseKey) -> tuple[FragmentRowChanges, FragmentRowChanges]:
         """Return what became of the rows of a fragment of the base on both sides.
 
-        Rows that both have with the same new values, from the same file, count as changed by the dest alone; by the
-        source where that has values of more columns. Rows that the base had deleted and both have again count as
-        changed by both when they may have other values.
+        Rows that both have with the same new values, from the same file or because they are equal, count as changed by
+        the dest alone; by the source where that has values of more columns. Rows that the base had deleted and both
+        have again count as changed by both when they may have other values.
         """
         source, dest = self.source.of(number), self.dest.of(number)
         both = source.updated & dest.updated
-        if both and (same := self._in_one_place(number, both)):
+        if both and (same := self._in_one_place(number, both) | (self.alike.get(number, BitMap()) & both)):
             of_source, of_dest = (self._in_result(side, side.backed(number, same)) for side in (self.source, self.dest))
             if of_source <= of_dest:
                 source = replace(source, updated=source.updated - same, moved=source.moved | same)
@@ -230,6 +234,52 @@ class RowRules:
             else:
                 source -= {number}
         return source, dest
+
+
+MOST_ROWS_COMPARED = 10_000
+"""Rows updated on both sides whose values are read. Where there are more, all of them are conflicts."""
+
+
+def alike_rows(source: MergeSide, dest: MergeSide, schema: MergedSchema, keys: Iterable[BaseKey]) -> BaseRows:
+    """Return the rows that both sides updated to the same values.
+
+    Args:
+        source: The side that is merged.
+        dest: The side it is merged into.
+        schema: The merged schema: columns that only one side has are not compared.
+        keys: The fragments of the merge base that are looked at.
+    """
+    equal = source.lookups.equal_rows
+    # A cast gives a column another id, so that its values would not be compared.
+    if equal is None or source.casts or dest.casts:
+        return {}
+    contested: dict[BaseKey, BitMap] = {}
+    for key in keys:
+        updated = source.rows.moved_from(key)[1]
+        # What the dest did is looked up only where the source updated something.
+        if updated and (both := updated & dest.rows.moved_from(key)[1]):
+            contested[key] = both
+    if not 0 < sum(map(len, contested.values())) <= MOST_ROWS_COMPARED:
+        return {}
+    here = {one.id for one in dest.manifest.fields}
+    matched = {own: number for own, number in schema.from_source.items() if number in here}
+    addresses = [np.concatenate([_addresses(side, *pair) for pair in contested.items()]) for side in (source, dest)]
+    found = equal((source.manifest, addresses[0]), (dest.manifest, addresses[1]), matched)
+    alike, start = dict[BaseKey, BitMap](), 0
+    for key, rows in contested.items():
+        add_rows(alike, key, BitMap(elements(rows)[found[start : start + len(rows)]].tolist()))
+        start += len(rows)
+    return alike
+
+
+def _addresses(side: MergeSide, key: BaseKey, rows: BitMap) -> U64Array:
+    """Return the addresses that updated rows of a fragment of the merge base have on a side, in their order there."""
+    offsets = elements(rows)
+    found = np.zeros(len(offsets), np.uint64)
+    for number in side.rows.numbers_by_key.get(key, ()):
+        there, here = side.rows.relocated[number].pairs(key, rows)
+        found[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
+    return found
 
 
 def _changed(number: BaseKey, fragment: Fragment | None, changes: FragmentRowChanges, side: MergeSide) -> set[int]:

@@ -11,7 +11,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import encode_row_ids, encode_versions
 from lance_dagster.format.model import DataFile, DeletionFile, Field, Flag, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import Append, Operation, Transaction
-from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
+from lance_dagster.merge.rules.merge_input import EqualRows, Lookups, MergeInput
 from lance_dagster.merge.rules.merge_side import MergeSide, sides_of
 from lance_dagster.merge.rules.strategy import Finding, Strategy
 from lance_dagster.transactions.claims import Change, SideHistory
@@ -112,6 +112,7 @@ def merge_input(
     base: Manifest = BASE,
     strategy: Strategy = None,
     matching: Mapping[str, Mapping[int, BitMap]] | None = None,
+    equal_rows: EqualRows | None = None,
 ) -> MergeInput:
     """Put a merge together; `matching` has the rows, by fragment, that a predicate matches in any version."""
 
@@ -125,7 +126,7 @@ def merge_input(
         space=RowSpace.of([("main", 0)], base.next_row_id, {}),
         source=source,
         dest=dest or side("main", base, base=base),
-        lookups=Lookups(deleted=deleted, matching=matches),
+        lookups=Lookups(deleted=deleted, matching=matches, equal_rows=equal_rows),
         strategy=strategy,
     )
 

@@ -1,7 +1,10 @@
-"""Find the rows of two versions that have the same key.
+"""Read values of rows of two versions, where manifests cannot tell a merge what it has to know.
 
 Two upserts that both put in new rows contradict each other exactly where both put in a row of the same key. Which keys
 these are is not recorded, since there may be millions; so the key columns of the rows that both sides wrote are read.
+
+Two updates of a row contradict each other only where they gave it different values. So the rows that both sides updated
+are read from both, up to `MOST_ROWS_COMPARED` of the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +13,17 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import LanceDataset, scan_fragment
+from lance_dagster.datafiles import Addresses, LanceDataset, scan_fragment
+from lance_dagster.diff.changed_rows import VersionedRows
+from lance_dagster.diff.row_matching import Flags, compared_columns
+from lance_dagster.diff.schema_diff import Fields
 from lance_dagster.edit.upsert import comparable_values, predicate_of
-from lance_dagster.errors import InvalidInputError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.merge.rules.merge_input import SharedKeys
 
 _PLACE = "place"
+LocatedRow = tuple[VersionedRows, Addresses]
+"""A version, and addresses of rows of it."""
 
 
 def shared_keys(
@@ -41,6 +49,31 @@ def shared_keys(
     keys = one.keys.take(of_source).select(list(columns)).sort_by([(name, "ascending") for name in columns])
     condition = predicate_of(keys, columns) if len(of_source) else None
     return SharedKeys(source=one.rows_at(of_source), dest=other.rows_at(of_dest), condition=condition)
+
+
+def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int]) -> Flags:
+    """Tell which rows have the same values in two versions, in the columns that both have.
+
+    Values are compared as `diff` compares them. Where they cannot be compared or read, the rows count as different: the
+    merge is refused then as if nobody had looked.
+
+    Args:
+        source: A version, and the addresses of rows.
+        dest: The other version, and the addresses of the same rows, in the same order.
+        matched: By the id of a field of the source, the id of the same field on the dest.
+    """
+    (before, olds), (after, news) = source, dest
+    fields = Fields.of(before.state.manifest.fields), Fields.of(after.state.manifest.fields)
+    columns, refused = compared_columns(*fields, matched)
+    different = np.zeros(len(olds), np.bool_)
+    if refused or not columns:
+        return different
+    try:
+        one, other = before.digests(olds, columns)[0], after.digests(news, columns)[0]
+    except (LanceDagsterError, OSError):
+        return different
+    equal: Flags = np.all(one == other, axis=1)
+    return equal
 
 
 class _Keyed:

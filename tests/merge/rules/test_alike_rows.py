@@ -1,0 +1,77 @@
+"""Rows that both sides updated, compared by a look-up that tells which values are equal."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from lance_dagster.format.transaction import Update
+from lance_dagster.merge.rules.merge_input import AddressedRows, MergeInput
+from lance_dagster.merge.rules.merge_side import sides_of
+from lance_dagster.merge.rules.row_decisions import MOST_ROWS_COMPARED, alike_rows
+from lance_dagster.merge.rules.schema_merge import merge_schemas
+from lance_dagster.merge.rules.strategy import ParsedStrategy
+from tests.merge.rules.literal_merges import BASE, fragment, manifest, merge_input, side
+
+Asked = list[tuple[list[int], list[int], dict[int, int]]]
+
+
+class Comparison:
+    """Answers that the first of the rows are equal, and keeps what it was asked."""
+
+    def __init__(self, equal: int) -> None:
+        """Take how many rows are equal."""
+        self.equal = equal
+        self.asked: Asked = []
+
+    def __call__(
+        self, source: AddressedRows, dest: AddressedRows, matched: Mapping[int, int]
+    ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+        """Compare rows."""
+        self.asked.append((source[1].tolist(), dest[1].tolist(), dict(matched)))
+        return np.arange(len(source[1])) < self.equal
+
+
+def updates(source: list[int], dest: list[int], equal: int, rows: int = 4) -> tuple[Comparison, MergeInput]:
+    """Both sides update rows of the merge base, given by their row ids, into fragment 1."""
+    base = BASE if rows == 4 else manifest(fragment(0, "base.lance", range(rows)), next_row_id=rows)
+    states = [
+        manifest(
+            fragment(0, "base.lance", range(rows), deleted=ids),
+            fragment(1, f"{name}.lance", ids, updated_at=3),
+            next_row_id=rows,
+        )
+        for name, ids in (("run", source), ("main", dest))
+    ]
+    histories = [side(name, state, Update(), base=base) for name, state in zip(("run", "main"), states, strict=True)]
+    comparison = Comparison(equal)
+    return comparison, merge_input(*histories, base=base, equal_rows=comparison)
+
+
+def found(given: MergeInput) -> dict[object, list[int]]:
+    """The rows that both updated to the same values."""
+    source, dest = sides_of(given)
+    schema = merge_schemas(source, dest, ParsedStrategy.NONE, crosswise=False)
+    return {key: list(rows) for key, rows in alike_rows(source, dest, schema, [0]).items()}
+
+
+@pytest.mark.parametrize("equal,expected", [(0, {}), (1, {0: [1]}), (2, {0: [1, 2]})])
+def test_equal_rows_are_alike(equal: int, expected: dict[object, list[int]]) -> None:
+    """Rows are given where each side has them, in the order of the merge base."""
+    comparison, given = updates([2, 0, 1], [1, 2, 3], equal)
+    assert expected == found(given)
+    assert [([(1 << 32) + 2, 1 << 32], [1 << 32, (1 << 32) + 1], {0: 0, 1: 1})] == comparison.asked
+
+
+def test_nothing_is_read_where_both_updated_other_rows() -> None:
+    """Only rows that both updated can be alike."""
+    comparison, given = updates([0, 1], [2, 3], 9)
+    assert ({}, []) == (found(given), comparison.asked)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_number_of_rows_read_is_bounded(more: int) -> None:
+    """Above the bound no row is compared, and all are conflicts."""
+    rows = MOST_ROWS_COMPARED + more
+    comparison, given = updates(list(range(rows)), list(range(rows)), 1, rows=rows + 1)
+    assert ({} if more else {0: [0]}, 1 - more) == (found(given), len(comparison.asked))
