@@ -8,7 +8,7 @@ A version contains every version that went into it. No graph has to be walked to
   that branch (`MergeRecord`). Later versions carry the records on, and a branch inherits those of its fork point.
 
 So one number for each branch id describes all of it (`Lineage.contained`). "A contains B" is a comparison of two
-numbers, the merge base is the newest version within the lower of two numbers, and ahead/behind counts listed names.
+numbers, the merge base lies at the lower of two numbers (`history.merge_base`), and ahead/behind counts listed names.
 
 Invariants and traps:
 
@@ -26,7 +26,7 @@ Invariants and traps:
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     reset_target,
 )
-from lance_dagster.history.refs.ref_store import DELETING, Branch, Refs
+from lance_dagster.history.refs.ref_store import Branch, Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import (
@@ -111,7 +111,7 @@ def records_for_aliases(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) 
     return found
 
 
-_Place = tuple[str, str, int]
+VersionPlace = tuple[str, str, int]
 """The id and the name of a branch, and the number of one of its versions."""
 
 
@@ -222,81 +222,6 @@ def records_for_merge(
     return found | records_for_aliases(dest.state.manifest, strays)
 
 
-def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
-    """Return the version of `dest` that merged everything `source` has; None when there is something to merge.
-
-    The head of `dest` is returned where that version was cleaned up, and where `source` changed nothing.
-    """
-    # The source may have changed nothing since the fork, or only merged what the dest has: then nothing is left to
-    # do, though no merge is recorded.
-    if not dest.contains(source):
-        return None if changes_since(source, dest, versions) else dest.state
-    record = merge_records_of(dest.state.manifest).get(source.id)
-    number = dest.state.number if record is None else record.dest
-    segment = next((segment for segment in reversed(dest.segments) if number <= segment.number), dest.segments[0])
-    try:
-        return versions.load(segment.branch, number, segment.id)
-    except VersionNotFoundError:
-        return dest.state
-
-
-def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -> Lineage:
-    """Return the merge base: the newest version that both contain.
-
-    After criss-cross merges there may be several, none of which contains another. Then the one on the branch that
-    sorts first is chosen; rows of the others are recognised by their ids.
-
-    Raises:
-        VersionNotFoundError: The merge base was cleaned up.
-    """
-    segments = {segment.id: segment for segment in (*source.segments, *dest.segments)}
-    both = {
-        own: number
-        for own in source.contained.keys() & dest.contained.keys()
-        # The first version of a branch repeats its fork point, which is a candidate on the branch below already.
-        if (number := min(source.contained[own], dest.contained[own]))
-        > (segments[own].forked if own in segments else -1)
-        or own == MAIN
-    }
-    names = {own: segment.branch for own, segment in segments.items()}
-    best = _newest(None, _places(both, names), (source, dest), (refs, versions))
-    if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
-        # A third branch was merged into both. Looked at only now, since it takes listing every branch. If it was
-        # deleted meanwhile, its rows are still recognised by their ids.
-        left = (branch for branch in refs.branches().values() if branch.state != DELETING)
-        others = {branch.id: branch.name for branch in left if branch.id not in names}
-        best = _newest(best, _places(both, others), (source, dest), (refs, versions))
-    if best is None:
-        raise InvalidInputError(f"{source.state} and {dest.state} of {refs.store.uri} have no version in common")
-    return best
-
-
-def _places(numbers: Mapping[str, int], names: Mapping[str, str]) -> list[_Place]:
-    return [(own, names[own], numbers[own]) for own in numbers.keys() & names.keys()]
-
-
-def _newest(
-    best: Lineage | None, places: Iterable[_Place], sides: tuple[Lineage, Lineage], of: tuple[Refs, Versions]
-) -> Lineage | None:
-    # By name, then number: branch ids are random, and would make another choice in a copy of the same table.
-    for place in sorted(places, key=lambda place: (place[1], place[2], place[0])):
-        found = lineage_of(_load(place, sides, of[1]), of[0])
-        if best is None or found.contains(best):
-            best = found
-    return best
-
-
-def is_criss_cross(source: Lineage, dest: Lineage, base: Lineage) -> bool:
-    """Tell whether merges crossed: both sides contain versions that their merge base does not contain."""
-    shared = source.contained.keys() & dest.contained.keys()
-    forked = {segment.id: segment.forked for segment in (*source.segments, *dest.segments)}
-    return any(
-        (number := min(source.contained[own], dest.contained[own])) > base.contained.get(own, -1)
-        and number > forked.get(own, -1)
-        for own in shared
-    )
-
-
 def last_common(one: Lineage, other: Lineage) -> int:
     """Return the number of the last version that both descend from on one branch; 0 when there is none."""
     numbers = {segment.id: segment.number for segment in one.segments}
@@ -334,7 +259,7 @@ def row_space(
     for child, parent in reversed(list(pairwise(of.segments))):
         # Ids from `next_row_id` at the fork on were minted on the child; the same numbers were minted again on the
         # parent.
-        forked = _load((parent.id, parent.branch, child.forked), (of,), versions)
+        forked = load_or_copy((parent.id, parent.branch, child.forked), (of,), versions)
         segments.append((child.id, forked.manifest.next_row_id))
     aliases = {} if anchor is None else _aliases(anchor)
     for change in changes:
@@ -482,7 +407,7 @@ def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
     return bool(_NUMBER.fullmatch(number)) and other.contained.get(properties.get(MERGED_BRANCH, ""), -1) >= int(number)
 
 
-def _load(place: _Place, lineages: Sequence[Lineage], versions: Versions) -> State:
+def load_or_copy(place: VersionPlace, lineages: Sequence[Lineage], versions: Versions) -> State:
     """Read a version, or where it was cleaned up the first version of a branch that was forked from it: a copy."""
     steps = (step for lineage in lineages for step in pairwise(lineage.segments))
     segment, branch, number = place

@@ -18,11 +18,11 @@ from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
-    is_criss_cross,
     lineage_of,
     row_space,
     side_history,
 )
+from lance_dagster.history.merge_base import is_criss_cross
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, picked_across

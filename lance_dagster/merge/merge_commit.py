@@ -15,11 +15,10 @@ from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
-    merge_base,
     records_for_aliases,
     records_for_merge,
-    version_that_merged,
 )
+from lance_dagster.history.merge_base import merge_base, version_that_merged
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records

@@ -47,11 +47,11 @@ from lance_dagster.history.lineage import (
     changes_since,
     last_common,
     lineage_of,
-    merge_base,
     records_for_aliases,
     row_space_since,
     side_history,
 )
+from lance_dagster.history.merge_base import merge_base
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims

@@ -9,7 +9,8 @@ from lance_dagster.errors import AlreadyExistsError, Remedy
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.history.lineage import Lineage, merge_base, version_that_merged
+from lance_dagster.history.lineage import Lineage
+from lance_dagster.history.merge_base import merge_base, version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_store import Branch, with_metadata
 from lance_dagster.history.versions import State

@@ -8,7 +8,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidRefNameError
 from lance_dagster.format import layout
-from lance_dagster.format.validation import check_branch_name, check_tag_name
+from lance_dagster.history.refs.ref_names import check_branch_name, check_tag_name
 from tests.table_factory import entries
 
 GOOD = [

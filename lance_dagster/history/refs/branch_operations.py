@@ -36,11 +36,12 @@ from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInput
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_writable
 from lance_dagster.format.transaction import Clone, Transaction
-from lance_dagster.format.validation import check_branch_name, check_string_mapping
+from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.inventory import copy_to_expired
 from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.protection import refuse_protected_branch
+from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import (
     CLOSING,
     CREATING,

@@ -24,9 +24,9 @@ from dataclasses import replace
 from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefMovedError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
-from lance_dagster.format.validation import check_branch_name, check_tag_name
 from lance_dagster.history.refs import branch_operations
 from lance_dagster.history.refs.protection import refuse_protected_branch, refuse_protected_tag
+from lance_dagster.history.refs.ref_names import check_branch_name, check_tag_name
 from lance_dagster.history.refs.ref_store import (
     CREATING,
     READY,

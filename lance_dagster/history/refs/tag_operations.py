@@ -32,12 +32,12 @@ from lance_dagster.errors import (
     Remedy,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_tag_name
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
 from lance_dagster.history.refs.protection import refuse_protected_tag
+from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.ref_store import IMMUTABLE, READY, RESERVED_PREFIX, Refs, Tag, with_metadata
 from lance_dagster.history.versions import State, Versions
 

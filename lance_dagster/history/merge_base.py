@@ -1,0 +1,95 @@
+"""The merge base: the newest version that two versions both contain; and whether there is anything to merge.
+
+What a version contains is one number for each branch (`Lineage.contained`), so the newest common version of each branch
+is the lower of two numbers. The merge base is the one of these versions that contains the others.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from lance_dagster.errors import InvalidInputError, VersionNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.lineage import (
+    Lineage,
+    VersionPlace,
+    changes_since,
+    lineage_of,
+    load_or_copy,
+    merge_records_of,
+)
+from lance_dagster.history.refs.ref_store import DELETING, Refs
+from lance_dagster.history.versions import State, Versions
+
+
+def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> State | None:
+    """Return the version of `dest` that merged everything `source` has; None when there is something to merge.
+
+    The head of `dest` is returned where that version was cleaned up, and where `source` changed nothing.
+    """
+    # The source may have changed nothing since the fork, or only merged what the dest has: then nothing is left to
+    # do, though no merge is recorded.
+    if not dest.contains(source):
+        return None if changes_since(source, dest, versions) else dest.state
+    record = merge_records_of(dest.state.manifest).get(source.id)
+    number = dest.state.number if record is None else record.dest
+    segment = next((segment for segment in reversed(dest.segments) if number <= segment.number), dest.segments[0])
+    try:
+        return versions.load(segment.branch, number, segment.id)
+    except VersionNotFoundError:
+        return dest.state
+
+
+def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -> Lineage:
+    """Return the merge base: the newest version that both contain.
+
+    After criss-cross merges there may be several, none of which contains another. Then the one on the branch that
+    sorts first is chosen; rows of the others are recognised by their ids.
+
+    Raises:
+        VersionNotFoundError: The merge base was cleaned up.
+    """
+    segments = {segment.id: segment for segment in (*source.segments, *dest.segments)}
+    both = {
+        own: number
+        for own in source.contained.keys() & dest.contained.keys()
+        # The first version of a branch repeats its fork point, which is a candidate on the branch below already.
+        if (number := min(source.contained[own], dest.contained[own]))
+        > (segments[own].forked if own in segments else -1)
+        or own == MAIN
+    }
+    names = {own: segment.branch for own, segment in segments.items()}
+    best = _newest(None, _places(both, names), (source, dest), (refs, versions))
+    if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
+        # A third branch was merged into both. Looked at only now, since it takes listing every branch. If it was
+        # deleted meanwhile, its rows are still recognised by their ids.
+        left = (branch for branch in refs.branches().values() if branch.state != DELETING)
+        others = {branch.id: branch.name for branch in left if branch.id not in names}
+        best = _newest(best, _places(both, others), (source, dest), (refs, versions))
+    if best is None:
+        raise InvalidInputError(f"{source.state} and {dest.state} of {refs.store.uri} have no version in common")
+    return best
+
+
+def _places(numbers: Mapping[str, int], names: Mapping[str, str]) -> list[VersionPlace]:
+    return [(own, names[own], numbers[own]) for own in numbers.keys() & names.keys()]
+
+
+def _newest(
+    best: Lineage | None, places: Iterable[VersionPlace], sides: tuple[Lineage, Lineage], of: tuple[Refs, Versions]
+) -> Lineage | None:
+    # By name, then number: branch ids are random, and would make another choice in a copy of the same table.
+    for place in sorted(places, key=lambda place: (place[1], place[2], place[0])):
+        found = lineage_of(load_or_copy(place, sides, of[1]), of[0])
+        if best is None or found.contains(best):
+            best = found
+    return best
+
+
+def is_criss_cross(source: Lineage, dest: Lineage, base: Lineage) -> bool:
+    """Tell whether merges crossed: both sides contain versions that their merge base does not contain."""
+    shared = source.contained.keys() & dest.contained.keys()
+    forked = {segment.id: segment.forked for segment in (*source.segments, *dest.segments)}
+    return any(
+        (number := min(source.contained[own], dest.contained[own])) > base.contained.get(own, -1)
+        and number > forked.get(own, -1)
+        for own in shared
+    )
