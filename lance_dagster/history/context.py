@@ -12,7 +12,7 @@ from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
-from lance_dagster.history.refs.ref_store import READY, Refs
+from lance_dagster.history.refs.ref_store import READY, RENAMED_FROM, Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, open_store
@@ -64,8 +64,21 @@ class TableContext:
         try:
             return self.versions.load(*resolve(version.id, self.refs, self.versions))
         except RefNotFoundError as error:
+            renamed = self._in_renamed_branch(version)
+            if renamed is not None:
+                return renamed
             what = "another version has its place" if found is not None else "its branch was deleted, or it expired"
             raise VersionNotFoundError(f"{version} of {self.uri} is gone: {what}") from error
+
+    def _in_renamed_branch(self, version: Version) -> State | None:
+        """Find a version on a renamed branch: its number and transaction are the same, its commit id is not."""
+        for branch in self.refs.branches().values():
+            if branch.state != READY or RENAMED_FROM not in branch.metadata or branch.name == version.branch:
+                continue
+            state = self.versions.find(branch.name, version.number, branch.id)
+            if state is not None and state.transaction is not None and state.transaction.uuid == version.transaction:
+                return state
+        return None
 
     def load_recorded(self, written: RecordedVersion) -> State:
         """Read a version that was written down, whatever its branch is called by now.

@@ -41,7 +41,8 @@ class Version:
     """One committed state of a branch, printed `main@17`.
 
     Attributes:
-        id: The commit id (`transactions.identity.commit_id`). It stays valid when the branch is renamed or deleted.
+        id: The commit id (`transactions.identity.commit_id`). Renaming the branch gives its versions other ids; a
+            `Version` that was read before names the same one all the same.
         branch: The name of the branch.
         number: The version number on that branch.
         committed_at: When the version was committed.

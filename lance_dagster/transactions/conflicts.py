@@ -54,7 +54,7 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
     if isinstance(other, _HAS_NO_ROWS):
         return COMPATIBLE
     if isinstance(other, ops.UpdateMemWalState):
-        unaffected = isinstance(operation, ops.Update | ops.Project | ops.Rewrite | ops.UpdateConfig)
+        unaffected = isinstance(operation, ops.Update | ops.Rewrite | ops.UpdateConfig)
         return COMPATIBLE if unaffected else INCOMPATIBLE
     # This package cannot read overlays, so no rule could combine them with a change.
     if isinstance(other, ops.DataOverlay):

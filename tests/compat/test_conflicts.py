@@ -20,7 +20,21 @@ from lance_dagster import CommitConflictError, LanceTable
 from lance_dagster.format.codec import decode_manifest_file, decode_transaction
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.format.model import Manifest
-from lance_dagster.format.transaction import ReserveFragments, Rewrite, Transaction
+from lance_dagster.format.transaction import (
+    Append,
+    Delete,
+    Operation,
+    Project,
+    ReserveFragments,
+    Rewrite,
+    Transaction,
+    Update,
+    UpdateMemWalState,
+)
+from lance_dagster.history.commit import WRITER, Proposal, create_first
+from lance_dagster.history.context import open_context
+from lance_dagster.transactions.apply import next_version
+from lance_dagster.transactions.conflicts import COMPATIBLE, classify
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 Change = Callable[[lance.LanceDataset], object]
@@ -279,3 +293,44 @@ def test_joined_vectors_take_out_what_both_meant(
     found = [(row["key"], row["value"]) for row in dataset.to_table().to_pylist()]
     assert sorted((key, value) for key, value in values.items() if key not in gone) == sorted(found)
     assert len(found) == dataset.count_rows() == LanceTable.open(table).count_rows()
+
+
+@pytest.mark.parametrize("change", ["drop", "append", "delete", "update"])
+def test_a_change_of_the_write_ahead_log_in_between(tmp_path: Path, change: str) -> None:
+    """Another program's `UpdateMemWalState` stands against what it stands against in pylance, columns included."""
+    verdicts = []
+    for name in ("package", "pylance"):
+        uri = str(tmp_path / f"{change}-{name}")
+        dataset = lance.write_dataset(rows(*range(3)), uri, enable_stable_row_ids=True)
+        stale = lance.dataset(uri)
+        context = open_context(uri, None)
+        head = context.head("main")
+        wal = Transaction(read_version=1, uuid=str(uuid.uuid4()), operation=UpdateMemWalState(compacted_sstables=()))
+        manifest = next_version(head.manifest, head.manifest, wal, timestamp=head.manifest.timestamp, writer=WRITER)
+        assert create_first(context.versions, Proposal(wal, manifest)) is not None
+        if name == "pylance":
+            act: Change = {
+                "drop": lambda d: d.drop_columns(["value"]),
+                "append": lambda d: d.insert(rows(9)),
+                "delete": lambda d: d.delete("key = 1"),
+                "update": lambda d: d.update({"value": "0"}, where="key = 1"),
+            }[change]
+            try:
+                act(stale)
+            except (OSError, PylanceConflict):
+                verdicts.append(False)
+                continue
+        else:
+            operations: dict[str, Operation] = {
+                "drop": Project(fields=head.manifest.fields[:1]),
+                "append": Append(fragments=()),
+                "delete": Delete(updated_fragments=()),
+                "update": Update(),
+            }
+            found = classify(Transaction(read_version=1, uuid="x", operation=operations[change]), wal)
+            if found is not COMPATIBLE:
+                verdicts.append(False)
+                continue
+        verdicts.append(True)
+        assert dataset.version == 1
+    assert [change == "update"] * 2 == verdicts

@@ -16,15 +16,20 @@ Values = dict[int, tuple[int | None, ...]]
 _NAMES = count()
 
 
+def made(folder: Path, *, stable: bool) -> LanceTable:
+    """Two fragments of five rows with an index on their ids, and a branch `run`."""
+    uri = str(folder / f"in-place-{next(_NAMES)}")
+    rows = pa.table({"id": list(range(10)), "a": [0] * 10, "b": [0] * 10})
+    lance.write_dataset(rows, uri, enable_stable_row_ids=stable, max_rows_per_file=5).create_scalar_index("id", "BTREE")
+    table = LanceTable.open(uri)
+    table.branches.create("run")
+    return table
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """Two fragments of five rows with an index on their ids, and a branch `run`."""
-    uri = str(tmp_path / f"in-place-{next(_NAMES)}")
-    rows = pa.table({"id": list(range(10)), "a": [0] * 10, "b": [0] * 10})
-    lance.write_dataset(rows, uri, enable_stable_row_ids=True, max_rows_per_file=5).create_scalar_index("id", "BTREE")
-    made = LanceTable.open(uri)
-    made.branches.create("run")
-    return made
+    """Such a table with stable row ids."""
+    return made(tmp_path, stable=True)
 
 
 def write_in_place(table: LanceTable, branch: str, column: str, values: dict[int, int]) -> None:
@@ -149,3 +154,48 @@ def test_a_column_that_is_added_on_the_other_side(table: LanceTable, other: str)
         table.merge("run")
         assert {1: (7, 0, 1)} == {1: values_of(table)[1]}
         assert set(range(10)) == set(table.read(columns=["more"])["more"].to_pylist())
+
+
+@pytest.mark.parametrize("compacted", [None, "main", "run"])
+@pytest.mark.parametrize("other", ["main", "run"])
+def test_without_stable_row_ids_a_deletion_in_the_fragment_is_a_conflict(
+    tmp_path: Path, other: str, compacted: str | None
+) -> None:
+    """Nobody can tell whether the deleted row is one that got a new value; a strategy lets the deletion stand."""
+    table = made(tmp_path, stable=False)
+    table.delete("id = 1", branch=other)
+    one = "run" if other == "main" else "main"
+    write_in_place(table, one, "a", {1: 7, 3: 7})
+    if compacted is not None:
+        table.maintenance.compact(branch=compacted)
+    with pytest.raises(MergeConflictError, match="1 row in fragment 0") as caught:
+        table.merge("run")
+    (conflict,) = caught.value.conflicts
+    assert "may have given them new values" in (conflict.source if one == "run" else conflict.dest)
+    assert "as far as that can be told without stable row ids" in (conflict.dest if one == "run" else conflict.source)
+    with pytest.raises(MergeConflictError, match="1 row in fragment 0"):
+        table.merge("run", strategy="source-wins" if one == "run" else "dest-wins")
+    table.merge("run", strategy="source-wins" if other == "run" else "dest-wins")
+    assert {1: (), 3: (7, 0)} == values_of(table)
+
+
+@pytest.mark.parametrize("other", ["main", "run"])
+def test_without_stable_row_ids_a_deletion_in_another_fragment_is_none(tmp_path: Path, other: str) -> None:
+    """Only rows of the fragments that were updated may have got new values."""
+    table = made(tmp_path, stable=False)
+    table.delete("id = 7", branch=other)
+    write_in_place(table, "run" if other == "main" else "main", "a", {1: 7})
+    table.merge("run")
+    assert {1: (7, 0), 7: ()} == values_of(table)
+
+
+def test_without_stable_row_ids_rows_updated_twice_over_a_compaction_are_followed(tmp_path: Path) -> None:
+    """The fragment of the second update is no fragment of the merge base."""
+    table = made(tmp_path, stable=False)
+    table.maintenance.compact(branch="run")
+    as_pylance(table, "run").create_scalar_index("id", "BTREE", replace=True)
+    write_in_place(table, "run", "a", {1: 7})
+    table.maintenance.compact(branch="run")
+    table.delete("id = 1")
+    with pytest.raises(MergeConflictError):
+        table.merge("run")

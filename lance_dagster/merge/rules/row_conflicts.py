@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pyroaring import BitMap
 
+from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
 from lance_dagster.merge.rules.merge_input import makers
 from lance_dagster.merge.rules.merge_side import MergeSide
@@ -25,6 +26,7 @@ from lance_dagster.merge.rules.strategy import (
 )
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.conflicts import touched_fragments
+from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
 
 _ROWS = (Update, Delete, Overwrite, Restore)
 _COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
@@ -49,6 +51,7 @@ def row_findings(
         yield report.changed_by_both(conflicting)
     for of_source in (True, False):
         yield from report.lacking_columns(decided, of_source=of_source)
+        yield from report.deleted_after_update(decided, writer_is_source=of_source)
     yield from report.both_moved(decided, beside)
 
 
@@ -106,6 +109,34 @@ class _Report:
             return None
         return DEST_WINS if of_source else SOURCE_WINS
 
+    def deleted_after_update(self, decided: Sequence[DecidedFragment], *, writer_is_source: bool) -> Iterator[Finding]:
+        """Report rows that one side gave new values where they are, and the other side deleted.
+
+        With stable row ids the row rules know these rows as updated. Without them the values count as written beside
+        all rows of the fragment, which a deletion would take away unnoticed.
+        """
+        writer, other = (self._source, self._dest) if writer_is_source else (self._dest, self._source)
+        if writer.manifest.stable_row_ids:
+            return
+        rows: _Rows = {}
+        for each in decided:
+            situation = each.situation
+            changes = situation.dest if writer_is_source else situation.source
+            deleted = situation.live - changes.alive - changes.rewritten
+            lost = deleted & _updated_in_place(writer, each.number) if deleted else deleted
+            if lost:
+                rows[each.number] = lost
+        if not rows:
+            return
+        count = sum(map(len, rows.values()))
+        wrote = f"{_who(writer.history, (Update,))} may have given them new values, which it names by fragments only"
+        gone = f"{_who(other.history, _ROWS)} deleted them{self._caveat}; a strategy can let that stand"
+        unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
+        did = (wrote, gone) if writer_is_source else (gone, wrote)
+        conflict = Conflict(kind="rows", unit=unit, source=did[0], dest=did[1])
+        # The deletion can win. To bring a row back with its new values, it would have to be traced.
+        yield Finding(conflict=conflict, options=(DEST_WINS if writer_is_source else SOURCE_WINS,), rows=in_base(rows))
+
     def both_moved(
         self, decided: Sequence[DecidedFragment], beside: Iterable[tuple[Fields, int, BitMap]]
     ) -> Iterator[Finding]:
@@ -157,6 +188,39 @@ class _Report:
 
     def _paths(self, fields: Fields) -> list[str]:
         return sorted(path for number, path in self._rules.schema.paths.items() if number in fields)
+
+
+def _updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
+    """Return the rows of a fragment of the merge base that a side may have given new values where they are.
+
+    pylance names these rows only on tables with stable row ids; else every row of the updated fragment may be one.
+    Where that fragment is gone again, by a compaction, every row that the side moved out of the base fragment may be.
+    """
+    found = BitMap()
+    if not isinstance(number, int):
+        return found
+    anchored, relocated = side.fragments.anchored, side.rows.relocated
+    own = anchored.get(number)
+    for operation, fragment in _rewritten_in_place(side.history):
+        offsets = offsets_rewritten_in_place(operation, fragment.id) or BitMap(range(fragment.physical_rows))
+        if fragment.id == own:
+            found |= offsets
+        elif fragment.id in relocated:
+            found |= relocated[fragment.id].in_base(offsets).get(number, BitMap())
+        elif fragment.id not in anchored.values():
+            found |= side.of(number).moved
+    return found
+
+
+def _rewritten_in_place(side: SideHistory) -> Iterator[tuple[Update, Fragment]]:
+    """Return the fragments in which updates of a side put new files beside rows."""
+    for change in side.changes:
+        operation = change.operation
+        for fragment in operation.updated_fragments if isinstance(operation, Update) else ():
+            before = None if change.before is None else change.before.fragments.find(fragment.id)
+            # An update that moves rows leaves the files as they are; what a writer says of its mode is not relied on.
+            if isinstance(operation, Update) and (before is None or before.file_names != fragment.file_names):
+                yield operation, fragment
 
 
 def _place(fragments: Collection[BaseKey]) -> str:

@@ -15,6 +15,7 @@ from lance_dagster.errors import (
     InvalidRefNameError,
     ProtectedError,
     RefNotFoundError,
+    VersionNotFoundError,
 )
 from lance_dagster.store import LocalStore
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
@@ -359,3 +360,18 @@ def test_tags_that_cannot_be_renamed(table: LanceTable) -> None:
     with pytest.raises(AlreadyExistsError, match="'old' is a branch"):
         table.tags.rename("candidate", "old")
     assert 2 == len(lance.dataset(table.uri).tags.list())
+
+
+def test_a_version_that_was_read_before_is_found_under_the_new_name(table: LanceTable) -> None:
+    """Its commit id is another one, so number and transaction tell; twice renamed, too."""
+    read = table.append(entries("v", 1), branch="old")
+    before = table.read(read)
+    table.branches.rename("old", "new")
+    assert "new@" + str(read.number) == str(table.at(read))
+    table.branches.rename("new", "newest")
+    assert before == table.read(read)
+    table.branches.create("old")
+    assert before == table.read(read)
+    table.branches.delete("newest")
+    with pytest.raises(VersionNotFoundError, match=r"is gone"):
+        table.at(read)
