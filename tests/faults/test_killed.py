@@ -2,8 +2,8 @@
 
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
 from tests.forked_program import ready_processes
-from tests.soak import DEEP
+from tests.soak import DEEP, FACTOR
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
 from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.scaled
 
 Seen = Mapping[str, Rows]
 _PATIENCE = 120
+READS_BETWEEN = 5
 
 
 def seen(table: LanceTable) -> Seen:
@@ -74,9 +75,9 @@ def ended(target: Callable[..., None], *arguments: Any) -> int | None:  # noqa: 
     return process.exitcode
 
 
-def steps(run: Callable[[int], int | None]) -> Iterator[int]:
+def steps(run: Callable[[int], int | None], numbers: Iterable[int] | None = None) -> Iterator[int]:
     """Every step at which a process was killed, until one lived to the end."""
-    for step in count():
+    for step in numbers or count():
         code = run(step)
         if code == 0:
             assert step
@@ -114,7 +115,9 @@ def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3
             waiting.append(prepared_on(s3_storage, f"{operation}-{step}", operation))
         return ended(die_at_request, waiting[-1].uri, options, operation, step)
 
-    for step in steps(run):
+    # Before its first write, an operation leaves nothing behind; a soak kills it there before every request as well.
+    reading = range(0, reads, 1 if FACTOR else READS_BETWEEN)
+    for step in steps(run, chain(reading, count(reads))):
         if step < reads:
             # Nothing was written, so it is the same table for the next one to die.
             assert either.before == seen(waiting[-1])
