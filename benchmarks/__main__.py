@@ -39,7 +39,7 @@ def report(cases: Sequence[Case]) -> Iterator[str]:
     yield ""
     yield f"{dt.datetime.now(dt.UTC).date()}, {machine()}, Python {platform.python_version()},"
     yield f"pylance {lance.__version__}, local disk. Medians of up to {ROUNDS} rounds, both sides in turn in one"
-    yield "process; a ratio above 1 says that ours is faster, or takes less."
+    yield "process; ratio is what pylance takes divided by what lance_dagster takes."
     for case in cases:
         yield ""
         yield f"## {case.name}"

@@ -20,7 +20,7 @@ FRAGMENTS = (10, 1_000, 10_000, 50_000)
 VERSIONS = (10, 1_000, 10_000)
 MERGED_ROWS = (10_000, 1_000_000, 4_000_000)
 Rows = Iterator[tuple[str, ...]]
-PACKAGE, QUICKLY, PYLANCE = "ours", "ours, not synced", "pylance"
+PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,13 @@ CASES = (
     Case(
         "open",
         "Open a table at a tag, and ask it for its rows or its columns.",
-        ("table", "ours", "pylance", "ratio"),
+        ("table", PACKAGE, PYLANCE, "ratio"),
         _opening,
     ),
     Case(
         "commit",
-        "Open a table and append a data file that exists. pylance syncs nothing to disk, as ours does with the storage "
-        "option `durability` set to `process`.",
+        "Open a table and append a data file that exists. pylance syncs nothing to disk; this package syncs unless the "
+        "storage option `durability` is `process`.",
         (
             "fragments",
             "manifest bytes",
@@ -178,13 +178,13 @@ CASES = (
         "versions",
         "Open a table of 10 fragments and list its versions. Numbers alone can be had from file names; pylance reads "
         "every manifest for them too.",
-        ("versions", "ours", "pylance", "ratio"),
+        ("versions", PACKAGE, PYLANCE, "ratio"),
         _listing,
     ),
     Case(
         "memory",
         f"{FRAGMENTS[-1]:,} fragments: memory at its peak, beyond that of a process that did so to a small table.",
-        ("", "manifest", "ours", "pylance", "ratio"),
+        ("", "manifest", PACKAGE, PYLANCE, "ratio"),
         _remembering,
     ),
     Case(
@@ -198,6 +198,17 @@ CASES = (
         "A branch that appended one fragment, of however many rows; not synced. Each ratio is against the smallest.",
         ("rows on the branch", "merge", "preview", "revert", "merge ratio", "preview ratio", "revert ratio"),
         merging.by_rows,
+    ),
+    Case(
+        "diff, commit ids and garbage collection, by rows",
+        "A branch that appended one fragment, of however many rows, compared with a main of one row; not synced. "
+        "Nothing is written. Each ratio is against the smallest number of rows.",
+        (
+            "rows on the branch",
+            *("diff, counted", "changes since the base, counted", "content id", "collection, dry run"),
+            *("diff ratio", "changes ratio", "content id ratio", "collection ratio"),
+        ),
+        merging.looks_by_rows,
     ),
     Case(
         "merge, by what changed",

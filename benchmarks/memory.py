@@ -1,6 +1,6 @@
 """How much memory one side takes for one thing, measured in a process of its own.
 
-    python -m benchmarks.memory '{"side": "ours", "what": "count", "small": ..., "large": ..., ...}'
+    python -m benchmarks.memory '{"side": "lance_dagster", "what": "count", "small": ..., "large": ..., ...}'
 
 Both sides import the same. What is loaded on first use is loaded by doing the same to a small table before.
 """
@@ -24,7 +24,10 @@ _ROOT = Path(__file__).parent.parent
 
 
 def measured(side: str, what: str, small: Made, large: Made) -> int:
-    """Return the bytes that one side ("ours" or "pylance") takes to open and count, or to append, the large table."""
+    """Return the bytes that a side takes to open and count, or to append, the large table.
+
+    `side` is "lance_dagster" or "pylance".
+    """
     file = lance.dataset(small.uri).get_fragments()[0].metadata.files[0]
     task = {
         "side": side,
@@ -57,7 +60,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     found = 0
     for uri, (name, rows, size) in zip((task["small"], task["large"]), task["files"], strict=True):
-        if task["side"] == "ours":
+        if task["side"] == "lance_dagster":
             run = _by_package(task["what"], uri, StagedFile(name, rows, size))
         else:
             file = DataFile(**{**task["file"], "path": name})

@@ -3,7 +3,7 @@
 import shutil
 import statistics
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class _Job:
     where: str = ""
 
     def on_branch(self, table: LanceTable, branch: str) -> None:
-        """Do it through us."""
+        """Do it through this package."""
         if self.kind == _DELETE:
             table.delete(self.where, branch=branch)
         elif self.kind == _UPDATE:
@@ -103,9 +103,32 @@ def by_rows(folder: Path) -> Iterator[tuple[str, ...]]:
             merging = LanceTable.open(uri, QUICK)
             revert = timed(lambda merging=merging: merging.revert("main", parent=1))  # type: ignore[misc]
             taken[rows].append((merge, preview, revert))
-    smallest = [statistics.median(times) for times in zip(*taken[APPENDED[0]], strict=True)]
-    for rows in APPENDED:
-        medians = [statistics.median(times) for times in zip(*taken[rows], strict=True)]
+    yield from _beside_smallest(taken)
+
+
+def looks_by_rows(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Measure what looks at branches that appended one fragment, of however many rows, and changes nothing."""
+    tables = {rows: _with_appended(folder, rows) for rows in APPENDED}
+    taken: dict[int, list[tuple[float, ...]]] = {rows: [] for rows in APPENDED}
+    for number in range(_BRANCHES):
+        branch = f"run/{number}"
+        looks: tuple[Callable[[LanceTable], object], ...] = (
+            lambda table, branch=branch: table.diff("main", branch).stat(),  # type: ignore[misc]
+            lambda table, branch=branch: table.changes_since_base("main", branch).stat(),  # type: ignore[misc]
+            lambda table, branch=branch: table.maintenance.content_id(branch),  # type: ignore[misc]
+            lambda table: table.maintenance.collect_garbage(dry_run=True),
+        )
+        for rows, uri in tables.items():
+            opened = [(look, LanceTable.open(uri, QUICK)) for look in looks]
+            taken[rows].append(tuple(timed(lambda look=look, table=table: look(table)) for look, table in opened))  # type: ignore[misc]
+    yield from _beside_smallest(taken)
+
+
+def _beside_smallest(taken: Mapping[int, Sequence[tuple[float, ...]]]) -> Iterator[tuple[str, ...]]:
+    """Yield the median times by number of rows, and their ratios to those of the smallest number."""
+    smallest = [statistics.median(times) for times in zip(*taken[min(taken)], strict=True)]
+    for rows, rounds in taken.items():
+        medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
         ratios = (f"{now / least:.2f}" for now, least in zip(medians, smallest, strict=True))
         yield f"{rows:,}", *map(ms, medians), *ratios
 

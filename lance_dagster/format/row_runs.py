@@ -22,6 +22,7 @@ _ONE = np.uint64(1)
 _LARGEST = 2**64 - 1
 """No position and no row id: the next row id has to fit into 64 bits too."""
 _NONE: U64Array = np.empty(0, np.uint64)
+_LONG_RANGE = 2**16
 _FEW_RANGES = 8
 """From so many rows per run on, adding a range to a bitmap is faster than adding its rows one by one."""
 
@@ -390,8 +391,11 @@ def bitmap_of(at: U64Array, count: U64Array) -> BitMap:
     """Return the positions of ranges, given by where each starts and how many it has."""
     found = BitMap()
     if len(at) <= 1:
-        # A merge of updates asks this for one row of each of thousands of fragments.
         for start, size in zip(at.tolist(), count.tolist(), strict=True):
+            if size >= _LONG_RANGE:
+                # A bitmap made of a range is there in a sixteenth of the time that adding the range to one takes.
+                return BitMap(range(start, start + size))
+            # A merge of updates asks this for one row of each of thousands of fragments.
             found.add_range(start, start + size)
         return found
     long = count >= _FEW_RANGES

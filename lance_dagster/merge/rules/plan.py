@@ -425,7 +425,11 @@ class _Build:
         schema, edits, decided = self.schema, self.rows.builder.edits, self.rows.decided
         separate = self.rows.separate
         source_rows = source.rows.relocated
-        inserted = sum(len(edits.taken.get(number, BitMap()) & rows.inserted) for number, rows in source_rows.items())
+        inserted = sum(
+            rows.inserted.intersection_cardinality(edits.taken[number])
+            for number, rows in source_rows.items()
+            if number in edits.taken
+        )
         filled = {number for fragment in added for file in fragment.files for number in file.fields}
         filled |= {number for _, columns in edits.columns.values() for number in columns}
         lacking = {number: inserted for number in schema.added_by_dest & dest.columns.filled if inserted}
@@ -436,8 +440,9 @@ class _Build:
             lacking[number] = lacking.get(number, 0) + rows
         before = dest.manifest.fields
         could_be_null = {field.id for field in before if field.nullable}
-        returned = sum(len(each.decision.alive - each.situation.dest.alive) for each in decided)
-        removed = sum(len(each.situation.dest.alive - each.decision.alive) for each in decided)
+        # Counted without making the sets: a fragment may have a hundred million rows.
+        returned = sum(each.decision.alive.difference_cardinality(each.situation.dest.alive) for each in decided)
+        removed = sum(each.situation.dest.alive.difference_cardinality(each.decision.alive) for each in decided)
         return Tally(
             rows_added=inserted + returned,
             rows_updated=separate.rows_updated

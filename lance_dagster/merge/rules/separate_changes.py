@@ -1,4 +1,4 @@
-"""Fragments of the merge base in which both sides took out different rows, and did nothing else.
+"""Fragments of the merge base in which both sides took out different rows, or which the source alone dropped.
 
 Most merges are of this kind: updates and deletes of a run, merged into a branch on which other rows changed. Then there
 is no conflict to look for and no choice to make: the rows that either side took out are deleted, and the rows that the
@@ -36,12 +36,13 @@ NO_SEPARATE_CHANGES = SeparateChanges(base_ids=frozenset(), masked={}, taken={},
 
 
 def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
-    """Find the fragments of the merge base in which the sides took out different rows.
+    """Find the fragments of the merge base in which the sides took out different rows, or the source dropped all.
 
     No claim may have been lost: what a side loses is not told by deletion vectors.
     """
-    if not (source.base.stable_row_ids and _columns_untouched(source) and _columns_untouched(dest)):
+    if not source.base.stable_row_ids:
         return NO_SEPARATE_CHANGES
+    untouched = _columns_untouched(source) and _columns_untouched(dest)
     matched, relocated = source.fragments, source.rows.relocated
     # Rows that came back to life in a fragment have to leave it on the dest first: the general rules know how.
     in_place = [rows for number, rows in relocated.items() if matched.base_of(number) is not None]
@@ -50,11 +51,11 @@ def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
     known: set[int] = set()
     removed = updated_rows = 0
     for number in matched.changed:
-        fragment, there, here = present(source.base, number), matched.place(number), dest.fragments.place(number)
-        if there is None or here is None or number in revived or not _same_files(fragment, there, here):
+        here = dest.fragments.place(number)
+        if here is None or number in revived:
             continue
+        gone = _gone(source, dest, number, untouched=untouched)
         moved, updated = source.rows.moved_from(number)
-        gone = _taken_out(source, dest, (fragment, there, here))
         if gone is None or not moved <= gone or not updated <= gone:
             continue
         known.add(number)
@@ -62,6 +63,8 @@ def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
             masked[here.id] = gone
         removed += len(gone) - len(moved) - len(updated)
         updated_rows += len(updated)
+    if not known:
+        return NO_SEPARATE_CHANGES
     taken = {number: rows.live_from(known) for number, rows in relocated.items() if matched.base_of(number) is None}
     return SeparateChanges(
         base_ids=frozenset(known), masked=masked, taken=taken, rows_removed=removed, rows_updated=updated_rows
@@ -84,6 +87,33 @@ def _same_files(fragment: Fragment, *others: Fragment) -> bool:
     """Tell whether fragments have the same columns in the same files, wherever these are said to lie."""
     files = [(file.path, file.fields) for file in fragment.files]
     return all(files == [(file.path, file.fields) for file in other.files] for other in others)
+
+
+def _gone(source: MergeSide, dest: MergeSide, number: int, *, untouched: bool) -> BitMap | None:
+    """Return the rows the source took out of a fragment; None where it takes the general rules to tell.
+
+    `untouched` says that neither side changed columns.
+    """
+    fragment, there, here = present(source.base, number), source.fragments.place(number), dest.fragments.place(number)
+    if here is None:
+        return None
+    if there is None:
+        # Columns do not matter where all rows go: none of their values is taken from the source.
+        return None if any(source.rows.moved_from(number)) else _dropped(source, dest, fragment, here)
+    if untouched and _same_files(fragment, there, here):
+        return _taken_out(source, dest, (fragment, there, here))
+    return None
+
+
+def _dropped(source: MergeSide, dest: MergeSide, fragment: Fragment, here: Fragment) -> BitMap | None:
+    """Return the live rows of a fragment that the source dropped; None where the dest changed anything in it."""
+    if not _same_files(fragment, here):
+        return None
+    before, deleted = source.lookups.deleted(source.base, fragment), BitMap()
+    if here.deletion is not None:
+        deleted = source.lookups.deleted(dest.manifest, here)
+    # The fragment may have any number of rows: the set of all is made once, where the general rules take dozens.
+    return BitMap(range(fragment.physical_rows)) - before if before == deleted else None
 
 
 def _taken_out(source: MergeSide, dest: MergeSide, fragments: tuple[Fragment, Fragment, Fragment]) -> BitMap | None:
