@@ -1,4 +1,4 @@
-"""Arguments and options that several subcommands take, and what a shell completes them with."""
+"""Arguments and options that several subcommands share, and shell completion of branch and tag names."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +26,20 @@ _RESERVED = "lance_dagster."
 
 
 class RefType(click.ParamType[str]):
-    """A branch, a tag, or where both are allowed an expression over them."""
+    """The type of an argument that names a branch, a tag, or (where both are allowed) a ref expression."""
 
     name = "ref"
 
     def __init__(self, *, branches: bool = True, tags: bool = True) -> None:
-        """Keep which names a shell may complete."""
+        """Choose whether a shell completes the names of branches, of tags, or of both."""
         self._branches, self._tags = branches, tags
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
-        """Return the text as it is: only the table can tell whether there is such a name."""
+        """Return the text as it is: the ref is resolved when the subcommand has opened the table."""
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        """Offer the names of the table that was typed before; none where it cannot be reached."""
+        """Return the names of the table that was typed before; none when the table cannot be read."""
         # While the value of an option is being typed, click has not named the arguments yet; TABLE is the first one.
         uri = ctx.params.get("table") or next(iter(ctx.args), "")
         try:
@@ -50,12 +50,12 @@ class RefType(click.ParamType[str]):
             # The shell would print an error into the line that is being typed.
             return []
         found = sorted(name for name in names if name.startswith(incomplete))
-        # `main` is listed whether or not there is a table.
+        # `known` lists `main` even without a table, so `main` alone is no sign that the path is right.
         return [] if names == ["main"] else [CompletionItem(name) for name in found]
 
 
 def _refs_of(uri: str, storage_options: dict[str, str]) -> "Refs":
-    """Return the names of a table without loading pylance and pyarrow: a shell is waiting."""
+    """Return the refs of a table without loading pylance and pyarrow, which would delay each completion."""
     from lance_dagster.history.refs.ref_store import Refs
     from lance_dagster.history.table_uri import is_table_uri, parse_table_uri
     from lance_dagster.store import open_store
@@ -77,7 +77,7 @@ class DurationType(click.ParamType[timedelta]):
 
 
 def with_storage_options(command: F) -> F:
-    """Give a subcommand the options every one takes: `storage_options` (pairs as typed) and `as_json`."""
+    """Add the options that every subcommand takes: `storage_options` (pairs as typed) and `as_json`."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Answer as JSON."),
         click.option(
@@ -95,20 +95,21 @@ def with_storage_options(command: F) -> F:
 
 
 def about_table(command: F) -> F:
-    """Give a subcommand the argument TABLE, and the options every one takes.
+    """Add the argument TABLE and the options that every subcommand takes.
 
-    The function gets `table` (a `LanceTable`) and `output` (an `Output`) beside its own arguments.
+    The function is called with `table` (a `LanceTable`) and `output` (an `Output`) in addition to its own arguments.
     """
 
     @click.argument("table", metavar="TABLE", type=click.Path())
     @with_storage_options
     @functools.wraps(command)
-    def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **others: object) -> object:
+    def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **own: object) -> object:
+        # Before the table is opened: an error of opening it suggests commands too.
         remember_table(table)
         opened, ref = _open_table(table, storage_options_from(storage_options))
         if ref is not None:
-            _put_ref(others, ref)
-        return command(table=opened, output=Output(as_json), **others)
+            _put_ref(own, ref)
+        return command(table=opened, output=Output(as_json), **own)
 
     return wrapped  # type: ignore[return-value]  # click replaces the function anyway
 
@@ -133,11 +134,16 @@ def _open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTab
 
 
 def _put_ref(arguments: dict[str, object], ref: str) -> None:
-    """Let a subcommand begin at the ref its TABLE names."""
+    """Set the argument `ref` of a subcommand to the ref that its TABLE names.
+
+    Raises:
+        click.UsageError: The subcommand takes no ref, or a ref was typed as well.
+    """
     context = click.get_current_context()
     if "ref" not in arguments:
         name = context.info_name
         raise click.UsageError(f"{name} is about a whole table; leave out 'lance+' and '?ref=', and give the ref apart")
+    # `log` takes the ref as an argument and as the option `begin`.
     given = (name for name in ("ref", "begin") if name in arguments)
     if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in given):
         raise click.UsageError(f"TABLE names the ref {ref!r} already; give one only")
@@ -145,14 +151,14 @@ def _put_ref(arguments: dict[str, object], ref: str) -> None:
 
 
 def _typed(*names: str) -> list[str]:
-    """Return those of some options that were typed, as one types them."""
+    """Return which of some options were typed, by their long names."""
     context = click.get_current_context()
     options = {option.name: max(option.opts, key=len) for option in context.command.params}
     return [options[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
 
 
 def refuse_beside(option: str, *names: str) -> None:
-    """Refuse options that would have no effect beside a certain one.
+    """Refuse options that would have no effect together with a certain option.
 
     Raises:
         click.UsageError: Some were typed.
@@ -162,7 +168,7 @@ def refuse_beside(option: str, *names: str) -> None:
 
 
 def refuse_without(needed: str, *names: str) -> None:
-    """Refuse options that would have no effect without another one, which was not typed.
+    """Refuse options that have an effect only together with another option, which was not typed.
 
     Raises:
         click.UsageError: Some were typed.
@@ -172,10 +178,10 @@ def refuse_without(needed: str, *names: str) -> None:
 
 
 def storage_options_from(given: Sequence[str]) -> dict[str, str]:
-    """Read pairs of KEY=VALUE.
+    """Return storage options from texts of the form KEY=VALUE.
 
     Raises:
-        click.UsageError: A text is no such pair.
+        click.UsageError: A text has another form.
     """
     pairs: dict[str, str] = {}
     for option in given:
@@ -197,39 +203,39 @@ with_strategy: Callable[[F], F] = click.option(
     "'column price=source-wins' or 'rows=dest-wins'; may be given again.",
 )
 """The option `strategies`, for `strategy_from`."""
-with_message: Callable[[F], F] = click.option("--message", "-m", help="What to say in the log.")
+with_message: Callable[[F], F] = click.option("--message", "-m", help="The commit message, which the log shows.")
 with_properties: Callable[[F], F] = click.option(
     "--property",
     "properties",
     metavar="KEY=VALUE",
     multiple=True,
-    help="What to keep with the version, such as ticket=77; may be given again.",
+    help="A property of the version, such as ticket=77; may be given again.",
 )
 """The option `properties`, for `properties_from`."""
 with_limit: Callable[[F], F] = click.option(
     "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most so many rows."
 )
 with_keys: Callable[[F], F] = click.option(
-    "--on", "-k", "keys", metavar="COLUMN", multiple=True, help="Tell rows by this column; may be given again."
+    "--on", "-k", "keys", metavar="COLUMN", multiple=True, help="Identify rows by this column; may be given again."
 )
 
 
 def with_columns(meaning: str) -> Callable[[F], F]:
-    """Give a subcommand the option `columns`, with what it does there."""
+    """Return the option `columns` with the help text of one subcommand."""
     return click.option(
         "--column", "-c", "columns", metavar="COLUMN", multiple=True, help=f"{meaning}; may be given again."
     )
 
 
 class CommitOptions(TypedDict):
-    """What is kept with a version: the options `with_message` and `with_properties`."""
+    """The message and the properties of a version: the options `with_message` and `with_properties`."""
 
     message: str | None
     properties: Sequence[str]
 
 
 def strategy_from(given: Sequence[str]) -> "Strategy":
-    """Read who wins which conflicts.
+    """Return the strategy that the options give: one winner for all conflicts, or winners by unit and kind.
 
     Raises:
         click.UsageError: A text is no strategy, or one unit has two.
@@ -246,10 +252,10 @@ def strategy_from(given: Sequence[str]) -> "Strategy":
 
 
 def properties_from(given: Sequence[str]) -> dict[str, str]:
-    """Read what is kept with a version.
+    """Return the properties that the options give.
 
     Raises:
-        click.UsageError: A text is no pair, or has a key that this package keeps itself.
+        click.UsageError: A text is not KEY=VALUE, or this package reserves the key.
     """
     found: dict[str, str] = {}
     for text in given:
@@ -257,6 +263,6 @@ def properties_from(given: Sequence[str]) -> dict[str, str]:
         if not equals or not key:
             raise click.UsageError("--property takes KEY=VALUE, such as ticket=77")
         if key.startswith((_RESERVED, COMMIT_MESSAGE)):
-            raise click.UsageError(f"--property cannot be {key!r}, which is kept by what makes the version")
+            raise click.UsageError(f"--property cannot be {key!r}, which this package sets itself")
         found[key] = value
     return found

@@ -1,7 +1,7 @@
-"""Errors as the command prints them: one line on standard error, and what to type where there is something to type.
+"""Errors as the command prints them: one line on standard error, with the command that helps where there is one.
 
-An error of this package that has a remedy names a method of a table and its arguments. Each such method has a function
-here that takes the same arguments and returns the words of the command.
+An error of this package that has a remedy names a method of a table and its arguments. For each such method, `COMMANDS`
+has a function that takes the same arguments and returns the words of the command.
 """
 
 import shlex
@@ -20,12 +20,12 @@ CommandWords = Callable[..., Sequence[str]]
 
 
 class Refusal(click.ClickException):
-    """Report an error as one line on standard error, and a hint on a second one where something has to be decided."""
+    """An error that is printed as one line on standard error, with a hint on a second line if it has one."""
 
     exit_code = REFUSED
 
     def __init__(self, message: str, hint: str = "", program: str = "lance-dagster") -> None:
-        """Keep what is wrong, what to try next, and the command the line begins with."""
+        """Take the message, the hint (what to try next), and the program name at the beginning of the line."""
         super().__init__(message)
         self.hint = hint
         self.program = program
@@ -38,18 +38,18 @@ class Refusal(click.ClickException):
 
 
 class UsageRefusal(Refusal):
-    """Report an error in what was typed."""
+    """An error in the arguments."""
 
     exit_code = USAGE
 
     @classmethod
     def from_click(cls, error: click.UsageError, subcommand: str | None) -> "UsageRefusal":
-        """Return click's error, which has four lines, as one line that says where to look."""
+        """Return click's error, which has four lines, as one line that names the help of the subcommand."""
         program = " ".join(filter(None, ("lance-dagster", subcommand)))
-        first, *others = error.format_message().rstrip(". ").split()
-        # Other errors begin in lower case; TABLE and PATTERN=DURATION keep their spelling.
+        first, *rest = error.format_message().rstrip(". ").split()
+        # All errors of the command begin in lower case; TABLE and PATTERN=DURATION keep their spelling.
         first = first.lower() if first.istitle() else first
-        text = " ".join((first, *others)).replace(". (", " (").replace(". Did", "; did")
+        text = " ".join((first, *rest)).replace(". (", " (").replace(". Did", "; did")
         return cls(f"{text}; see {program} --help", program=program)
 
 
@@ -120,11 +120,11 @@ def error_line(error: LanceDagsterError, table: str) -> str:
     """Return an error as one line, with the command to type where it names a method to call.
 
     Args:
-        error: What was raised.
-        table: TABLE as it was typed.
+        error: The error.
+        table: TABLE as it was typed, so that the command can be pasted into the same shell.
     """
     if isinstance(error, CommitStateUnknownError):
-        # A shell has no transaction object that could be committed again, as the error's own hint says.
+        # The error's own hint is to commit its transaction object again, which a shell does not have.
         text = f"{error.message}; look whether the log has it, and do it again if not; delete nothing meanwhile"
     elif error.remedy is None:
         text = str(error)

@@ -1,4 +1,4 @@
-"""`lance-dagster diff`, and how a difference is shown."""
+"""`lance-dagster diff`, and the lines and the document of a difference, which `show` prints too."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from lance_dagster.cli.arguments import about_table, refuse_without, with_columns, with_keys, with_limit
-from lance_dagster.cli.output import Output, aligned, busy, json_value, printable, shown_cell
+from lance_dagster.cli.output import Output, aligned, busy, json_value, printable, shown_cell, styled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,7 @@ _SIGNS = {"insert": "+", "delete": "-", "update_preimage": "-", "update_postimag
 _CHANGE = "_change_"
 
 
-class _Options(TypedDict):
+class _DiffOptions(TypedDict):
     """The options of `diff`."""
 
     stat: bool
@@ -38,10 +38,10 @@ class _Options(TypedDict):
 @with_limit
 @with_keys
 @with_columns("Look at this column of the rows only, and show it beside the key")
-def diff(table: "LanceTable", output: Output, versions: tuple[str, ...], **options: "Unpack[_Options]") -> None:
+def diff(table: "LanceTable", output: Output, versions: tuple[str, ...], **options: "Unpack[_DiffOptions]") -> None:
     """Show what differs between two versions of TABLE.
 
-    A..B, or A B, is what turns version A into version B. A...B is what B did since the merge base of A and B.
+    A..B, or A B, shows what turns version A into version B. A...B shows what B changed since the merge base of A and B.
     """
     if not options["rows"]:
         refuse_without("--rows", "limit")
@@ -76,6 +76,7 @@ class ShownDiff:
         if rows is not None:
             # The key is shown too: it tells which row it is, and its values are the same in both versions.
             wanted = list(dict.fromkeys([*(found.on or ()), *columns])) if columns else None
+            # One row more than is shown, to tell whether there are more.
             some = first_rows(found.rows(columns=wanted), rows + 1)
             document |= {"rows": json_value(some[:rows]), "more": len(some) > rows}
             lines += _row_lines(some, rows)
@@ -109,7 +110,8 @@ def first_rows(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any
 
 def _lines(found: "Diff", stat: "RowCounts | None") -> Iterator[str]:
     for line in found.lines():
-        yield click.style(line, fg=_COLOURS.get(line.strip()[:1])) if line.startswith(" ") else line
+        # The lines of single changes are indented; a heading may begin with one of the signs by chance.
+        yield styled(line, _COLOURS.get(line.strip()[:1])) if line.startswith(" ") else line
     if stat is not None:
         yield str(stat)
 
@@ -117,6 +119,7 @@ def _lines(found: "Diff", stat: "RowCounts | None") -> Iterator[str]:
 def _row_lines(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
     if not rows:
         return
+    # The columns that describe the change stand for the sign at the beginning of each line.
     names = [name for name in rows[0] if not name.startswith(_CHANGE)]
     cells = [
         ["", *map(printable, names)],
@@ -124,7 +127,7 @@ def _row_lines(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
     ]
     yield ""
     for line in aligned(cells):
-        yield click.style(line, fg=_COLOURS.get(line[:1]))
+        yield styled(line, _COLOURS.get(line[:1]))
     if len(rows) > limit:
         yield MORE_ROWS
 

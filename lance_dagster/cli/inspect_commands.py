@@ -17,6 +17,7 @@ from lance_dagster.cli.output import (
     aligned,
     busy,
     counted,
+    fact_lines,
     first_line,
     given_properties,
     printable,
@@ -49,8 +50,8 @@ def status(table: "LanceTable", output: Output) -> None:
     documents = {
         "table": table.uri,
         "main": version_document(main),
-        "branches": [_standing_document(branch) for branch in found.branches],
-        "tags": [_standing_document(tag) for tag in found.tags],
+        "branches": [_status_document(branch) for branch in found.branches],
+        "tags": [_status_document(tag) for tag in found.tags],
         "unmerged_runs": [branch.name for branch in waiting],
     }
     lines = [
@@ -62,32 +63,32 @@ def status(table: "LanceTable", output: Output) -> None:
     output.write(documents, lines)
 
 
-def _standing_document(standing: "RefStatus") -> dict[str, object]:
-    return {**asdict(standing), "merged": standing.merged}
+def _status_document(found: "RefStatus") -> dict[str, object]:
+    return {**asdict(found), "merged": found.merged}
 
 
 def _status_section(title: str, found: "Sequence[RefStatus]") -> Iterator[str]:
     if found:
         yield ""
         yield f"{title}:"
-        yield from aligned([_standing_row(each) for each in found], indent="    ")
+        yield from aligned([_status_row(each) for each in found], indent="    ", whole=(2, 3))
 
 
-def _standing_row(standing: "RefStatus") -> tuple[str, ...]:
-    if standing.version is None:
-        return (standing.name, "gone", "", "")
-    counts = [f"{count} {word}" for count, word in ((standing.ahead, "ahead"), (standing.behind, "behind")) if count]
+def _status_row(found: "RefStatus") -> tuple[str, ...]:
+    if found.version is None:
+        return (found.name, "gone", "", "")
+    counts = [f"{count} {word}" for count, word in ((found.ahead, "ahead"), (found.behind, "behind")) if count]
     distance = ", ".join(counts) or "as main"
     return (
-        standing.name,
-        standing.version,
-        counted(standing.rows or 0, "row"),
-        f"{distance} (squashed)" if standing.squashed else distance,
+        found.name,
+        found.version,
+        counted(found.rows or 0, "row"),
+        f"{distance} (squashed)" if found.squashed else distance,
     )
 
 
 class _ShowOptions(TypedDict):
-    """What `show` shows beside the version itself."""
+    """The options of `show` that add to the description of the version."""
 
     content: bool
     diff: bool
@@ -100,14 +101,14 @@ class _ShowOptions(TypedDict):
 @about_table
 @click.argument("ref", type=REF, default="main")
 @click.option("--content", is_flag=True, help="Show the content id too, for which deletion files are read.")
-@click.option("--diff", is_flag=True, help="Show what it changed, beside the version it was made from.")
+@click.option("--diff", is_flag=True, help="Show what it changed, compared with its first parent.")
 @click.option("--stat", is_flag=True, help="The same, and count the rows that differ.")
 @click.option("--rows", is_flag=True, help="The same, and show the rows that differ.")
 @with_limit
 def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowOptions]) -> None:
-    """Show one version of TABLE: what made it, from what, its columns, and what it changed.
+    """Show one version of TABLE: its commit, its parents, its columns, and what it changed.
 
-    Of a merge that is what it brought in.
+    A merge is compared with its first parent, so it shows what the merge brought in.
     """
     if not options["rows"]:
         refuse_without("--rows", "limit")
@@ -117,8 +118,9 @@ def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowO
     found = {**version_document(version), **({"content_id": digest} if digest else {}), "columns": columns}
     facts = _facts(version)
     if digest:
+        # Below the commit id, which it is compared with by eye.
         facts.insert(2, ("content", digest))
-    shown = [*aligned(facts), "", *(f"    {line}" for line in lines)]
+    shown = [*fact_lines(facts), "", *(f"    {line}" for line in lines)]
     if options["diff"] or options["stat"] or options["rows"]:
         change = _change(table, version, options)
         found["diff"] = None if change is None else change.document
@@ -128,10 +130,11 @@ def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowO
 
 
 def _change(table: "LanceTable", version: "Version", options: _ShowOptions) -> ShownDiff | None:
-    """Return what a version changed beside its first parent; None where that is gone or there is none."""
+    """Return the difference of a version to its first parent; None where there is none or it was cleaned up."""
     if version.cut or not version.parents:
         return None
     rows = options["limit"] if options["rows"] else None
+    # Counting or showing rows may read data files; without them the two manifests are enough.
     with busy("comparing rows"):
         return ShownDiff.of(table.diff(version.parents[0], str(version)), stat=options["stat"], rows=rows)
 
@@ -153,13 +156,13 @@ def _facts(version: "Version") -> list[tuple[str, str]]:
 
 
 def _claim_lines(version: "Version") -> Iterator[str]:
-    """Return each claim of a version in words: which rows it says are all that there are, or were added."""
+    """Return each claim of a version in words: the rows that its write added or replaced."""
     from lance_dagster.transactions.claims import decode_claims
 
     text = version.properties.get(CLAIMS)
     claims = decode_claims(version.properties)
     if text is not None and not claims:
-        # Another program wrote it; shown as it is.
+        # Another program wrote the property, in a form that this release cannot read.
         yield printable(text)
     for claim in claims:
         rows = f"rows where {claim.predicate}" if claim.predicate else "all rows"
@@ -186,6 +189,7 @@ def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
     found = sorted(table.branches.list(pattern).values(), key=lambda branch: branch.name)
     documents: list[dict[str, object]] = []
     rows, problems = [], []
+    # `main` has no branch file, so the list lacks it.
     if pattern is None or fnmatchcase(MAIN, pattern):
         head = table.head()
         documents.append({"name": MAIN, "head": str(head), "forked_from": None, "created_at": None, "metadata": {}})
@@ -196,7 +200,7 @@ def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
         rows.append((branch.name, str(newest or "-"), f"from {branch.parent}", committed))
         if newest is None:
             problems += _empty_branch_problem(branch)
-    output.write(documents, [*aligned(rows), *problems])
+    output.write(documents, [*aligned(rows, whole=(3,)), *problems])
 
 
 def _empty_branch_problem(branch: "Branch") -> list[str]:
@@ -226,7 +230,7 @@ def tags(table: "LanceTable", output: Output, pattern: str | None) -> None:
         )
         for tag in found
     ]
-    output.write([_tag_document(tag) for tag in found], aligned(rows))
+    output.write([_tag_document(tag) for tag in found], aligned(rows, whole=(2, 3)))
 
 
 def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[Branch, Version | None]]":

@@ -29,6 +29,7 @@ from lance_dagster.cli.output import (
     aligned,
     counted,
     first_line,
+    is_narrow,
     printable,
     shown_time,
     terminal_width,
@@ -62,7 +63,7 @@ class _TimeType(click.ParamType["datetime"]):
         return found
 
 
-class _Options(TypedDict):
+class _LogOptions(TypedDict):
     """The options of `log` beside its range."""
 
     begin: str | None
@@ -110,7 +111,7 @@ def log(
     ref: str | None,
     after: str | None,
     limit: int | None,
-    **options: Unpack[_Options],
+    **options: Unpack[_LogOptions],
 ) -> None:
     """Show the versions of TABLE, newest first: those REF contains, which is main if not given.
 
@@ -124,6 +125,7 @@ def log(
         found = table.log(ref, after=after, limit=limit, first_parent=first_parent is not False, only=only)
         edges = [(version, tuple(map(str, found[place : place + 1]))) for place, version in enumerate(found, start=1)]
     documents = [version_document(version) | ({"below": list(below)} if graph else {}) for version, below in edges]
+    # Names and lines are looked up and drawn for people only: both take time for a long log.
     lines: list[str] = []
     if not output.as_json:
         rows = _rows(table, [version for version, _ in edges], decorate=options["decorate"])
@@ -148,7 +150,7 @@ def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, 
     return asked.right, asked.left
 
 
-def _filter(options: _Options) -> "LogFilter":
+def _filter(options: _LogOptions) -> "LogFilter":
     from lance_dagster.history.log import LogFilter
 
     pairs = [text.partition("=") for text in options["properties"]]
@@ -164,13 +166,15 @@ def _filter(options: _Options) -> "LogFilter":
 
 def _rows(table: "LanceTable", found: Sequence["Version"], *, decorate: bool) -> list[tuple[str, ...]]:
     names = _names(table, found) if decorate else {}
-    # Where nobody gave a committer, the column would have the same program on every line.
-    people = any(version.committer != version.writer for version in found)
-    return [_row(version, names.get(str(version), ()), people=people) for version in found]
+    narrow = is_narrow()
+    # Where no commit names a committer, the column would have the same program on every line.
+    people = not narrow and any(version.committer != version.writer for version in found)
+    return [_row(version, names.get(str(version), ()), people=people, narrow=narrow) for version in found]
 
 
-def _row(version: "Version", names: Iterable[str], *, people: bool) -> tuple[str, ...]:
-    message = first_line(version.message)
+def _row(version: "Version", names: Iterable[str], *, people: bool, narrow: bool) -> tuple[str, ...]:
+    """Return the cells of a version; a narrow terminal shows the operation only in place of a missing message."""
+    message = first_line(version.message) or (version.operation if narrow else "")
     message = f"{message} {CUT}".strip() if version.cut else message
     named = ", ".join(names)
     return (
@@ -178,7 +182,7 @@ def _row(version: "Version", names: Iterable[str], *, people: bool) -> tuple[str
         version.id[:ID_DIGITS],
         shown_time(version),
         *((printable(version.committer),) if people else ()),
-        version.operation,
+        *(() if narrow else (version.operation,)),
         counted(version.rows, "row"),
         f"({named}) {message}".rstrip() if named else message,
     )
@@ -211,17 +215,17 @@ def _graph_lines(edges: Sequence[tuple["Version", Sequence[str]]], rows: Sequenc
 
 def _beside(drawn: "Drawn", text: str, width: int) -> list[str]:
     gap = " " * (width - lanes_width(drawn.line) + 2)
-    return [*map(_painted, drawn.above), f"{_painted(drawn.line)}{gap}{text}", *map(_painted, drawn.below)]
+    return [*map(_coloured, drawn.above), f"{_coloured(drawn.line)}{gap}{text}", *map(_coloured, drawn.below)]
 
 
-def _painted(cells: "Cells") -> str:
+def _coloured(cells: "Cells") -> str:
     """Return a line with a colour for each lane; `click.echo` leaves colours out where output is no terminal."""
-    painted = []
+    coloured = []
     for place in range(lanes_width(cells)):
         character, lane = cells.get(place, (" ", 0))
         colour = None if character in " *" else _COLOURS[lane % len(_COLOURS)]
-        painted.append(click.style(character, fg=colour) if colour else character)
-    return "".join(painted)
+        coloured.append(click.style(character, fg=colour) if colour else character)
+    return "".join(coloured)
 
 
 Cells = dict[int, tuple[str, int]]
@@ -230,6 +234,8 @@ Cells = dict[int, tuple[str, int]]
 
 @dataclass(slots=True)
 class _Lane:
+    """A lane that waits for the version `awaited`; its number chooses its colour."""
+
     awaited: str
     number: int
 
@@ -255,7 +261,7 @@ def draw(history: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Drawn]:
         waiting = [column for column, lane in enumerate(lanes) if lane.awaited == name]
         if waiting:
             column = waiting[0]
-            above = tuple(cells for _ in waiting[1:] for cells in _join(lanes, column, name))
+            above = tuple(cells for _ in waiting[1:] for cells in _close_lane(lanes, column, name))
         else:
             # A line without this version, so that it does not look like a parent of the version above.
             column, above = len(lanes), (_straight(lanes),) if made else ()
@@ -263,10 +269,10 @@ def draw(history: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Drawn]:
             made += 1
         line = {**_straight(lanes), 2 * column: ("*", lanes[column].number)}
         if not parents:
-            yield Drawn(above, line, _end(lanes, column))
+            yield Drawn(above, line, _end_lane(lanes, column))
             continue
         lanes[column].awaited = parents[0]
-        below = [_begin(lanes, column, _Lane(parent, made + place)) for place, parent in enumerate(parents[1:])]
+        below = [_open_lane(lanes, column, _Lane(parent, made + place)) for place, parent in enumerate(parents[1:])]
         made += len(below)
         yield Drawn(above, line, tuple(below))
 
@@ -280,35 +286,36 @@ def _straight(lanes: Sequence[_Lane]) -> Cells:
     return {2 * column: ("|", lane.number) for column, lane in enumerate(lanes)}
 
 
-def _join(lanes: list[_Lane], column: int, name: str) -> list[Cells]:
+def _close_lane(lanes: list[_Lane], column: int, name: str) -> list[Cells]:
     """Lead the next lane that waits for a version to the first one, and move those right of it to the left."""
-    joining = next(other for other in range(column + 1, len(lanes)) if lanes[other].awaited == name)
-    number = lanes[joining].number
+    ending = next(right for right in range(column + 1, len(lanes)) if lanes[right].awaited == name)
+    number = lanes[ending].number
     first = {
-        **_straight(lanes[:joining]),
-        **dict.fromkeys(range(2 * column + 3, 2 * joining - 1, 2), ("_", number)),
-        **{2 * other - 1: ("/", lanes[other].number) for other in range(joining, len(lanes))},
+        **_straight(lanes[:ending]),
+        # The lane passes below those between the two columns.
+        **dict.fromkeys(range(2 * column + 3, 2 * ending - 1, 2), ("_", number)),
+        **{2 * right - 1: ("/", lanes[right].number) for right in range(ending, len(lanes))},
     }
-    del lanes[joining]
-    if joining == column + 1:
+    del lanes[ending]
+    if ending == column + 1:
         return [first]
     return [first, {**_straight(lanes), 2 * column + 1: ("/", number)}]
 
 
-def _begin(lanes: list[_Lane], column: int, lane: _Lane) -> Cells:
+def _open_lane(lanes: list[_Lane], column: int, lane: _Lane) -> Cells:
     """Begin a lane beside another one, and move those right of it to the right."""
     cells = {
         **_straight(lanes[: column + 1]),
-        **{2 * other + 1: ("\\", lanes[other].number) for other in range(column + 1, len(lanes))},
+        **{2 * right + 1: ("\\", lanes[right].number) for right in range(column + 1, len(lanes))},
         2 * column + 1: ("\\", lane.number),
     }
     lanes.insert(column + 1, lane)
     return cells
 
 
-def _end(lanes: list[_Lane], column: int) -> tuple[Cells, ...]:
+def _end_lane(lanes: list[_Lane], column: int) -> tuple[Cells, ...]:
     """End a lane, and move those right of it to the left."""
-    moving = {2 * other - 1: ("/", lanes[other].number) for other in range(column + 1, len(lanes))}
+    moving = {2 * right - 1: ("/", lanes[right].number) for right in range(column + 1, len(lanes))}
     cells = {**_straight(lanes[:column]), **moving}
     del lanes[column]
     return (cells,) if moving else ()

@@ -1,6 +1,6 @@
-"""The command itself: its subcommands by topic, and errors turned into lines and exit codes.
+"""The command `lance-dagster`: its subcommands by topic, and the exit codes and lines of its errors.
 
-Exit codes: 0 done, 1 refused, in conflict or found damaged, 2 wrongly called.
+Exit codes: 0 done; 1 refused, in conflict, or damage was found; 2 wrong arguments.
 """
 
 import errno
@@ -30,16 +30,17 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Release": (promote, rollback),
     "Maintain": (verify, gc, compact, clone, relocate, move_base),
 }
+# Longer than any first sentence of a subcommand, so that click does not cut it in the list.
 _SENTENCE = 200
 
 
 class Program(click.Group):
-    """The command. It turns this package's errors into lines and exit codes; anything else raised is a fault."""
+    """The group of subcommands. Errors of this package become a line and an exit code; other exceptions are bugs."""
 
-    def main(self, args: Sequence[str] | None = None, *others: Any, **named: Any) -> Any:  # noqa: ANN401  # click's
+    def main(self, args: Sequence[str] | None = None, *positional: Any, **named: Any) -> Any:  # noqa: ANN401  # click's
         """Run the command, help and completion included."""
         try:
-            return super().main(args, *others, **named)
+            return super().main(args, *positional, **named)
         except OSError as error:
             # Only help is printed outside of subcommands, whose output reports this itself.
             if error.errno != errno.ENOSPC:
@@ -50,10 +51,11 @@ class Program(click.Group):
             raise SystemExit(refusal.exit_code) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read what stands before the subcommand."""
+        """Parse the options before the subcommand."""
         try:
             return super().parse_args(ctx, args)
         except NoArgsIsHelpError:
+            # A usage error by its class, whose text is the help itself.
             raise
         except click.UsageError as error:
             raise UsageRefusal.from_click(error, None) from error
@@ -64,6 +66,7 @@ class Program(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise UsageRefusal.from_click(error, ctx.invoked_subcommand) from error
+        # The arguments name something that cannot be: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(error_line(error, ctx.obj or "TABLE")) from error
         except LanceDagsterError as error:
@@ -84,10 +87,11 @@ class Program(click.Group):
 @click.version_option(package_name="lance-dagster", message="%(prog)s %(version)s")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Look after Lance tables with branches and tags. TABLE is a local path or s3://bucket/path.
+    """Version control for Lance tables: branches, tags, merges. TABLE is a local path or s3://bucket/path.
 
     Exits with 0 when it is done, 1 when it was refused, in conflict or found damage, 2 when it was called wrongly.
     """
+    # The convention of https://no-color.org, which click does not follow by itself.
     if os.environ.get("NO_COLOR"):
         context.color = False
 

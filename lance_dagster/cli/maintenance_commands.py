@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
+# What a report calls "versions" would be read as the versions of the branches.
 _KINDS = {"versions": "manifests of versions that expired before"}
 # Branches that keep at least two versions are named, ten of them at most.
 _HELD_VERSIONS, _HELD_BRANCHES = 2, 10
 
 _with_check = click.option(
-    "--check/--no-check", default=True, help="Look for every file first (the default), or do not."
+    "--check/--no-check", default=True, help="Look for every file first (the default), or skip that."
 )
-_with_dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+_with_dry_run = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 
 class _CompactOptions(TypedDict):
-    """Which fragments are rewritten, and what is kept with the version."""
+    """The options of `compact`: which fragments are rewritten, and the message and properties of the version."""
 
     target_rows: int
     deleted_share: float
@@ -55,10 +56,10 @@ class _CompactOptions(TypedDict):
 @click.option("--deep", is_flag=True, help="Read every data file instead of comparing its size.")
 @about_table
 def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) -> None:
-    """Look for damage in every version, file and name of TABLE.
+    """Look for damage in every version, file, branch and tag of TABLE.
 
-    Says where something is wrong, what, and what would be right. Exits with 1 when there is an error; warnings do not
-    count. Nothing is written.
+    Prints for each problem where it is, what is wrong and what would be right. Exits with 1 when there is an error;
+    warnings do not count. Nothing is written.
     """
     with bar() as progress:
         report = table.maintenance.verify(ref, deep=deep, progress=progress)
@@ -90,29 +91,32 @@ def _verify_lines(report: "VerifyReport") -> list[str]:
 
 
 @click.command()
-@click.option("--older-than", type=DurationType(), help="For how long versions stay, such as 7d, 36h or 2w.")
-@click.option("--keep-last", type=click.IntRange(min=1), default=1, help="How many of each branch stay in any case.")
+@click.option("--older-than", type=DurationType(), help="Versions expire at this age, such as 7d, 36h or 2w.")
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), default=1, help="The newest versions of each branch that never expire."
+)
 @click.option(
     "--branch",
     "branches",
     metavar="PATTERN=DURATION",
     multiple=True,
-    help="Another duration for branches whose names match, such as run/*=2d; may be given again.",
+    help="Another age for branches whose names match, such as run/*=2d; may be given again.",
 )
-@click.option("--grace", type=DurationType(), help="How old a file has to be that no version names.")
-@click.option("--dry-run/--delete", default=True, help="Only say what would be deleted (the default), or delete it.")
+@click.option("--grace", type=DurationType(), help="Files that no version names are deleted at this age.")
+@click.option("--dry-run/--delete", default=True, help="Only show what would be deleted (the default), or delete it.")
 @click.option("--files", is_flag=True, help="List every file.")
 @about_table
-def gc(table: "LanceTable", output: Output, branches: Sequence[str], *, files: bool, **others: object) -> None:
+def gc(table: "LanceTable", output: Output, branches: Sequence[str], *, files: bool, **retention: object) -> None:
     """Let old versions of TABLE expire and delete the files that no version names.
 
-    Says what would be done; --delete does it. Without --older-than the rules kept with the table apply, or 14 days.
-    Files of versions that expire are deleted by a later call, a day after. Exits with 1 when something cannot be read:
-    then nothing is deleted.
+    Shows what would be deleted; --delete deletes it. Without --older-than, the rules stored with the table apply, or 14
+    days. Files of versions that expire are deleted by a later call, a day after. Exits with 1 when something cannot be
+    read: then nothing is deleted.
     """
+    # The names of the remaining options are those of `collect_garbage`, which has the defaults.
     ages = dict(map(_pattern_duration, branches))
     with bar() as progress:
-        report = table.maintenance.collect_garbage(branches=ages, progress=progress, **others)  # type: ignore[arg-type]  # click's
+        report = table.maintenance.collect_garbage(branches=ages, progress=progress, **retention)  # type: ignore[arg-type]  # click's
     output.write(_garbage_document(report, files=files), list(garbage_lines(report, files=files)))
     sys.exit(DONE if report.ok else REFUSED)
 
@@ -126,6 +130,7 @@ def _pattern_duration(text: str) -> tuple[str, timedelta]:
 
 def _garbage_document(report: "GarbageReport", *, files: bool) -> dict[str, object]:
     document = {"ok": report.ok, **asdict(report), "now": report.now.isoformat()}
+    # A table may have millions of paths; `--files` asks for them.
     if not files:
         del document["paths"]
     return document
@@ -168,22 +173,22 @@ def _sum_line(report: "GarbageReport") -> str:
         return f"{versions} and {files} could be deleted if everything could be read"
     if report.expiry_done:
         verb = "is" if report.files == 1 else "are"
-        return f"{versions} expired; {files} {verb} left to the next run, as somebody else is at work"
+        return f"{versions} expired; {files} {verb} left to the next run, because another process is writing"
     return f"{versions} and {files} can be deleted"
 
 
 def _held_lines(held: Mapping[str, int]) -> Iterator[str]:
-    """Say which branches keep versions that nothing else needs, those that keep the most first."""
+    """Yield a line for each branch that keeps versions which nothing else needs, sorted by their number."""
     many = sorted(((name, count) for name, count in held.items() if count >= _HELD_VERSIONS), key=lambda item: -item[1])
     for name, count in many[:_HELD_BRANCHES]:
         yield f"branch {name!r} alone keeps {counted(count, 'version')}: merge it, sync it, or delete it"
     if len(many) > _HELD_BRANCHES:
-        others = len(many) - _HELD_BRANCHES
-        yield f"and so {'does' if others == 1 else 'do'} {counted(others, 'branch')} more"
+        rest = len(many) - _HELD_BRANCHES
+        yield f"and so {'does' if rest == 1 else 'do'} {counted(rest, 'branch')} more"
 
 
 def _kept_rows(versions: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """Write versions that follow each other and are kept for the same reasons as one line."""
+    """Yield one row for consecutive versions of a branch that are kept for the same reasons."""
     for (_, why), group in groupby(versions.items(), lambda item: (item[0].rpartition("@")[0], item[1])):
         names = [version for version, _ in group]
         yield names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", "; ".join(why)
@@ -205,7 +210,7 @@ def _kind_count(kind: str, files: int) -> str:
 
 
 def _spans(branch: str, numbers: Sequence[int]) -> Iterator[str]:
-    """Write numbers that follow each other as one span."""
+    """Yield each run of consecutive numbers as one span of versions."""
     first = numbers[0]
     for number, following in pairwise((*numbers, None)):
         if following is None or following != (number or 0) + 1:
@@ -230,21 +235,21 @@ def _size(count: int) -> str:
     type=click.IntRange(min=1),
     default=1024 * 1024,
     show_default=True,
-    help="Rows a fragment should have at least.",
+    help="Fragments with fewer rows are rewritten.",
 )
 @click.option(
     "--deleted-share",
     type=click.FloatRange(0, 1),
     default=0.1,
     show_default=True,
-    help="The share of deleted rows above which a fragment is rewritten even alone.",
+    help="A fragment with a larger share of deleted rows is rewritten even alone.",
 )
 @with_message
 @with_properties
 def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[_CompactOptions]) -> None:
-    """Write small fragments of TABLE, and those with many deleted rows, anew; rows stay as they are.
+    """Rewrite small fragments of TABLE and fragments with many deleted rows; the rows do not change.
 
-    Makes two versions: the first one reserves the numbers of the new fragments.
+    Makes two versions: the first one reserves the ids of the new fragments.
     """
     properties = properties_from(options["properties"])
     before = table.head(branch)
@@ -264,7 +269,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
 @about_table
 @click.argument("uri")
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to clone.")
-@click.option("--shallow/--deep", default=True, help="Name the files of TABLE (the default), or copy them.")
+@click.option("--shallow/--deep", default=True, help="Refer to the files of TABLE (the default), or copy them.")
 @click.option(
     "--to-storage-option",
     "to_options",
@@ -273,12 +278,13 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
     help="For the clone; those of TABLE, if not given. May be given again.",
 )
 def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Sequence[str], *, shallow: bool) -> None:
-    """Make a table at URI out of one version of TABLE.
+    """Create a table at URI from one version of TABLE.
 
     A shallow clone lives as long as the files of TABLE do: tag the version that is cloned. History, branches and tags
     stay with TABLE.
     """
     options = storage_options_from(to_options) or None
+    # Resolved once: the version that is printed is the one that was cloned, although the branch may move meanwhile.
     source = table.at(at)
     with bar() as progress:
         made = table.maintenance.clone(uri, str(source), shallow=shallow, storage_options=options, progress=progress)
@@ -292,13 +298,11 @@ def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Se
 
 @click.command()
 @about_table
-@click.option(
-    "--from", "old_uri", metavar="URI", help="Where the table was; found out from its branches, if not given."
-)
+@click.option("--from", "old_uri", metavar="URI", help="Where the table was; its branches tell, if not given.")
 @_with_check
 @_with_dry_run
 def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check: bool, dry_run: bool) -> None:
-    """Make the branches of TABLE work where it is, after it was moved or copied there."""
+    """Make the branches of TABLE refer to its present place, after TABLE was moved or copied there."""
     with bar() as progress:
         found = table.maintenance.relocate(old_uri, check=check, dry_run=dry_run, progress=progress)
     _write_relocation(output, found, dry_run=dry_run)
@@ -311,7 +315,7 @@ def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check:
 @_with_check
 @_with_dry_run
 def move_base(table: "LanceTable", output: Output, name: str, uri: str, *, check: bool, dry_run: bool) -> None:
-    """Say that the files under the base path NAME of TABLE are at URI."""
+    """Record that the files under the base path NAME of TABLE are at URI."""
     with bar() as progress:
         found = table.maintenance.move_base(name, uri, check=check, dry_run=dry_run, progress=progress)
     _write_relocation(output, found, dry_run=dry_run)

@@ -1,7 +1,7 @@
-"""What a subcommand prints: lines for people or one JSON document for programs, and the progress of what takes long.
+"""The output of a subcommand: lines for people or one JSON document for programs, and the progress of long operations.
 
 Lines fit the terminal: tables are cut, sentences are wrapped at blanks. A pipe or a file gets every line whole, since
-what reads it searches for names.
+the program that reads it searches for names.
 """
 
 import json
@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -29,7 +29,9 @@ CUT = "(cut: the version before it was cleaned up)"
 ID_DIGITS = 10
 GAP = "  "
 _ELLIPSIS = "..."
+# A cut cell of fewer characters tells nothing: three of them are the ellipsis.
 _NARROWEST = 8
+_NARROW_TERMINAL = 100
 _CELL = 40
 _HANGING = 4
 _BAR = 30
@@ -46,8 +48,8 @@ class Output:
     def write(self, document: object, lines: Sequence[str]) -> None:
         """Print the document or the lines.
 
-        A reader that has gone, such as `head -1`, is no error: whatever the subcommand did is done, so it goes on and
-        exits as it would have.
+        A closed pipe, such as that of `head -1`, is no error: the subcommand has done its work, and its exit code says
+        how that ended.
 
         Raises:
             Refusal: The text cannot be written, such as to a full disk.
@@ -82,6 +84,12 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def is_narrow() -> bool:
+    """Return whether standard output is a terminal too narrow for all columns of a table of versions."""
+    width = terminal_width()
+    return width is not None and width < _NARROW_TERMINAL
+
+
 def _wrapped(line: str, width: int | None) -> list[str]:
     """Break a line at blanks; parts after the first are indented more. Names and paths are never broken."""
     if width is None or text_width(click.unstyle(line)) <= width:
@@ -92,33 +100,41 @@ def _wrapped(line: str, width: int | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """How wide the columns of a table are made so that its lines fit; the last `hidden` columns are left out."""
+    """The widths of a table's columns that make its lines fit; the last `hidden` columns are left out."""
 
     widths: tuple[int, ...]
     hidden: int = 0
 
     @classmethod
-    def fit(cls, rows: Sequence[Sequence[str]], *, indent: int = 0, width: int | None = None) -> "ColumnLayout":
+    def fit(
+        cls,
+        rows: Sequence[Sequence[str]],
+        *,
+        indent: int = 0,
+        width: int | None = None,
+        whole: Collection[int] = (),
+    ) -> "ColumnLayout":
         """Lay out columns.
 
-        The last column, which has messages and other free text, gives up room first; then the widest ones. Columns that
-        do not fit even so are left out.
+        The last column gives up room first, since it has messages and other free text; then the widest ones. Columns
+        that do not fit even so are left out, the last ones first.
 
         Args:
             rows: Cells, as many in each row.
             indent: How many blanks each line begins with.
             width: The longest line wanted, in characters; that of the terminal if None is given.
+            whole: Places of columns that are left out rather than cut, such as times and counts.
         """
         widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
         room = terminal_width() if width is None else width
         if room is None:
             return cls(tuple(widths))
         room -= indent
-        hidden = 0
-        while len(widths) > 1 and _line_width([min(each, _NARROWEST) for each in widths]) > room:
-            widths.pop()
-            hidden += 1
-        return cls(tuple(_narrowed(widths, room)), hidden)
+        least = [each if place in whole else min(each, _NARROWEST) for place, each in enumerate(widths)]
+        shown = len(widths)
+        while shown > 1 and _line_width(least[:shown]) > room:
+            shown -= 1
+        return cls(tuple(_narrowed(widths[:shown], least[:shown], room)), len(widths) - shown)
 
     def cells(self, row: Sequence[str]) -> list[str]:
         """Return the cells that are shown, cut and padded to their columns."""
@@ -129,12 +145,20 @@ class ColumnLayout:
         ]
 
 
-def aligned(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> list[str]:
-    """Return rows of cells as lines whose columns stand below each other, as `ColumnLayout.fit` lays them out."""
+def aligned(
+    rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None, whole: Collection[int] = ()
+) -> list[str]:
+    """Return rows of cells as lines with aligned columns, as `ColumnLayout.fit` lays them out."""
     if not rows:
         return []
-    layout = ColumnLayout.fit(rows, indent=len(indent), width=width)
+    layout = ColumnLayout.fit(rows, indent=len(indent), width=width, whole=whole)
     return [(indent + GAP.join(layout.cells(row))).rstrip() for row in rows]
+
+
+def fact_lines(facts: Sequence[tuple[str, str]]) -> list[str]:
+    """Return names and values as lines; a long value is wrapped and never cut, so that an id can be copied."""
+    longest = max(text_width(name) for name, _ in facts)
+    return [f"{padded(name, longest)}{GAP}{value}" for name, value in facts]
 
 
 def value_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -143,8 +167,8 @@ def value_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list
     lines = aligned(cells)
     hidden = ColumnLayout.fit(cells).hidden
     if hidden:
-        others = ", ".join(map(printable, names[-hidden:]))
-        lines.append(f"not shown: {counted(hidden, 'column')} ({others}); --columns chooses")
+        missing = ", ".join(map(printable, names[-hidden:]))
+        lines.append(f"not shown: {counted(hidden, 'column')} ({missing}); --columns chooses")
     return lines
 
 
@@ -152,16 +176,17 @@ def _line_width(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _narrowed(widths: Sequence[int], room: int) -> list[int]:
-    """Return the widths of columns with what is too much taken away, from the last one and then from the widest."""
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return the widths of columns reduced to the room, that of the last column first and then the largest."""
     narrowed = list(widths)
     excess = _line_width(narrowed) - room
-    taken = max(0, min(excess, narrowed[-1] - _NARROWEST))
+    taken = max(0, min(excess, narrowed[-1] - least[-1]))
     narrowed[-1] -= taken
     excess -= taken
     # One character at a time keeps columns of one width as wide as each other.
-    while excess > 0 and max(narrowed) > _NARROWEST:
-        narrowed[narrowed.index(max(narrowed))] -= 1
+    while excess > 0 and narrowed != list(least):
+        place = max(range(len(narrowed)), key=lambda each: (narrowed[each] > least[each], narrowed[each], -each))
+        narrowed[place] -= 1
         excess -= 1
     return narrowed
 
@@ -196,8 +221,13 @@ def text_width(text: str) -> int:
     return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
 
 
+def styled(line: str, colour: str | None) -> str:
+    """Return a line in a colour; without a colour the line has no control characters at all."""
+    return line if colour is None else click.style(line, fg=colour)
+
+
 def printable(text: str) -> str:
-    """Replace control characters, which whoever wrote a message or a value could use to change the terminal."""
+    """Replace control characters: the writer of a message or a value could change the reader's terminal with them."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -226,7 +256,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def problem_lines(severity: str, where: str, *explanation: str) -> list[str]:
-    """Return the lines for one problem: its severity in colour and its place, then what there is to say about it."""
+    """Return the lines for one problem: its severity in colour and its place, then the explanation, indented."""
     return [f"{click.style(severity, fg=_COLOURS[severity])}: {where}", *(f"    {line}" for line in explanation)]
 
 
@@ -261,7 +291,7 @@ def version_document(version: "Version") -> dict[str, Any]:
 
 
 def given_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return what people and programs said about a version or a name, without what this package keeps there."""
+    """Return the properties that users and programs gave a version or a name, without this package's own."""
     return {key: value for key, value in properties.items() if not key.startswith("lance_dagster.")}
 
 
@@ -270,7 +300,7 @@ def bar() -> Iterator[Callable[[int, int], None] | None]:
     """Show a progress bar on standard error while the block runs, where that is a terminal.
 
     Returns:
-        What to call with the number of things done and the number of all; None where nobody looks.
+        A function that takes the number of things done and the number of all things; None without a terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -283,18 +313,19 @@ def bar() -> Iterator[Callable[[int, int], None] | None]:
 
 @contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Say on a terminal what is being done and for how many seconds, where nobody knows how much there is to do."""
+    """Show on a terminal what is being done and for how many seconds; for operations whose length is unknown."""
     if not sys.stderr.isatty():
         yield
         return
     done = Event()
-    telling = Thread(target=_show_seconds, args=(doing, done), daemon=True)
-    telling.start()
+    display = Thread(target=_show_seconds, args=(doing, done), daemon=True)
+    display.start()
     try:
         yield
     finally:
+        # The thread has to end before the line is cleared, or it would write the text once more.
         done.set()
-        telling.join()
+        display.join()
         _clear()
 
 

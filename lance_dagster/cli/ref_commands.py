@@ -1,4 +1,4 @@
-"""`lance-dagster branch`, `tag`, `protect` and `reset`; `promote` and `rollback`, which move the tag readers follow."""
+"""`lance-dagster branch`, `tag`, `protect` and `reset`; `promote` and `rollback`, which move a tag."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -31,7 +31,7 @@ _with_expected = click.option(
 
 
 class _BranchOptions(TypedDict):
-    """What `branch` is asked to do."""
+    """The options of `branch`."""
 
     at: str
     exist_ok: bool
@@ -41,7 +41,7 @@ class _BranchOptions(TypedDict):
 
 
 class _TagOptions(TypedDict):
-    """What `tag` is asked to do."""
+    """The options of `tag`."""
 
     at: str
     immutable: bool
@@ -56,8 +56,8 @@ class _TagOptions(TypedDict):
 @click.argument("name", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to fork from.")
 @click.option("--exist-ok", is_flag=True, help="Take the branch of that name when there is one.")
-@click.option("--delete", "-d", is_flag=True, help="Delete the branch, when all it has is in main.")
-@click.option("--force", is_flag=True, help="With --delete: although it has versions that main does not contain.")
+@click.option("--delete", "-d", is_flag=True, help="Delete the branch, when main contains all its versions.")
+@click.option("--force", is_flag=True, help="With --delete: also when main lacks some of its versions.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the branch another name.")
 def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_BranchOptions]) -> None:
     """Fork the branch NAME from a version of TABLE, delete it or rename it."""
@@ -81,11 +81,11 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to name.")
 @click.option("--immutable", is_flag=True, help="Never move or rename it, as the tag of a release.")
 @click.option("--delete", "-d", is_flag=True, help="Delete the tag.")
-@click.option("--force", is_flag=True, help="With --delete: although it is immutable.")
+@click.option("--force", is_flag=True, help="With --delete: also an immutable tag.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the tag another name.")
-@click.option("--history", is_flag=True, help="Show where the tag was, newest first.")
+@click.option("--history", is_flag=True, help="Show which versions the tag named, newest first.")
 def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOptions]) -> None:
-    """Name a version of TABLE, delete the name, change it, or show where it was.
+    """Create the tag NAME at a version of TABLE, delete it, rename it, or show which versions it named.
 
     To move an existing tag, use promote.
     """
@@ -101,7 +101,9 @@ def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOp
     elif options["history"]:
         refuse_beside("--history", "at", "immutable")
         moves = table.tags.history(name)
-        output.write([_move_document(move) for move in moves], aligned([_move_row(move) for move in moves]))
+        output.write(
+            [_move_document(move) for move in moves], aligned([_move_row(move) for move in moves], whole=(1, 3))
+        )
     else:
         _write_tag(output, table.tags.create(name, options["at"], immutable=options["immutable"]))
 
@@ -110,7 +112,7 @@ def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOp
 @about_table
 @click.option("--branch", "branches", metavar="PATTERN", multiple=True, help="Branches, such as main or release/*.")
 @click.option("--tag", "tags", metavar="PATTERN", multiple=True, help="Tags, such as production or v*.")
-@click.option("--remove", is_flag=True, help="Take the patterns back.")
+@click.option("--remove", is_flag=True, help="Remove the patterns.")
 def protect(
     table: "LanceTable", output: Output, branches: tuple[str, ...], tags: tuple[str, ...], *, remove: bool
 ) -> None:
@@ -126,6 +128,7 @@ def protect(
         for names, patterns in ((table.branches, branches), (table.tags, tags)):
             if patterns:
                 (names.unprotect if remove else names.protect)(patterns)
+        # Read again: another process may have protected something too.
         found = table.branches.protection()
     rows = [("branches", ", ".join(found.branches) or "none"), ("tags", ", ".join(found.tags) or "none")]
     output.write(asdict(found), aligned(rows))
@@ -140,6 +143,7 @@ def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
 
     Its versions after the older one are dropped; where it starts anew, all its own versions are.
     """
+    # Before the reset, which deletes versions: the line and the document say what was the newest one.
     before = _head_or_none(table, branch)
     made = table.branches.reset(branch, at)
     head = table.head(branch)
@@ -157,8 +161,9 @@ def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
 def promote(table: "LanceTable", output: Output, name: str, at: str, expect: str | None) -> None:
     """Point a tag of TABLE to a version, by compare-and-swap; create it where there is none.
 
-    Exits with 1 when somebody else moves it at the same time.
+    Exits with 1 when another process moves the tag at the same time.
     """
+    # Without --expect, the tag is expected to stay where it is between this read and the move.
     current = _tag_or_none(table, name)
     expected = table.at(expect) if expect is not None else _target(table, current)
     _write_move(output, _target_before(current, expected), table.tags.move(name, at, expected=expected))
@@ -168,12 +173,12 @@ def promote(table: "LanceTable", output: Output, name: str, at: str, expect: str
 @about_table
 @_with_tag
 @click.option("--steps", type=click.IntRange(min=1), help="How many moves to go back; 1 if not given.")
-@click.option("--to", type=REF, metavar="VERSION", help="The version to go back to, where the tag was before.")
+@click.option("--to", type=REF, metavar="VERSION", help="The version to go back to, which the tag named before.")
 @_with_expected
 def rollback(
     table: "LanceTable", output: Output, name: str, steps: int | None, to: str | None, expect: str | None
 ) -> None:
-    """Point a tag of TABLE to where it was before.
+    """Point a tag of TABLE to a version that it named before.
 
     Moves that were rolled back do not count, so rolling back twice goes back by two.
     """
@@ -223,7 +228,7 @@ def _tag_or_none(table: "LanceTable", name: str) -> "Tag | None":
 
 
 def _target(table: "LanceTable", tag: "Tag | None") -> "Version | None":
-    """Return the version a tag names, as what is expected of it; None where there is no tag or no such version."""
+    """Return the version that a tag is expected to name; None where there is no tag or its version is gone."""
     try:
         # With "branch:", since other programs allow a tag that has the name of a branch.
         return None if tag is None else table.at(f"branch:{tag.ref}")
@@ -233,13 +238,14 @@ def _target(table: "LanceTable", tag: "Tag | None") -> "Version | None":
 
 
 def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
-    """Return how many moves back a tag was at a version.
+    """Return the number of moves since a tag named a version.
 
     Raises:
-        InvalidInputError: It never was, as far as its history goes.
+        InvalidInputError: The history of the tag does not have the version.
     """
     from lance_dagster.history.refs.tag_operations import earlier_target
 
+    # Moves that were rolled back do not count, so the history itself cannot be searched for the version.
     earlier: list[str] = []
     while wanted not in earlier:
         try:
@@ -250,7 +256,7 @@ def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
 
 
 def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInputError:
-    """Return the error for a version that a tag cannot be rolled back to, with the versions it was at."""
+    """Return the error for a version that a tag cannot be rolled back to; it lists the versions that the tag named."""
     from lance_dagster.history.refs.tag_operations import tag_history
 
     known = list(dict.fromkeys(move.after for move in tag_history(tag)))
@@ -262,7 +268,7 @@ def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInpu
 
 
 def _target_before(current: "Tag | None", expected: "Version | None") -> str | None:
-    """Return where a tag was when it was moved: where it had to be, if a version was expected."""
+    """Return the version that a tag named when it was moved: the expected one, where one was expected."""
     if expected is not None:
         return str(expected)
     return None if current is None else current.ref

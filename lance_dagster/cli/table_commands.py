@@ -1,4 +1,4 @@
-"""`lance-dagster tables`, `create` and `head`: the tables below a root, a new one, the first rows of one."""
+"""`lance-dagster tables`, `create` and `head`: list the tables below a root, create one, show the first rows of one."""
 
 import difflib
 import functools
@@ -18,8 +18,8 @@ from lance_dagster.cli.arguments import (
     with_storage_options,
 )
 from lance_dagster.cli.diff_command import first_rows
-from lance_dagster.cli.output import Output, aligned, busy, counted, json_value, shown_time, value_table
-from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError
+from lance_dagster.cli.output import Output, aligned, busy, counted, is_narrow, json_value, shown_time, value_table
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError, LanceDagsterError, RefNotFoundError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,8 +45,9 @@ _NOT_NULL = " not null"
 class _FoundTable:
     """A table below a root.
 
-    `name` is its path below the root and `branches` their number, `main` included. `production` is what that tag names;
-    None where there is no such tag. `problem` says why a table cannot be read; `newest` is None then.
+    `name` is the path below the root. `branches` is the number of branches, `main` included. `production` is the
+    version that the wanted tag names, None where there is no such tag. `problem` says why the table cannot be read;
+    `newest` is None then.
     """
 
     name: str
@@ -72,7 +73,11 @@ def tables(root: str, tag: str, storage_options: Sequence[str], *, as_json: bool
     store = open_store(root, options)
     with busy("looking for tables"):
         found = [_inspected(store.uri, name, tag, options) for name in _table_folders(store)]
-    lines = aligned([_table_row(each, tag) for each in found]) if found else [f"no tables below {store.uri}"]
+    rows = [_table_row(each, tag) for each in found]
+    if is_narrow():
+        # A narrow terminal has no room for the time beside the name and the tag.
+        rows = [(*row[:4], row[5]) for row in rows]
+    lines = aligned(rows, whole=(1, 2, 3)) if found else [f"no tables below {store.uri}"]
     Output(as_json).write([_table_document(each) for each in found], lines)
 
 
@@ -81,6 +86,7 @@ def _table_folders(store: "Store") -> Iterator[str]:
 
     A table ends the search: whatever is below it is a part of it, and may be many thousands of files.
     """
+    # A stack and not a recursion, with the names in reverse: the tables come out sorted without keeping them all.
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -99,6 +105,7 @@ def _inspected(root: str, name: str, tag: str, options: dict[str, str]) -> _Foun
         table = LanceTable.open(uri, options)
         newest = table.head()
         branches = 1 + len(table.branches.list())
+        # Last in the block: where the tag is missing, the other facts are known.
         found = table.tags.get(tag).ref
     except RefNotFoundError:
         return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest)
@@ -145,7 +152,7 @@ def _table_document(found: _FoundTable) -> dict[str, object]:
     "float32[128] for a vector. With ' not null' after it a column takes no nulls.",
 )
 @click.option("--like", metavar="FILE.parquet", type=click.Path(), help="Take the columns of a Parquet file.")
-@click.option("--exist-ok", is_flag=True, help="Take the table that is there, when it has these columns.")
+@click.option("--exist-ok", is_flag=True, help="Succeed when there is a table with these columns.")
 @with_storage_options
 def create(
     table: str, columns: str | None, like: str | None, storage_options: Sequence[str], *, exist_ok: bool, as_json: bool
@@ -159,6 +166,8 @@ def create(
         raise click.UsageError("give --schema NAME:TYPE,... or --like FILE.parquet, one of them")
     schema = parsed_schema(columns) if columns is not None else _parquet_schema(str(like))
     made = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
+    if exist_ok:
+        _refuse_other_columns(made, schema)
     head = made.head()
     document = {
         "uri": made.uri,
@@ -167,6 +176,20 @@ def create(
     }
     rows = [(field.name, f"{field.type}{'' if field.nullable else _NOT_NULL}") for field in schema]
     Output(as_json).write(document, [f"{made.uri}: {head}", *aligned(rows, indent="    ")])
+
+
+def _refuse_other_columns(table: "LanceTable", wanted: "pa.Schema") -> None:
+    """Refuse a table that exists with other columns than a caller wants.
+
+    Raises:
+        AlreadyExistsError: A name, a type or a nullability differs.
+    """
+    found = table.schema()
+    if [(each.name, each.type, each.nullable) for each in found] != [
+        (each.name, each.type, each.nullable) for each in wanted
+    ]:
+        columns = ", ".join(f"{each.name}:{each.type}{'' if each.nullable else _NOT_NULL}" for each in found)
+        raise AlreadyExistsError(f"there is a Lance table at {table.uri} with other columns: {columns}")
 
 
 def parsed_schema(text: str) -> "pa.Schema":
@@ -256,7 +279,7 @@ def head(table: "LanceTable", output: Output, ref: str, rows: int, columns: Sequ
     """
     version = table.at(ref)
     wanted = [name.strip() for given in columns for name in given.split(",") if name.strip()] or None
-    reader = table.scan(str(version), columns=wanted)
+    reader = table.scan(version, columns=wanted)
     found: list[dict[str, Any]] = first_rows(reader, rows)
     document = {
         "version": str(version),

@@ -82,7 +82,7 @@ class LanceTable:
             )
         table = cls(open_context(uri, storage_options))
         if not table._context.versions.has_versions(MAIN):
-            remedy = Remedy("check the path; tables are made from Python, with LanceTable.create")
+            remedy = Remedy("check the path; LanceTable.create and `lance-dagster create` make a table")
             raise TableNotFoundError(f"no Lance table at {table.uri}", remedy=remedy)
         return table
 

@@ -309,5 +309,7 @@ def test_lines_fit_the_terminal(table: LanceTable) -> None:
         shown = on_terminal(*arguments, COLUMNS="72")
         assert 72 >= max(widths(shown)), (arguments, shown)
     assert name in process("branches", table.uri).stdout
+    assert "1 ahead, 2 behind" in on_terminal("status", table.uri, COLUMNS="60")
+    assert table.at(name).id in on_terminal("show", table.uri, name, COLUMNS="60")
     narrow = on_terminal("head", table.uri, COLUMNS="9")
     assert "not shown: 1 column (value); --columns chooses" in " ".join(narrow.split())

@@ -85,6 +85,15 @@ def test_a_table_is_created_from_columns(tmp_path: Path) -> None:
     assert same == document_of("create", str(tmp_path / "new"), "--schema", "id:int64", "--exist-ok")
 
 
+def test_exist_ok_refuses_a_table_with_other_columns(tmp_path: Path) -> None:
+    """It would be taken for the table that was asked for; every type that is created is found equal again."""
+    columns = "id:int64 not null,tags:list<string>,price:decimal(10, 2),at:timestamp[us, tz=UTC],v:float32[4]"
+    for _ in range(2):
+        assert 0 == run("create", str(tmp_path / "t"), "--schema", columns, "--exist-ok").exit_code
+    refused = run("create", str(tmp_path / "t"), "--schema", "id:int64", "--exist-ok")
+    assert (1, True) == (refused.exit_code, "with other columns: id:int64 not null, tags:" in refused.stderr)
+
+
 def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
     """With its columns, and nothing of what pandas keeps in its metadata."""
     schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("us", tz="UTC")}, metadata={"pandas": "{}"})

@@ -237,7 +237,7 @@ def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleti
     lines = list(garbage_lines(report))
     assert {"expired: main@1, main@3 to main@4", "needed again: main@2", "would delete:"} <= set(lines)
     (line,) = [line for line in lines if line.startswith(f"{report.versions} versions expired; {report.files} files (")]
-    assert line.endswith("are left to the next run, as somebody else is at work")
+    assert line.endswith("are left to the next run, because another process is writing")
     again = LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
     assert (True, True, {}) == (again.done, again.expiry_done, again.expired)
     # What the first one said is left, and the copies of what it let expire.

@@ -59,7 +59,7 @@ def test_a_place_without_a_table_is_told(tmp_path: Path, make: object) -> None:
     """With what to do."""
     if callable(make):
         make(tmp_path / "t")
-    with pytest.raises(TableNotFoundError, match=r"no Lance table at .*/t; check the path; tables are made"):
+    with pytest.raises(TableNotFoundError, match=r"no Lance table at .*/t; check the path; LanceTable.create and"):
         LanceTable.open(tmp_path / "t")
 
 
