@@ -1,0 +1,196 @@
+"""Which field of a side is which of the merge base, and which got values of their own, from small manifests."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from lance_dagster.format.model import DataFile, Field, Fragment, Fragments, Manifest
+from lance_dagster.format.transaction import (
+    COLUMNS_MOVED,
+    Merge,
+    Operation,
+    Overwrite,
+    Project,
+    Restore,
+    Rewrite,
+    Update,
+)
+from lance_dagster.merge.rules.column_matching import Columns, backing, casts, columns_of, fields_across, paths_of
+from lance_dagster.merge.rules.row_changes import match_fragments
+from lance_dagster.transactions.claims import SideHistory
+from tests.merge.rules.literal_merges import AMOUNT, BASE, FOUR_ROWS, ID, change, side
+
+NEW = Field(id=2, name="new", logical_type="int64")
+NO_FIELDS: frozenset[int] = frozenset()
+
+
+def state(*fields: Field, files: Iterable[DataFile] = FOUR_ROWS.files, version: int = 3) -> Manifest:
+    """Return the merge base with other fields and files."""
+    one = replace(FOUR_ROWS, files=tuple(files))
+    return replace(BASE, fields=fields, fragments=Fragments([one]), version=version)
+
+
+def file(path: str, *fields: int) -> DataFile:
+    """Return a data file with values of some fields."""
+    return DataFile(path=path, fields=fields, column_indices=tuple(range(len(fields))), major=2, minor=0)
+
+
+def merge_of(after: Manifest) -> Merge:
+    """Return the operation that makes a version with other columns."""
+    return Merge(fragments=after.fragments, fields=after.fields, schema_metadata={})
+
+
+def columns(history: SideHistory) -> Columns:
+    """Return what became of the columns of the merge base."""
+    return columns_of(BASE, history, match_fragments(BASE, history))
+
+
+def having(*states: tuple[Operation, Manifest], properties: dict[str, str] | None = None) -> SideHistory:
+    """Return a side that made one version after the other."""
+    before, changes = BASE, []
+    for number, (operation, after) in enumerate(states, start=BASE.version + 1):
+        made = replace(after, version=number)
+        changes.append(change("run", operation, before, made, properties))
+        before = made
+    return replace(side("run", before), manifest=before, changes=changes, since=changes)
+
+
+FILLED = state(ID, AMOUNT, NEW, files=[*FOUR_ROWS.files, file("more.lance", 2)])
+
+
+def test_fields_keep_their_ids() -> None:
+    """A side that did nothing to columns has those of the merge base, and wrote none."""
+    found = columns(side("run"))
+    assert ({0: 0, 1: 1}, {0: 0, 1: 1}, NO_FIELDS) == (found.anchored, found.ids, found.filled)
+
+
+def test_a_dropped_field_is_gone() -> None:
+    """It is known in the anchor, and not on the side."""
+    after = state(ID)
+    found = columns(having((Project(fields=after.fields), after)))
+    assert ({0: 0, 1: 1}, {0: 0}, {0: 0}) == (found.anchored, found.ids, found.base_ids)
+
+
+def test_a_field_that_went_and_came_back_is_another_one() -> None:
+    """The same id, name and type do not make it the column that was dropped."""
+    without = state(ID)
+    again = state(ID, AMOUNT, files=[file("base.lance", 0, -2), file("again.lance", 1)])
+    found = columns(having((Project(fields=without.fields), without), (merge_of(again), again)))
+    assert {0: 0} == found.ids
+
+
+def test_a_restore_brings_fields_back_as_they_were() -> None:
+    """What was dropped after the version that is restored is the same column as before."""
+    without = state(ID)
+    found = columns(having((Project(fields=without.fields), without), (Restore(version=BASE.version), BASE)))
+    assert {0: 0, 1: 1} == found.ids
+
+
+@pytest.mark.parametrize("path,kept", [("base.lance", {0: 0, 1: 1}), ("other.lance", {0: 0, 1: 1})])
+def test_an_overwrite_keeps_columns_of_the_same_id_name_and_type(path: str, kept: dict[int, int]) -> None:
+    """Whatever files it wrote."""
+    after = state(ID, AMOUNT, files=[file(path, 0, 1)])
+    assert (
+        kept
+        == columns(having((Overwrite(fragments=after.fragments, fields=after.fields, schema_metadata={}), after))).ids
+    )
+
+
+def test_an_overwrite_with_another_type_has_another_column() -> None:
+    """The id alone proves nothing after an overwrite, which counts from 0 again."""
+    after = state(ID, replace(AMOUNT, logical_type="string"), files=[file("other.lance", 0, 1)])
+    operation = Overwrite(fragments=after.fragments, fields=after.fields, schema_metadata={})
+    assert {0: 0} == columns(having((operation, after))).ids
+
+
+def test_values_written_beside_rows() -> None:
+    """A new column with values is written beside the rows of the fragment that has its file, and nowhere else."""
+    found = columns(having((merge_of(FILLED), FILLED)))
+    assert frozenset({2}) == found.written_beside(0) == found.filled
+    assert NO_FIELDS == found.written_beside(7)
+    assert NO_FIELDS == found.nulls
+
+
+def test_values_written_anew_in_place() -> None:
+    """A field whose values lie in another file than before was written."""
+    after = state(ID, AMOUNT, files=[file("base.lance", 0, -2), file("anew.lance", 1)])
+    assert frozenset({1}) == columns(having((merge_of(after), after))).written_beside(0)
+    assert NO_FIELDS == columns(having((Rewrite(groups=()), after))).filled
+
+
+def test_a_column_of_nulls_is_not_filled() -> None:
+    """It has no file; a compaction that writes the nulls down does not fill it either."""
+    after = state(ID, AMOUNT, NEW)
+    found = columns(having((merge_of(after), after), (Rewrite(groups=()), FILLED)))
+    assert (NO_FIELDS, frozenset({2})) == (found.filled, found.nulls)
+
+
+def test_columns_that_a_merge_brought_may_be_beside_any_row() -> None:
+    """The property of the merge names them by their ids; what is no id is left out."""
+    found = columns(having((Update(), FILLED), properties={COLUMNS_MOVED: "2,x,²,9"}))
+    assert frozenset({2}) == found.written_beside(7) == found.written[None]
+
+
+def test_columns_of_versions_that_are_gone_may_be_beside_any_row() -> None:
+    """Nobody can look up beside which rows they were written."""
+    history = having((merge_of(FILLED), FILLED))
+    lost = [replace(one, before=None, after=None) for one in history.changes]
+    assert frozenset({2}) == columns(replace(history, changes=lost)).written_beside(7)
+
+
+CAST = Field(id=2, name="amount", logical_type="double")
+
+
+def test_a_cast_drops_a_field_and_adds_one_of_its_name() -> None:
+    """It is told from a column that was dropped, and from one that was added."""
+    after = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
+    history = having((merge_of(after), after))
+    assert ["amount"] == casts(columns(history), BASE, history)
+    for other in (state(ID), FILLED):
+        history = having((merge_of(other), other))
+        assert [] == casts(columns(history), BASE, history)
+
+
+def test_a_cast_is_found_after_a_renaming() -> None:
+    """The column is named as in the merge base."""
+    after = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
+    renamed = state(ID, replace(CAST, name="sum"), files=after.fragments[0].files)
+    history = having((merge_of(after), after), (Project(fields=renamed.fields), renamed))
+    assert ["amount"] == casts(columns(history), BASE, history)
+
+
+def across(files: Iterable[DataFile], *fields: Field, known: dict[int, int] | None = None) -> Columns:
+    """Return the columns of a side on another line, whose ids prove nothing."""
+    history = side("run", state(*fields, files=files))
+    return columns(replace(history, anchor=history.manifest, same_ids=False, fields=known))
+
+
+def test_across_lines_fields_are_known_by_their_files() -> None:
+    """The values of both lie in the same column of the same file, whatever ids and names they have."""
+    renamed = [replace(ID, id=5, name="key"), replace(AMOUNT, id=6)]
+    assert {0: 5, 1: 6} == across([file("base.lance", 5, 6)], *renamed).ids
+
+
+def test_across_lines_fields_without_files_are_known_by_name_and_type() -> None:
+    """Or by what a merge wrote down, where it did."""
+    others = [replace(ID, id=5), replace(AMOUNT, id=6, name="sum")]
+    assert {0: 5} == across([file("other.lance", 5, 6)], *others).ids
+    assert {0: 5, 1: 6} == across([file("other.lance", 5, 6)], *others, known={0: 5, 1: 6}).ids
+
+
+def test_columns_of_two_versions_with_a_common_past() -> None:
+    """What only one has is no field of the other; a cast of one makes the values of both unlike."""
+    cast = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
+    one, other = having((merge_of(FILLED), FILLED)), having((merge_of(cast), cast))
+    found = fields_across(BASE, one, other)
+    assert (0, ("amount",)) == (found.ids[0], found.incompatible)
+    assert found.ids[1] == found.ids[2] != 2
+
+
+def test_paths_and_files() -> None:
+    """A path has the names from the column down; a field that was taken out of a file has none."""
+    point = (Field(id=0, name="p", logical_type="struct"), Field(id=1, name="x", parent_id=0, logical_type="int64"))
+    assert {0: "p", 1: "p.x"} == paths_of(point)
+    some = Fragment(id=0, files=(file("a.lance", 0, -2), file("b.lance", 2)), physical_rows=1)
+    assert {0: "a.lance", 2: "b.lance"} == backing(some)
