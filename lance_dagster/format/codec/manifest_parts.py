@@ -201,6 +201,7 @@ class ProtobufFragmentDecoder:
         for number, physical, deletion in map(_OUTLINED, found):
             ids.append(number)
             rows += physical
+            # Before anything is allocated for the rows: a few damaged bytes can claim any number of them.
             if physical > _MOST_ROWS:
                 raise CorruptFileError(self.path, f"fragment {number} has {physical} rows")
             # Writers before 0.8 left the count out.
@@ -394,6 +395,7 @@ def decode_indices(section: bytes | None, path: str) -> tuple[IndexMetadata, ...
         CorruptFileError: The bytes are not an index section.
         UnsupportedFeatureError: An index has an unknown field.
     """
+    # Decoded at every read, though few callers want the indices: a commit copies the section, damaged or not.
     if section is None:
         return ()
     message = _parsed_section(section, path)
@@ -416,6 +418,7 @@ def rebase_index_section(section: bytes, base_id: int, path: str) -> bytes:
     """Set `base_id` on every index of a section that has no base path; `path` is used in messages."""
     message = _parsed_section(section, path)
     for index in message.indices:
+        # An index that names a base path already was inherited before, and stays where it is.
         if not index.HasField("base_id"):
             index.base_id = base_id
     return message.SerializeToString(deterministic=True)
@@ -501,6 +504,7 @@ def uuid_from_wire(message: wire.UUID) -> str:
     """
     if len(message.uuid) != _UUID_BYTES:
         raise ValueError(f"a uuid of {len(message.uuid)} bytes")
+    # The text is the name of the folder of the index, so its form is part of the format.
     text = message.uuid.hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 

@@ -57,6 +57,7 @@ def check_readable(manifest: Manifest, path: str) -> None:
     stable = manifest.stable_row_ids
 
     def check(fragments: Fragments) -> None:
+        # For its errors: a schema that Arrow cannot express is refused before pylance meets it.
         arrow_from_fields(manifest.fields, manifest.schema_metadata, path)
         for item in fragments.items:
             message = validated_message(item, path)
@@ -105,6 +106,7 @@ def _lineage_problem(message: wire.DataFragment, counts: _Counts) -> str | None:
         ("update versions", message.inline_last_updated_at_versions, counts.of_versions),
     )
     for what, sequence, count in counters:
+        # Versions may be left out; a sequence of another length would give rows the versions of others.
         if sequence and count(sequence) != message.physical_rows:
             return f"has {count(sequence)} {what} for {message.physical_rows} rows"
     return None
@@ -151,6 +153,7 @@ def summarize_manifest(data: bytes, path: str) -> VersionSummary | None:
         transaction = wire.Transaction.FromString(body)
     except DecodeError as error:
         raise CorruptFileError(path, f"its transaction cannot be parsed: {error}") from error
+    # Unknown fields inside a known operation are no reason to fail a log; whoever needs the operation decodes it whole.
     kind = transaction.WhichOneof("operation")
     if kind is None:
         raise UnsupportedFeatureError(path, unknown_fields(transaction) or ["a transaction without operation"])
@@ -314,6 +317,7 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
 def _refuse_contradictions(message: wire.Manifest, path: str) -> None:
     """Refuse inconsistent content here, where the error can name the file."""
     ids = [base.id for base in message.base_paths]
+    # Other modules use these values as paths, dates and keys without looking at them again.
     broken = {
         "its version is 0": message.version == 0,
         "its timestamp is not a date": not 0 <= message.timestamp.seconds <= _LAST_SECOND
