@@ -118,6 +118,7 @@ def log(
     A..B shows what B contains and A does not. REF is a branch, a tag, or an expression such as main@17 or main~3.
     """
     ref, after = _range(ref, options["begin"], after)
+    # A graph of first parents alone is a line, which the plain log draws too; so a graph shows all parents by default.
     graph, first_parent, only = options["graph"], options["first_parent"], _filter(options)
     if graph and not first_parent:
         edges = table.branches.graph(ref, after=after, limit=limit, only=only)
@@ -153,6 +154,7 @@ def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, 
 def _filter(options: _LogOptions) -> "LogFilter":
     from lance_dagster.history.log import LogFilter
 
+    # KEY alone asks for any value of the property.
     pairs = [text.partition("=") for text in options["properties"]]
     return LogFilter(
         properties={key: value if found else None for key, found, value in pairs},
@@ -208,6 +210,7 @@ def _names(table: "LanceTable", found: Sequence["Version"]) -> Mapping[str, Sequ
 def _graph_lines(edges: Sequence[tuple["Version", Sequence[str]]], rows: Sequence[Sequence[str]]) -> list[str]:
     drawn = list(draw([(str(version), below) for version, below in edges]))
     lanes = max((lanes_width(each.line) for each in drawn), default=0)
+    # All lines get the room of the widest part of the graph, so that their columns are aligned.
     width = terminal_width()
     lines = aligned(rows, width=None if width is None else width - lanes - 2)
     return [line for each, text in zip(drawn, lines, strict=True) for line in _beside(each, text, lanes)]
@@ -271,6 +274,7 @@ def draw(history: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Drawn]:
         if not parents:
             yield Drawn(above, line, _end_lane(lanes, column))
             continue
+        # The first parent stays in the lane, so that a branch is one straight line.
         lanes[column].awaited = parents[0]
         below = [_open_lane(lanes, column, _Lane(parent, made + place)) for place, parent in enumerate(parents[1:])]
         made += len(below)
@@ -309,6 +313,7 @@ def _open_lane(lanes: list[_Lane], column: int, lane: _Lane) -> Cells:
         **{2 * right + 1: ("\\", lanes[right].number) for right in range(column + 1, len(lanes))},
         2 * column + 1: ("\\", lane.number),
     }
+    # Only after the line is drawn, which shows the lanes on their way from the old columns to the new ones.
     lanes.insert(column + 1, lane)
     return cells
 

@@ -55,6 +55,7 @@ class Output:
             Refusal: The text cannot be written, such as to a full disk.
         """
         if self.as_json:
+            # `default=str` for the values of rows that JSON has no type for, such as dates and decimals.
             _print([json.dumps(document, indent=2, default=str)])
         else:
             width = terminal_width()
@@ -292,6 +293,7 @@ def version_document(version: "Version") -> dict[str, Any]:
 
 def given_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that users and programs gave a version or a name, without this package's own."""
+    # The reserved prefix; what is stored under it has lines and fields of its own.
     return {key: value for key, value in properties.items() if not key.startswith("lance_dagster.")}
 
 
@@ -339,6 +341,7 @@ def _show_seconds(doing: str, done: Event) -> None:
 
 
 def _clear() -> None:
+    # Blanks and not an escape sequence: not every terminal can clear a line.
     click.echo("\r" + " " * (_BAR + 40) + "\r", nl=False, err=True)
 
 

@@ -203,7 +203,8 @@ def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
     Raises:
         ConflictError: `main` does not contain all of them.
     """
-    if force or name not in table.branches.list():
+    # A branch that does not exist is reported by the deletion itself.
+    if force or name not in table.branches.list(name):
         return
     ahead, _ = table.branches.ahead_behind(name, MAIN)
     if ahead:

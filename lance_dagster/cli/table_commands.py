@@ -216,6 +216,7 @@ def parsed_schema(text: str) -> "pa.Schema":
 
 def _split(text: str) -> Iterator[str]:
     """Split at commas that are not inside of brackets."""
+    # A type may hold commas itself, as in decimal(10, 2).
     depth = start = 0
     for place, character in enumerate(text):
         depth += _BRACKETS.get(character, 0)
@@ -260,6 +261,7 @@ def _parquet_schema(path: str) -> "pa.Schema":
     if not Path(path).is_file():
         raise InvalidInputError(f"there is no file {path}; --like takes a local Parquet file")
     try:
+        # Only the footer is read, so a file of any size will do.
         return parquet.read_schema(path).remove_metadata()
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidInputError(f"{path} is no Parquet file: {error}") from error

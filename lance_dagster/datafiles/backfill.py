@@ -49,6 +49,7 @@ def backfill(
         InvalidInputError: An expression fails for some row, or a function returns a different number of rows.
     """
     rows = fragment.physical_rows
+    # One file for the whole fragment, whatever its size: the files of a fragment must agree on the number of rows.
     computed = _computed(dataset, fragment.id, reads, compute, schema=target.schema)
     files = write_files(replace(target, max_rows=rows), _filled(computed, rows))
     if [rows] != [file.rows for file in files]:
@@ -74,6 +75,7 @@ def _live_rows(dataset: lance.LanceDataset, fragment_id: int, reads: Reads) -> I
         raise CorruptFileError(dataset.uri, f"pylance does not find its fragment {fragment_id}")
     pairs = reads.items() if isinstance(reads, Mapping) else ((name, name) for name in reads)
     with reading_errors(f"compute {', '.join(f'{name} as {expression!r}' for name, expression in pairs)}"):
+        # In order: a data file holds the values of a fragment by row offset.
         scanner = dataset.scanner(
             columns=_columns(reads), fragments=[fragment], scan_in_order=True, with_row_address=True
         )
@@ -93,6 +95,7 @@ def _filled(
             batch if end - expected == len(offsets) else batch.take(np.searchsorted(offsets, np.arange(expected, end)))
         )
         expected, last = end, batch
+    # Rows deleted at the end of the fragment have no live row after them, so they repeat the last one.
     if last is not None and expected < rows:
         yield last.take(np.full(rows - expected, last.num_rows - 1))
 

@@ -62,6 +62,7 @@ def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow ty
         finer = ["s", "ms", "us", "ns"]
         return (given.tz is None) == (wanted.tz is None) and finer.index(given.unit) <= finer.index(wanted.unit)
     if _is_list(given) and _is_list(wanted):
+        # Vectors of different lengths cannot be cast; a list without a fixed length may have the right one.
         fixed = pa.types.is_fixed_size_list
         if fixed(given) and fixed(wanted) and given.list_size != wanted.list_size:
             return False

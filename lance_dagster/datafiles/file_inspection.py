@@ -74,6 +74,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
     def _send(self, request: str, seconds: int) -> bytes:
         # Started again after a crash: one damaged file must not end the inspection of the others.
         if self._process is None or self._process.poll() is not None:
+            # The subprocess must find this package where this process found it, also in a checkout.
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
             self._process = subprocess.Popen(  # noqa: S603  # our own program
                 [sys.executable, "-c", _PROGRAM],
@@ -91,6 +92,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
             process.stdin.flush()
         except BrokenPipeError:
             return b""
+        # A damaged file can keep pylance busy for ever, so the wait has an end.
         ready, _, _ = select.select([process.stdout], [], [], seconds)
         return process.stdout.readline() if ready else b""
 

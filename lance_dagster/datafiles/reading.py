@@ -23,6 +23,7 @@ def open_dataset(
     """Open a table at exactly one version with pylance; `branch` is "main" or a branch."""
     options = dict(storage_options or {}) or None
     with storage_errors(f"open {uri} at {branch}@{number}"):
+        # A version of a branch is reached through the dataset of `main`.
         if branch == "main":
             return lance.dataset(uri, version=number, storage_options=options)
         return lance.dataset(uri, storage_options=options).checkout_version((branch, number))
@@ -74,6 +75,7 @@ def matching_offsets(
         parts = None
         if fragment_ids is not None:
             parts = [part for number in fragment_ids if (part := dataset.get_fragment(number)) is not None]
+        # No columns: pylance reads only those that the predicate names.
         scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True, fragments=parts)
         for batch in scanner.to_batches():
             # A row address is the fragment id in the upper 32 bits and the row offset in the lower 32 bits.
@@ -87,6 +89,7 @@ def matching_offsets(
 
 def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
     known = dataset.schema.names
+    # Only the first part is looked up: `address.city` names a field inside of the column `address`.
     missing = [name for name in columns if name.split(".")[0] not in known]
     if missing:
         raise InvalidInputError(f"no column {', '.join(map(repr, missing))}; the table has {', '.join(known)}")

@@ -24,6 +24,7 @@ Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 ROW_ADDRESS = "_rowaddr"
+# The metadata key that marks a column of the first blob encoding.
 _LEGACY = b"lance-encoding:blob"
 _FIRST_GENERATION = "0.1"
 _OFFSET_BITS = 32
@@ -48,6 +49,7 @@ class AddressedRows:
 def group_by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
     """Group addresses by fragment: yield each fragment id and the positions of its rows in `addresses`, in order."""
     fragments = addresses >> np.uint64(_OFFSET_BITS)
+    # Stable, so that the rows of a fragment keep the order in which they were given.
     order = np.argsort(fragments, kind="stable")
     ordered = fragments[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(order) else np.empty(0, np.int64)
@@ -118,6 +120,7 @@ def scan_addressed(
         waiting: list[pa.RecordBatch] = []
         for batch in scanner.to_batches():
             waiting.append(batch)
+            # Batches of pylance may be smaller than asked for, such as those of small fragments.
             if sum(other.num_rows for other in waiting) >= _KEYS_AT_ONCE:
                 yield _located(*waiting)
                 waiting = []

@@ -89,6 +89,7 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
         raise UnsupportedFeatureError(target.data_uri, [f"writing data files {version}, which pylance may do"])
     if has_blobs(target.schema):
         return _write_blobs(target, batches)
+    # A file is opened by its first row, so that an empty stream leaves no file behind.
     files: list[StagedFile] = []
     writer: _OpenFile | None = None
     for batch in batches:
@@ -127,6 +128,7 @@ class _OpenFile:
     """A data file being written. Unless it is closed, no file of its name appears."""
 
     def __init__(self, target: WriteTarget) -> None:
+        # The prefix is that of one write, so that the files of an interrupted one can be told from others by name.
         self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows
@@ -211,6 +213,7 @@ def write_blob_files(
     storage = dict(options) or None
     with storage_errors(f"write to {data_uri}"):
         dataset = lance.dataset(root, storage_options=storage)
+        # Checked here, because pylance takes the field ids of `main` for whatever columns it is given.
         if dataset.schema.names != schema.names or dataset.schema.types != schema.types:
             raise InvalidInputError(
                 f"rows with blobs can only be written with the columns of main of {root}: {dataset.schema.names}"
@@ -230,6 +233,7 @@ def write_blob_files(
 
 def _make_durable(data_uri: str, name: str, options: Mapping[str, str]) -> None:
     sync_path(f"{data_uri}/{name}", options)
+    # Blob files lie in a folder beside the data file, called like it without the ending.
     beside = Path(data_uri) / Path(name).stem
     if "://" not in data_uri and beside.is_dir():
         for path in (*beside.iterdir(), beside, Path(data_uri)):
