@@ -106,8 +106,9 @@ class Update:
 
     `mode` distinguishes them: `REWRITE_ROWS` moves updated rows to new fragments, `REWRITE_COLUMNS` adds data files to
     the fragments. Rows of new fragments with a row id were moved; the others are new. `fields_modified` are the ids of
-    fields with new values; indices on `preserved_fields` keep covering the updated fragments. `updated_offsets` and
-    `updated_offset_bitmaps` say, by fragment id, which rows received new values.
+    fields with new values. `preserved_fields` are the updated fields of rows that moved: indices on other fields cover
+    the new fragments too, since their values were only copied. `updated_offsets` and `updated_offset_bitmaps` say, by
+    fragment id, which rows received new values.
     """
 
     removed_fragment_ids: tuple[int, ...] = ()

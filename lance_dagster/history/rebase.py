@@ -34,9 +34,10 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     """
     if fragment.deletion is None:
         return BitMap()
+    # Located once: a merge reads the vectors of thousands of fragments, each in less time than its path takes to find.
     store, key = _locate_deletion(versions, state, fragment)
     path = f"{store.uri}/{key}"
-    offsets = decode_offsets(fragment.deletion.kind, read_deletion(versions, state, fragment), path)
+    offsets = decode_offsets(fragment.deletion.kind, _found(store, key), path)
     if offsets and offsets.max() >= fragment.physical_rows:
         raise CorruptFileError(path, f"it deletes row {offsets.max()} of {fragment.physical_rows}")
     # Readers count rows with the number in the manifest, so it has to agree. Very old writers left it out.
@@ -59,7 +60,10 @@ def read_deletion(versions: Versions, state: State, fragment: Fragment) -> bytes
     """Read the bytes of a fragment's deletion file."""
     if fragment.deletion is None:
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    store, key = _locate_deletion(versions, state, fragment)
+    return _found(*_locate_deletion(versions, state, fragment))
+
+
+def _found(store: Store, key: str) -> bytes:
     data = store.get(key)
     if data is None:
         raise CorruptFileError(f"{store.uri}/{key}", "it is missing")

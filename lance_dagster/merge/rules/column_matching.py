@@ -26,7 +26,7 @@ from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class SideColumns:
     """The fields of a side.
 
     `anchored` gives by the id of a field of the base the id it has in the side's anchor; `ids` the one it has on the
@@ -64,7 +64,7 @@ class Columns:
         return {own: number for number, own in self.ids.items()}
 
 
-def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> Columns:
+def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> SideColumns:
     """Find out what became of the columns of the merge base on one side."""
     through = side.anchor if side.anchor is not None else side.manifest
     if side.anchor is not None and side.same_ids:
@@ -88,7 +88,7 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
     if any(change.after is None for change in side.changes):
         # Nobody can look up any more beside which rows they were written.
         written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
-    return Columns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side), in_place=in_place)
+    return SideColumns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side), in_place=in_place)
 
 
 def backing(fragment: Fragment) -> dict[int, str]:
@@ -111,7 +111,7 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
     return {field.id: (paths[field.id], field.logical_type) for field in manifest.fields}
 
 
-def casts(columns: Columns, base: Manifest, side: SideHistory) -> list[str]:
+def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:
     """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
     known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
     added = {path for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}

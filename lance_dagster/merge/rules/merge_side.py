@@ -13,7 +13,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Manifest
-from lance_dagster.merge.rules.column_matching import Columns, backing, casts, columns_of, paths_of
+from lance_dagster.merge.rules.column_matching import SideColumns, backing, casts, columns_of, paths_of
 from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.relocated_rows import Identities, located_by_ids, located_by_replay
 from lance_dagster.merge.rules.row_changes import (
@@ -74,7 +74,7 @@ class MergeSide:
         return RowChanges(self.fragments, deleted, *located_by_replay(self.history, self.fragments, deleted))
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> SideColumns:
         """Its columns beside those of the merge base."""
         return columns_of(self.base, self.history, self.fragments)
 

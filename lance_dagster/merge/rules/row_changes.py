@@ -318,9 +318,12 @@ def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[t
     for number in matched.unmatched:
         yield number, live_rows(matched.side, present(matched.side, number), deleted)
     for base_id in sorted(matched.changed):
-        place = matched.place(base_id)
+        before = present(matched.base, base_id)
+        # Only rows that the base has deleted can be back, and most fragments have none: their vectors on the side, one
+        # file each, need not be looked at here.
+        place = None if before.deletion is None else matched.place(base_id)
         if place is not None:
-            back = live_rows(matched.side, place, deleted) & deleted(matched.base, present(matched.base, base_id))
+            back = deleted(matched.base, before) - deleted(matched.side, place)
             if back:
                 yield place.id, back
 

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from lance_dagster.format.evolution import next_field_id, subtree
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update, without_merge_records
-from lance_dagster.merge.rules.column_matching import Columns, paths_of
+from lance_dagster.merge.rules.column_matching import SideColumns, paths_of
 from lance_dagster.merge.rules.merge_input import makers
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, ParsedStrategy, on_side
@@ -163,7 +163,7 @@ class _SchemaMerge:
             # Its values are gone from the dest's files, or may be at the next compaction.
             self._found(unit, did, (DEST_WINS,))
 
-    def _changed_within(self, base: Field, fields: Mapping[int, Field], columns: Columns) -> bool:
+    def _changed_within(self, base: Field, fields: Mapping[int, Field], columns: SideColumns) -> bool:
         """Tell whether a side changed a field, or one inside of it."""
         inner = subtree(self._base.fields, base)
         own = {columns.ids[field.id] for field in inner if field.id in columns.ids}
@@ -344,7 +344,7 @@ class _SchemaMerge:
         return makers(side.history, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
 
 
-def _around_is_gone(base: Field, columns: Columns) -> bool:
+def _around_is_gone(base: Field, columns: SideColumns) -> bool:
     """Tell whether a side dropped the column around a field."""
     return base.parent_id >= 0 and base.parent_id not in columns.ids
 
