@@ -16,7 +16,7 @@ from lance_dagster.format.transaction import (
     Rewrite,
     Update,
 )
-from lance_dagster.merge.rules.column_matching import Columns, backing, casts, columns_of, fields_across, paths_of
+from lance_dagster.merge.rules.column_matching import SideColumns, backing, casts, columns_of, fields_across, paths_of
 from lance_dagster.merge.rules.row_changes import match_fragments
 from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import AMOUNT, BASE, FOUR_ROWS, ID, change, side
@@ -41,7 +41,7 @@ def merge_of(after: Manifest) -> Merge:
     return Merge(fragments=after.fragments, fields=after.fields, schema_metadata={})
 
 
-def columns(history: SideHistory) -> Columns:
+def columns(history: SideHistory) -> SideColumns:
     """Return what became of the columns of the merge base."""
     return columns_of(BASE, history, match_fragments(BASE, history))
 
@@ -160,7 +160,7 @@ def test_a_cast_is_found_after_a_renaming() -> None:
     assert ["amount"] == casts(columns(history), BASE, history)
 
 
-def across(files: Iterable[DataFile], *fields: Field, known: dict[int, int] | None = None) -> Columns:
+def across(files: Iterable[DataFile], *fields: Field, known: dict[int, int] | None = None) -> SideColumns:
     """Return the columns of a side on another line, whose ids prove nothing."""
     history = side("run", state(*fields, files=files))
     return columns(replace(history, anchor=history.manifest, same_ids=False, fields=known))
