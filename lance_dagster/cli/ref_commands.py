@@ -125,11 +125,9 @@ def protect(
         refuse_without("--branch or --tag", "remove")
         found = table.branches.protection()
     else:
-        for names, patterns in ((table.branches, branches), (table.tags, tags)):
-            if patterns:
-                (names.unprotect if remove else names.protect)(patterns)
-        # Read again: another process may have protected something too.
-        found = table.branches.protection()
+        change = table.branches.unprotect if remove else table.branches.protect
+        # One call for both kinds: a wrong pattern among them leaves everything as it was.
+        found = change(branches, tags=tags)
     rows = [("branches", ", ".join(found.branches) or "none"), ("tags", ", ".join(found.tags) or "none")]
     output.write(asdict(found), aligned(rows))
 

@@ -155,27 +155,28 @@ class Branches:
         # Read anew at each call: a protection must hold as soon as another process has set it.
         return protecting.protection(self._context.store)
 
-    def protect(self, patterns: Sequence[str]) -> Protection:
-        """Protect branches by glob patterns, in addition to existing patterns.
+    def protect(self, patterns: Sequence[str], *, tags: Sequence[str] = ()) -> Protection:
+        """Protect branches, and tags with them, by glob patterns, in addition to existing patterns; one write for both.
 
         A protected branch accepts only merges and maintenance (compaction, indices). It cannot be reset, deleted or
         renamed. Commits that already started may still land, and other programs do not check the protection.
 
         Args:
             patterns: Such as `["main", "release/*"]`; `*` stands for any characters, "/" included.
+            tags: Patterns of tags, as for `table.tags.protect`.
 
         Raises:
-            InvalidInputError: A pattern is empty, or the argument is not a list of strings.
+            InvalidInputError: A pattern is empty, or an argument is not a list of strings; then nothing is protected.
         """
-        return protecting.change_protection(self._context.store, _patterns(patterns), Protection())
+        return protecting.change_protection(self._context.store, _patterns(patterns, tags), Protection())
 
-    def unprotect(self, patterns: Sequence[str]) -> Protection:
-        """Remove patterns that `protect` added.
+    def unprotect(self, patterns: Sequence[str], *, tags: Sequence[str] = ()) -> Protection:
+        """Remove patterns that `protect` added, of branches and of tags; one write for both.
 
         Raises:
-            InvalidInputError: Nothing is protected by such a pattern.
+            InvalidInputError: Nothing is protected by such a pattern; then none is removed.
         """
-        return protecting.change_protection(self._context.store, Protection(), _patterns(patterns))
+        return protecting.change_protection(self._context.store, Protection(), _patterns(patterns, tags))
 
     def ahead_behind(self, ref: Ref, other: Ref = MAIN) -> tuple[int, int]:
         """Return the number of versions that only `ref` contains, and of those that only `other` contains.
@@ -250,5 +251,7 @@ def preview_name(source: str, into: str) -> str:
     return f"preview/{f'main-into-{into}' if source == MAIN else source}"
 
 
-def _patterns(given: Sequence[str]) -> Protection:
-    return Protection(branches=string_list("patterns", given, "release/*"))
+def _patterns(given: Sequence[str], tags: Sequence[str]) -> Protection:
+    return Protection(
+        branches=string_list("patterns", given, "release/*"), tags=string_list("tags", tags, "v*")
+    )
