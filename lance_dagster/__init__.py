@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         KeyChange as KeyChange,
     )
     from lance_dagster.diff.schema_diff import FieldChange as FieldChange
+    from lance_dagster.edit.index_status import IndexStatus as IndexStatus
     from lance_dagster.edit.write_result import WriteResult as WriteResult
     from lance_dagster.errors import (
         AlreadyExistsError as AlreadyExistsError,
@@ -109,6 +110,7 @@ _HOMES = {
     "lance_dagster.datafiles": ("StagedFile", "StagedFiles", "WriteTarget", "write_files"),
     "lance_dagster.diff.manifest_diff": ("FragmentChange", "IndexChange", "IndexShape", "KeyChange"),
     "lance_dagster.diff.schema_diff": ("FieldChange",),
+    "lance_dagster.edit.index_status": ("IndexStatus",),
     "lance_dagster.edit.write_result": ("WriteResult",),
     "lance_dagster.errors": (
         "AlreadyExistsError",

@@ -34,6 +34,7 @@ PUBLIC_NAMES = [
     "InRange",
     "IndexChange",
     "IndexShape",
+    "IndexStatus",
     "InvalidInputError",
     "InvalidRefNameError",
     "KeyChange",

@@ -121,6 +121,19 @@ class GarbageReport:
         """Whether there is no error; warnings do not forbid deletion."""
         return all(problem.severity != ERROR for problem in self.problems)
 
+    def __str__(self) -> str:
+        """Return one line on what was deleted or would be, and the problems, one a line."""
+        files = sum(count.files for count in self.garbage.values())
+        size = sum(count.bytes for count in self.garbage.values())
+        expired = sum(map(len, self.expired.values()))
+        did = "dry run: " if self.dry_run else "" if self.done else "not done: "
+        told = (
+            f"{did}{expired:,} {'version expires' if expired == 1 else 'versions expire'}, "
+            f"{files:,} {'file' if files == 1 else 'files'} to delete ({size:,} bytes)"
+        )
+        done = told.replace("expires", "expired").replace("expire,", "expired,").replace("to delete", "deleted")
+        return "\n".join([done if self.done and not self.dry_run else told, *map(str, self.problems)])
+
     @property
     def versions(self) -> int:
         """How many versions expired."""

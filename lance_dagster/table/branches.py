@@ -252,6 +252,4 @@ def preview_name(source: str, into: str) -> str:
 
 
 def _patterns(given: Sequence[str], tags: Sequence[str]) -> Protection:
-    return Protection(
-        branches=string_list("patterns", given, "release/*"), tags=string_list("tags", tags, "v*")
-    )
+    return Protection(branches=string_list("patterns", given, "release/*"), tags=string_list("tags", tags, "v*"))

@@ -46,6 +46,22 @@ class TableStatus:
     branches: tuple[RefStatus, ...]
     tags: tuple[RefStatus, ...]
 
+    def __str__(self) -> str:
+        """Return a line for `main`, and one for each branch and tag, in columns."""
+        named = [*(("branch", ref) for ref in self.branches), *(("tag", ref) for ref in self.tags)]
+        cells = [(kind, ref.name, ref.version or "gone", _rows(ref.rows)) for kind, ref in named]
+        widths = [max((len(row[column]) for row in cells), default=0) for column in (1, 2, 3)]
+        lines = [
+            f"{kind:6} {name:{widths[0]}}  {version:{widths[1]}}  {count:{widths[2]}}  "
+            f"{ref.ahead} ahead, {ref.behind} behind"
+            for (kind, name, version, count), (_, ref) in zip(cells, named, strict=True)
+        ]
+        return "\n".join([f"{self.main}: {_rows(self.main.rows)}", *lines])
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
+
 
 def status_of(context: TableContext) -> TableStatus:
     """Compare every branch and tag with `main`; versions are counted from file names."""

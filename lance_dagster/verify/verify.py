@@ -56,6 +56,22 @@ class VerifyReport:
         """Whether there is no error; warnings do not count."""
         return all(problem.severity != ERROR for problem in self.problems)
 
+    def __str__(self) -> str:
+        """Return the problems, one a line, after a line that counts them and what was checked."""
+        checked = (
+            (self.versions, "version", "versions"),
+            (self.branches, "branch", "branches"),
+            (self.tags, "tag", "tags"),
+            (self.fragments, "fragment", "fragments"),
+            (self.data_files, "data file", "data files"),
+            (self.deletion_files, "deletion file", "deletion files"),
+            (self.index_files, "index file", "index files"),
+        )
+        parts = ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in checked)
+        found = len(self.problems)
+        counted = f"{found:,} {'problem' if found == 1 else 'problems'}" if found else "no problems"
+        return "\n".join([f"{counted}: {parts}", *map(str, self.problems)])
+
 
 def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
     """Check every version, or the one that a ref refs.

@@ -227,3 +227,22 @@ def test_pylance_goes_on(table: LanceTable) -> None:
     dataset.tags.create("by-pylance", 2)
     dataset.branches.delete("by-pylance")
     assert [("a", 1), ("a", 2), ("p", 1)] == contents(table)
+
+
+def test_branches_and_tags_are_protected_by_one_write(table: LanceTable) -> None:
+    """A wrong pattern of either kind leaves both as they were."""
+    writes: list[str] = []
+
+    def script(request: Request) -> object:
+        if request.writes:
+            writes.append(request.key)
+        return request.send()
+
+    found = through(table, script).branches.protect(["hot"], tags=["x*"])
+    assert (("hot", "main", "release/*"), ("production", "v*", "x*")) == (found.branches, found.tags)
+    assert 1 == len(writes)
+    with pytest.raises(InvalidInputError, match="nothing is protected as 'y'"):
+        table.branches.unprotect(["hot"], tags=["y"])
+    assert found == table.branches.protection()
+    table.branches.unprotect(["hot"], tags=["x*"])
+    assert ("production", "v*") == table.branches.protection().tags
