@@ -19,7 +19,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 300
-_LOADED = ["pytest", "click.testing", "lance_dagster.cli.main", "tests.faults.killed_operations"]
+_LOADED = [
+    "pytest",
+    "click.testing",
+    "lance_dagster.cli.main",
+    "s3fs",
+    "tests.faults.killed_operations",
+]
 
 
 def ready_processes() -> ForkServerContext:
