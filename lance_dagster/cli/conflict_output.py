@@ -127,14 +127,14 @@ def with_rows(command: F) -> F:
 
 
 @dataclass(frozen=True, slots=True)
-class ConflictRows:
+class PrintedRows:
     """Rows in conflict as a part of a document and as lines."""
 
     document: Mapping[str, object]
     lines: Sequence[str]
 
     @classmethod
-    def of(cls, found: "MergePreview", options: RowOptions) -> "ConflictRows":
+    def of(cls, found: "MergePreview", options: RowOptions) -> "PrintedRows":
         """Read the rows of the conflicts of a merge; none where `--rows` was not given."""
         if not options["rows"]:
             return cls({}, [])

@@ -22,7 +22,7 @@ from lance_dagster.cli.arguments import (
     with_strategy,
 )
 from lance_dagster.cli.conflict_output import (
-    ConflictRows,
+    PrintedRows,
     RowOptions,
     conflict_lines,
     exit_refused,
@@ -110,7 +110,7 @@ def merge(
     if preview:
         with busy("looking for conflicts"):
             found = table.preview_merge(source, into, strategy=strategy, mode=mode)
-            rows = ConflictRows.of(found, options)
+            rows = PrintedRows.of(found, options)
         _write_preview(output, found, rows, hint_for(found.conflicts, found.remedy, f"{into}...{source}"))
         return
     before = table.head(into)
@@ -267,7 +267,7 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
     output.write(document, lines)
 
 
-def _write_preview(output: Output, found: "MergePreview", rows: ConflictRows, hint: str) -> None:
+def _write_preview(output: Output, found: "MergePreview", rows: PrintedRows, hint: str) -> None:
     facts = {name: value for name, value in asdict(found).items() if not name.startswith("_") and name != "remedy"}
     output.write({"ok": not found.conflicts, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
     if found.conflicts:

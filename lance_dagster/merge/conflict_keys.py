@@ -1,4 +1,4 @@
-"""Name the rows of conflicts by their keys: "3 rows in fragment 0" tells nobody which rows, "id 7" does.
+"""Name the rows of conflicts by their keys: a reader can look "id 7" up, and "1 row in fragment 0" not.
 
 A key is what the table declares as its primary key, or else the columns that a side upserted by. Only the key columns
 of the first few rows of each conflict are read, and only once a merge is refused.
@@ -16,6 +16,7 @@ from lance_dagster.merge.rules import Conflict, MergeRefusal
 from lance_dagster.transactions.claims import UPSERT
 
 MOST_ROWS_NAMED = 3
+"""Each costs a row of key columns that is read from up to three versions, and conflicts should stay one line."""
 _KINDS_WITH_ROWS = ("rows", "column")
 """A conflict about a partition has the condition of its rows in its unit."""
 

@@ -1,6 +1,7 @@
-"""Where the rows of a conflict lie in the merge base, on the source and on the dest, and what each side did to them.
+"""Find where the rows of a conflict lie in the merge base, on the source and on the dest, and what each side did.
 
-Nothing of this is looked up by a merge: it is for whoever wants to see the rows of a conflict.
+A merge does not need any of this. It is computed when the rows of a conflict are read: rules note rows of the merge
+base and of both sides as offsets by fragment, and a reader needs one line for each row with its three addresses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ ABSENT = -1
 """Stands in `RowLocations.addresses` for a row that a version does not have."""
 NEVER, UNCHANGED, ADDED, CHANGED, REMOVED, REWRITTEN = range(6)
 """What a side did to a row. `NEVER`: it does not have it, nor has the merge base. `REWRITTEN`: it took the row out, or
-gave it new values; which of the rows it put in this one would be, nobody can tell."""
+gave it new values: which of the rows it inserted would be this one is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class ConflictLocations:
     def rows_of(self, conflict: Conflict) -> RowLocations:
         """Return the rows of a conflict: those of the base in its order, then those the source put in, then the dest's.
 
-        There are none where nobody can tell them.
+        There are none where they cannot be traced.
         """
         found = [note() for note in self.lookups.get(conflict, ())]
         try:
@@ -121,6 +122,8 @@ class _SideLocations:
     def __init__(self, side: MergeSide, base: Manifest) -> None:
         self._base, self._columns, self._row_changes = base, side.columns, side.rows
 
+    # A rule that looked at one side only notes its rows there, although the merge base may have them as well: such rows
+    # have to get one line with those that another rule noted in the base.
     def collect(self, rows: Rows, base: dict[BaseKey, BitMap], alone: dict[int, BitMap]) -> None:
         """Sort rows, given by where they lie on the side, into those the merge base has and those put in."""
         for number, offsets in rows.items():
@@ -144,6 +147,7 @@ class _SideLocations:
         """
         row_changes = self._row_changes.of(key)
         places, did = np.full(len(offsets), ABSENT, np.int64), np.full(len(offsets), NEVER, np.uint8)
+        # From the weakest statement to the strongest: a row that is found somewhere overwrites what is assumed here.
         did[alive] = REMOVED
         did[alive & _among(offsets, row_changes.rewritten)] = REWRITTEN
         if row_changes.place is not None and isinstance(key, int):

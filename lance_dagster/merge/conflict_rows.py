@@ -1,15 +1,13 @@
-"""Which column of the merge base is which on the source and on the dest, and what each is called.
+"""Read the rows that the conflicts of a merge are about, as a stream of Arrow record batches.
 
-Bring rows of a conflict together that have the same key, where nothing else tells that they are the same row.
+Each line of the stream shows one row three times: as the merge base, the source and the dest have it. Each image is a
+struct with the columns of its version. A column has one name in all three: the name that the dest has for it, else that
+of the merge base, else that of the source (`ConflictColumns`). Values are read when a batch is asked for, and no more
+of them than the batch shows.
 
-A side that replaced rows took some out and put others in; a table without stable row ids does not say which row an
-update made of which. A key does.
-
-The rows that the conflicts of a merge are about, as a stream of Arrow record batches.
-
-A line has three images of a row: as the merge base has it, as the source has it, as the dest has it. Each is a struct
-of the columns of that version. A column is called the same in all three: as the dest calls it, or else as the merge
-base does, or as the source. Values are read when a batch is asked for, and no more of them than the batch shows.
+With key columns, a row that a side removed and a row that it inserted with the same key count as one changed row
+(`RowKeys`). A side that replaced rows, and an update on a table without stable row ids, remove rows and insert others;
+only a key tells which inserted row corresponds to which removed one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,7 +144,7 @@ def _matched(base: Fields, side: Fields, ids: Mapping[int, int]) -> dict[int, in
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return a name nobody has."""
+    """Return a name that is not taken."""
     free = next(candidate for suffix in count() if (candidate := name + "_" * suffix) not in taken)
     taken.add(free)
     return free
@@ -358,7 +356,7 @@ class ConflictRows:
         return locations.at(differ)
 
     def _differ(self, locations: RowLocations, column: SharedColumn, side: int) -> Flags:
-        """Tell in which rows a side has another value than the merge base; where nobody can say, in all."""
+        """Tell in which rows a side has another value than the merge base; in all where they cannot be compared."""
         compared = self._columns.compared([column], side)
         there = locations.addresses != ABSENT
         both = there[:, BASE] & there[:, side]

@@ -65,7 +65,7 @@ def materialize(
 
 
 def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragment]) -> Manifest:
-    """Say so where files come that are of another version than those of the table: nobody could read it otherwise."""
+    """Set the flag for mixed file versions where files of another version come: readers refuse the table without it."""
     versions = {data_file_version(file) for fragment in merged_fragment for file in fragment.files}
     if manifest.file_version == "" or versions <= {manifest.file_version}:
         return manifest

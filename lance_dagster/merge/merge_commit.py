@@ -122,7 +122,7 @@ def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, b
     source_squashed, dest_squashed, base_squashed = (_squashed(lineage) for lineage in (source, dest, base))
     source_beyond, dest_beyond = _beyond(source_squashed, dest, source), _beyond(dest_squashed, source, dest)
     both = sorted(source_squashed.keys() & dest_squashed.keys() - base_squashed.keys())
-    told = "{} has {} by a squash, so nobody can tell which rows both have; reset or delete the branch it is of"
+    told = "{} has {} by a squash, so which rows both have is unknown; reset or delete the branch it is of"
     if source_beyond or dest_beyond or both:
         did = (
             told.format(source.state, source_squashed[both[0]] if both else source_beyond)
@@ -166,7 +166,8 @@ def _records(
     options: MergeOptions, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan
 ) -> dict[str, str]:
     if options.mode == SQUASH:
-        # Nor can the branches be merged any more that were merged into the source.
+        # A squash brings the rows of branches that were merged into the source as well: merging one of these branches
+        # later would bring its rows twice.
         new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
         squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}
         return squashed | records_for_aliases(dest.state.manifest, plan.aliases)

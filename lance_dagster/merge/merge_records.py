@@ -69,7 +69,7 @@ _FEW_RECORDS = 8
 
 
 def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, versions: Versions) -> dict[str, str]:
-    """Return the table metadata without the records that nobody needs.
+    """Return the table metadata without the records that no branch needs.
 
     A few records are kept in any case: to know which branches there are, and what they contain, takes requests.
 
@@ -103,7 +103,7 @@ def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Vers
         other = lineage_of(head, refs)
         base = merge_base(other, dest, refs, versions)
     except (NotFoundError, InvalidInputError):
-        # Deleted meanwhile, or what both have in common is gone: nobody knows, and a merge does not fail for that.
+        # Deleted meanwhile, or what both have in common is gone. All records are kept: a merge must not fail for that.
         return gone
     return {branch_id for branch_id in gone if _brings(branch_id, other, base)}
 

@@ -156,7 +156,7 @@ class ChangeRange:
         return call_with("cherry_pick" if self.kind == PICKED else "revert", (str(self.of), branch), given)
 
     def marks(self, context: TableContext) -> dict[str, str]:
-        """Return the properties that say what was taken over or back, and who takes over what somebody else made."""
+        """Return the properties that say what was taken over or back, and who picked a change of another committer."""
         if self.picks is not None:
             return self.picks.marks(context)
         marks = {self.kind: identity(self.of)}
@@ -373,7 +373,7 @@ def restore(context: TableContext, to: State, branch: str, options: PickOptions)
 
 
 def _changes_no_row(commit_: State) -> bool:
-    """Tell whether a version only wrote rows elsewhere."""
+    """Tell whether a version only moved rows, as a compaction does."""
     return isinstance(_operation(commit_), Rewrite | ReserveFragments)
 
 

@@ -57,7 +57,7 @@ class MergePreview:
     needs_backfill: Mapping[str, int] = field(default_factory=dict)
     reindex_needed: tuple[str, ...] = ()
     remedy: Remedy | None = None
-    _rows: "_Rows" = field(repr=False, compare=False)
+    _rows: "_RowsOnDemand" = field(repr=False, compare=False)
 
     @property
     def hint(self) -> str | None:
@@ -94,7 +94,7 @@ class MergePreview:
         Each row of each conflict has a line: `_conflict_kind` and `_conflict_unit` name the conflict. `_row_id` is what
         Lance knows the row by, in the first of the three versions that has it. `_source_change` and `_dest_change` say
         what became of it: "changed", "removed", "added", "unchanged", null where it never was, or "rewritten": changed
-        or removed, which without stable row ids nobody can tell. Then come the row's images, the structs `base`,
+        or removed, which cannot be told without stable row ids. Then come the row's images, the structs `base`,
         `source` and `dest`, null where a version does not have it. They have the columns of their version, under the
         names that the dest has for them.
 
@@ -121,8 +121,8 @@ class MergePreview:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """How to come to the rows of conflicts, and what to ask again where that way is gone."""
+class _RowsOnDemand:
+    """Find the rows of conflicts, and what to plan again in a process that only has a pickled preview."""
 
     request: tuple[str, Strategy, _Three]
     find: Callable[[], ConflictRows]
@@ -144,7 +144,7 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
             raise
         made = found
     merge(context, source, name, MergeOptions(strategy=strategy))
-    # Only from here on it says what it shows: until then it holds what the dest has.
+    # The metadata is set last: a branch that says it shows the merge but still holds the dest would be checked in vain.
     done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
     return context.refs.change_branch(made, lambda current: with_metadata(current, done))
 
@@ -164,7 +164,7 @@ def remedy_of_branch(refused: MergePreview, name: str | None) -> Remedy | None:
 
 
 def _is_begun(context: TableContext, branch: Branch, source: State, head: State) -> bool:
-    """Tell whether a branch was made to show the same merge, and nobody did anything else on it."""
+    """Tell whether a branch was made to show the same merge, and has no other commit."""
     if branch.parent != str(head) or branch.metadata.get(PREVIEWING) != source.id:
         return False
     newest = context.head(branch.name)
@@ -185,9 +185,9 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
     request = context.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
 
-    def rows(found: MergeRefusal) -> _Rows:
+    def rows(found: MergeRefusal) -> _RowsOnDemand:
         states = base.state, source, head
-        return _Rows(request, lambda: ConflictRows(context, states, found))
+        return _RowsOnDemand(request, lambda: ConflictRows(context, states, found))
 
     made = MergePreview(
         source=str(source),
@@ -236,8 +236,8 @@ def _written(lineage: Lineage) -> RecordedVersion:
     return RecordedVersion(str(lineage.state), lineage.id)
 
 
-def _as_told(found: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, ...]) -> MergeRefusal:
-    """Return what was found out again, by the conflicts as they were told: branches may have had other names then."""
+def _as_reported(found: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, ...]) -> MergeRefusal:
+    """Return a refusal that was planned again, with the conflicts of the preview: branches may have other names now."""
     if not isinstance(found, MergeRefusal):
         return MergeRefusal(conflicts=conflicts)
     pairs = zip(conflicts, found.conflicts, strict=False)
@@ -255,7 +255,7 @@ def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions
             if copy.conflicts
             else None
         )
-        return ConflictRows(context, (base_at, source, dest), _as_told(found, copy.conflicts))
+        return ConflictRows(context, (base_at, source, dest), _as_reported(found, copy.conflicts))
 
-    copy = MergePreview(**values, _rows=_Rows((uri, strategy, versions), again))  # type: ignore[arg-type]  # of another one
+    copy = MergePreview(**values, _rows=_RowsOnDemand((uri, strategy, versions), again))  # type: ignore[arg-type]  # of another one
     return copy

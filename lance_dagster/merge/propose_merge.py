@@ -58,6 +58,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
+    # One for all attempts: a commit whose answer was lost is recognised by it, and not made a second time.
     transaction_id = str(uuid.uuid4())
 
     def propose(head: State) -> Proposal | State:
@@ -114,7 +115,7 @@ def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
     """
     if call is None or not refusal.settling:
         return None
-    # Nobody should lose a side's work by following a hint blindly, so it says what the strategy means.
+    # The strategy is written out by unit: a hint of "source-wins" alone would settle conflicts that come up later too.
     named = {"strategy": dict(refusal.settling[0]), **call.named}
     return Remedy("settle all conflicts with {}, or choose the other winner for each", replace(call, named=named))
 

@@ -55,7 +55,7 @@ def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int])
     """Tell which rows have the same values in two versions, in the columns that both have.
 
     Values are compared as `diff` compares them. Where they cannot be compared or read, the rows count as different: the
-    merge is refused then as if nobody had looked.
+    merge is refused then as if they had not been compared.
 
     Args:
         source: A version, and the addresses of rows.

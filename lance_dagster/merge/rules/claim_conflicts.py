@@ -36,7 +36,7 @@ from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT
 class ClaimConflict:
     """A conflict about a scope that a side claims as its own, and the condition its rows fulfil.
 
-    `by_source` says whose claim it is. `scope` is None for all rows; without `known`, nobody can tell the rows. `keys`
+    `by_source` says whose claim it is. `scope` is None for all rows; without `known`, its rows cannot be told. `keys`
     are the rows of both sides that have the same keys, where these were upserted: the conflict is about them alone.
     """
 
@@ -93,7 +93,7 @@ def _settle(
     try:
         _lose(loser, loss, found, claimed=found.by_source == loser.is_source)
     except InvalidInputError:
-        # The predicate is about columns that the loser's rows do not have, so nobody can tell which of them match.
+        # The predicate is about columns that the loser's rows do not have, so which of them match is unknown.
         return replace(finding, options=())
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
     # Of the rows that are dropped, any may be one that the loser wrote anew, and would be lost with its old values too.
@@ -121,8 +121,10 @@ def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bo
         lost = side.matching(side.written, found.scope)
     for number, offsets in lost.items():
         add_rows(loss.dropped, number, offsets & relocated[number].inserted)
+        # An updated row in the scope goes back to the values that the merge base has for it; only inserted rows vanish.
         for base_id, there in relocated[number].in_base(offsets).items():
             add_rows(loss.undone, base_id, there)
+    # Rows that the loser took out of its scope come back. A side that claimed nothing took none out on purpose.
     if claimed:
         whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in side.base.fragments}
         for number, offsets in matching_rows(side.lookups, side.base, whole, found.scope).items():
@@ -231,7 +233,7 @@ class ClaimComparison:
         try:
             found = matching_rows(self.source.lookups, manifest, rows, predicate)
         except InvalidInputError:
-            # Written for columns that these rows do not have, so nobody can say that it leaves them out.
+            # Written for columns that these rows do not have, so it may be about them.
             return True
         return any(found.values())
 
@@ -246,6 +248,7 @@ def _claim_conflict(
 
 def _narrowed(claim: Claim, both: tuple[Claim, Claim]) -> Claim:
     """Return a claim to what two replaced both, so that a strategy leaves alone what only one of them replaced."""
+    # A partition may be named by both and described by different conditions, such as an hour and the day around it.
     conditions = [each.predicate for each in both if each.mode == REPLACE and each.predicate is not None]
     if len(set(conditions)) < len(both):
         return claim

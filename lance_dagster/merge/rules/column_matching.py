@@ -115,6 +115,8 @@ def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:
     """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
     known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
     added = {path for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
+    # Where versions in between are gone, a column that went beside one of the same path that came counts as cast: the
+    # other side's rows are refused then, which is safe if it was dropped and added.
     found = {path for number, path in paths.items() if number not in columns.ids and path in added}
     origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
     origin |= {own: number for number, own in columns.anchored.items()}
@@ -177,7 +179,8 @@ def _corresponding(
     A field that neither is known is matched by path and type.
     """
     found: dict[int, int] = {}
-    # Files name fields that were dropped since as well.
+    # Files name fields that were dropped since as well. Two lines hand out the same ids to different columns, so a file
+    # that both have is the only proof: it has the values of one column in one place.
     live = [{field.id for field in state.fields} for state in (base, other)]
     for number, own in matched.anchored.items():
         one, two = present(base, number), other.fragments.find(own)
@@ -285,7 +288,7 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
 def rows_in_place(change: Change) -> dict[int, BitMap]:
     """Return by fragment the rows that a version gave new values where they are, as far as it says which.
 
-    Without stable row ids nobody could follow these rows further, so that whole columns count as written.
+    Without stable row ids these rows cannot be followed further, so whole columns count as written.
     """
     operation, before, after = change.operation, change.before, change.after
     if not isinstance(operation, Update) or not (operation.updated_offsets or operation.updated_offset_bitmaps):

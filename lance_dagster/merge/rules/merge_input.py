@@ -52,7 +52,7 @@ class Lookups:
     """How a merge looks at what manifests do not hold.
 
     `ahead` is told what `deleted` will be asked, all at once, so that the files can be read in parallel. Without
-    `shared_keys` nobody can look at keys, and the conditions that were recorded have to do; without `equal_rows` no row
+    `shared_keys` keys are not read, and the conditions that were recorded have to do; without `equal_rows` no row
     that both sides updated counts as updated alike.
     """
 

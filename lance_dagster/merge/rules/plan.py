@@ -11,9 +11,9 @@ values, or is gone (`row_changes`), and a row it put in is its own. What both si
 shows it (`claim_conflicts`). What cannot be known is refused.
 
 Every rule returns its findings. They are collected here, the strategy is applied to all of them in one place, and a
-merge is refused with all that stay open. A strategy may lead to conflicts that are not there without it: rows that are
+merge is refused with all that stay open. A strategy may lead to conflicts that do not exist without it: rows that are
 taken from the source may lack columns of the dest. So before a merge is refused, it is planned again with the
-strategies that could settle it, and what they would lead to is told as well: nobody is told conflicts in rounds.
+strategies that could settle it, and the conflicts they would lead to are reported as well, in the same refusal.
 
 Only metadata is new. The dest's fragments stay as they are but for rows that are deleted from them and files of columns
 put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The data files
@@ -165,6 +165,7 @@ def _plan_under(
         conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
         return [*findings, Finding(conflict=conflict, options=())]
     findings += rows.findings
+    # Only here, for the findings of all rules: a rule that gave up by itself would hide what the rules after it find.
     if strategy.open_among(findings):
         return findings
     return _Build(given, sides, settings, schema, rows).plan()
@@ -192,6 +193,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         dest_rows=lambda: dest.rows,
         deleted=source.lookups.deleted,
     )
+    # What a claim lost comes back or is dropped, which deletion vectors do not show: the general rules decide then.
     lost = any(loss.dropped or loss.undone for loss in (claims.source, claims.dest))
     separate = NO_SEPARATE_CHANGES if lost else separate_changes(source, dest)
     builder.edits.separate = frozenset(separate.masked)
@@ -205,6 +207,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
         builder.apply_decision(each.number, each.situation, each.decision)
+    # New rows of the source need no decision: no other side can have changed them.
     for number, rows in source.rows.relocated.items():
         builder.edits.take(number, rows.inserted - claims.source.dropped.get(number, BitMap()))
     for number, offsets in claims.dest.dropped.items():
@@ -222,7 +225,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
 
 def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:
     """Return the fragments of the base in which the source may have changed something."""
-    # A column that comes back has its values in files that nobody touched.
+    # A column that comes back has its values in files that did not change.
     return source.base.fragments.ids if schema.added_by_source else source.fragments.changed
 
 
@@ -247,6 +250,7 @@ def _with_consequences(
     kinds: list[str] = []
     while len(kinds) < _TRIED_KINDS and (more := _undecided_kinds(found, strategy)) != kinds:
         kinds, trials = more, []
+        # All combinations: which conflicts a winner of one kind leads to may depend on the winner of another.
         for winners in product(BOTH, repeat=len(kinds)):
             extra = dict(zip(kinds, winners, strict=True))
             trial = strategy.with_winners(extra)
@@ -291,7 +295,7 @@ def _refusal(
         lookups += [finding.rows] if finding.rows is not None else []
     settling = [
         {**strategy.winners, **{names[kind]: winner for kind, winner in extra.items()}}
-        # The first is what a hint offers. Where one loses nothing of either side, nobody should be offered another.
+        # The first is what a hint offers. One that loses nothing of either side goes before all others.
         for extra, still_open in sorted(trials, key=lambda trial: _losses(trial[0], lossless))
         if still_open is None
     ]
@@ -351,6 +355,7 @@ class _Build:
         source, dest = self.sides
         before, ids, space = dest.manifest, self.schema.from_source, source.history.space
         merged_space, aliases = space.brought_to(dest.history.space)
+        # The ids of all rows of the source are reserved, taken or not: aliases stay a few stretches of ids.
         if merged_space.end > MAX_ROW_ID:
             raise InvalidInputError(
                 f"version {before.version} gave row ids up to {before.next_row_id}; there are no more ids after it"

@@ -15,7 +15,7 @@ _WAIVED = "cannot be held against that; a strategy for 'history' says that it wa
 def blocking_findings(given: MergeInput) -> Iterator[Finding]:
     """Find what no strategy settles and what makes it impossible to compare rows.
 
-    The sides have different row ids or files, or versions that nobody can look up or understand.
+    The sides have different row ids or files, or versions that were cleaned up or have an unknown operation.
     """
     for conflict in _blocking(given.base, given.source, given.dest, crosswise=given.crosswise):
         yield Finding(conflict=conflict, options=())
@@ -41,7 +41,7 @@ def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswi
 
 
 def _unknown(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
-    """Find versions nobody can understand."""
+    """Find versions with an operation whose meaning for a merge is unknown."""
     for side in (source, dest):
         for change in side.changes:
             if isinstance(change.operation, _UNKNOWN):

@@ -1,7 +1,8 @@
 """Report what both sides did to the same rows, or to rows and columns that belong together.
 
-A decision is made for each fragment; a conflict is told once for all fragments, so that a merge of a large table is
-refused with a few lines. Everything here is computed from decisions: asking again gives the same findings.
+A decision is made for each fragment. A conflict is reported once for all fragments, so that a refused merge of a large
+table has a few conflicts and not thousands. Everything here is computed from decisions and changes nothing: the plan
+may ask again under other strategies.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
 
 _ROWS = (Update, Delete, Overwrite, Restore)
 _COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
-_Rows = dict[BaseKey, BitMap]
+_OffsetsByKey = dict[BaseKey, BitMap]
 
 
 def row_findings(
@@ -61,7 +62,7 @@ class _Report:
 
     def written_twice(self, decided: Sequence[DecidedFragment]) -> Iterator[Finding]:
         """Report columns that both sides wrote beside the same rows."""
-        found: dict[int, _Rows] = {}
+        found: dict[int, _OffsetsByKey] = {}
         for each in decided:
             for number, offsets in each.written_twice.items():
                 add_rows(found.setdefault(number, {}), each.number, offsets)
@@ -83,7 +84,8 @@ class _Report:
 
     def lacking_columns(self, decided: Sequence[DecidedFragment], *, of_source: bool) -> Iterator[Finding]:
         """Report rows that one side updated or moved away from columns that the other side wrote."""
-        found: dict[Fields, _Rows] = {}
+        found: dict[Fields, _OffsetsByKey] = {}
+        # By the columns: fragments may lack different ones, and a strategy may be given for each column.
         for each in decided:
             situation, decision = each.situation, each.decision
             columns = situation.source_columns if of_source else situation.dest_columns
@@ -118,7 +120,7 @@ class _Report:
         writer, other = (self._source, self._dest) if writer_is_source else (self._dest, self._source)
         if writer.manifest.stable_row_ids:
             return
-        rows: _Rows = {}
+        rows: _OffsetsByKey = {}
         for each in decided:
             situation = each.situation
             changes = situation.dest if writer_is_source else situation.source
@@ -141,7 +143,7 @@ class _Report:
         self, decided: Sequence[DecidedFragment], beside: Iterable[tuple[Fields, int, BitMap]]
     ) -> Iterator[Finding]:
         """Report rows that each side moved away from columns of the other: no place has the values of both."""
-        found: dict[tuple[Fields, Fields], _Rows] = {}
+        found: dict[tuple[Fields, Fields], _OffsetsByKey] = {}
         nothing: Fields = frozenset()
         for each in decided:
             columns = each.situation.source_columns, each.situation.dest_columns
@@ -153,6 +155,7 @@ class _Report:
             wrote = f"{_who(self._source.history, _COLUMNS)} wrote its values beside rows that moved"
             mover = _who(self._dest.history, (*_COLUMNS, Rewrite))
             also = f" or wrote {', '.join(self._paths(dest_columns))} beside them" if dest_columns else ""
+            # No option: a file would have to be written that has the columns of both, and a merge writes none.
             conflict = self._of_columns(source_columns, (wrote, f"{mover} moved the rows{also}"))
             yield Finding(conflict=conflict, options=(), rows=in_base(moved))
 
@@ -161,7 +164,7 @@ class _Report:
         stable = self._dest.manifest.stable_row_ids
         return "" if stable else ", as far as that can be told without stable row ids"
 
-    def _did_to(self, side: MergeSide, rows: _Rows) -> str:
+    def _did_to(self, side: MergeSide, rows: _OffsetsByKey) -> str:
         """Say what a side did to rows that are in conflict."""
         undoing = any(change.undone for change in side.history.changes)
         if not undoing and not any(side.ever_had(number, offsets) for number, offsets in rows.items()):
@@ -178,7 +181,7 @@ class _Report:
         owner, mover = (SOURCE_WINS, situation.dest) if of_source else (DEST_WINS, situation.source)
         winner = self._rules.winner_for(columns)
         if winner == owner:
-            # The rows are taken from where the columns are. That is impossible where nobody can tell which of the new
+            # The rows are taken from where the columns are. That is impossible where it is unknown which of the new
             # rows have to go instead, and where the columns of both sides are wanted for the same rows.
             return not mover.rewritten and (of_source or not decision.dest_given_up)
         return winner is not None and all(self._rules.schema.nullable(number) for number in columns)

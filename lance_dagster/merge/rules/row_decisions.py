@@ -39,8 +39,8 @@ class Situation:
 
     `source_columns` and `dest_columns` are the fields one side has other values of, or values at all.
     `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable` says that rows
-    can be found wherever they are moved, so that they may be. `uncertain` says that columns were written beside rows of
-    which nobody knows where they were in the base, so perhaps not beside these.
+    can be found wherever they are moved, so that they may be. `uncertain` says that columns were written beside rows
+    whose place in the base is unknown, so perhaps not beside these.
     """
 
     live: BitMap
@@ -200,6 +200,7 @@ class RowRules:
             for changes, side in zip(both, sides, strict=True)
         )
         shared = both[0].alive & both[1].alive if fragment is None else BitMap()
+        # Both sides got these rows from a third branch, perhaps with values of different columns beside them.
         if shared:
             of_source, of_dest = (self._in_result(side, side.backed(number, shared)) for side in sides)
             source, dest = source | (of_source - of_dest), dest | (of_dest - of_source)
@@ -228,6 +229,7 @@ class RowRules:
     def _settled_fields(self, written: tuple[Fields, Fields], twice: Collection[int]) -> tuple[Fields, Fields]:
         """Return of which fields each side's values count: of those that both wrote, the winner's alone."""
         source, dest = written
+        # Without a strategy it is as if the dest won: the finding is reported all the same, and the rest is computed.
         for number in source & dest:
             if number in twice and self.winner_for(frozenset({number})) == SOURCE_WINS:
                 dest -= {number}
@@ -315,6 +317,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     s_new = (source.updated | source.rewritten) - facts.source_undone
     d_new = (dest.updated | dest.rewritten) - facts.dest_undone
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
+    # A deletion of both sides is none. One side's deletion beside the other's new values is: either loses something.
     conflicting = (s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)
     winner = s_alive if rows == SOURCE_WINS else d_alive
     alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - conflicting | (conflicting & winner)
@@ -324,6 +327,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     origins.settle(*columns)
     if facts.dest_undone:
         origins.taken |= alive & dest.updated & facts.dest_undone & source.alive
+    # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay.
     options = []
     if not conflicting & dest.rewritten:
         options.append(SOURCE_WINS)

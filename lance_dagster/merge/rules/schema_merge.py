@@ -64,6 +64,7 @@ def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, 
         strategy: Who wins where both changed a column.
         crosswise: Whether both sides may have taken in the same versions, which the merge base does not have.
     """
+    # Most merges change no column: they should not pay for matching thousands of fields of a wide table.
     if _unchanged(source) and _unchanged(dest):
         ids = {field.id: field.id for field in dest.manifest.fields}
         none: frozenset[int] = frozenset()
@@ -476,6 +477,7 @@ def merge_map(
     result, findings = dict(dest), []
     for key in sorted(base.keys() | source.keys()):
         base_value, source_value, dest_value = base.get(key), source.get(key), dest.get(key)
+        # Unchanged by the source, or changed alike: the dest's value stands in both cases.
         if source_value in (base_value, dest_value):
             continue
         if dest_value != base_value:

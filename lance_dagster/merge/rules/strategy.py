@@ -79,7 +79,7 @@ class ConflictingRows:
 
 
 RowsLookup = Callable[[], ConflictingRows]
-"""Finds the rows of a conflict when somebody asks to see them. A merge never calls it: it may read data files."""
+"""Finds the rows of a conflict when they are read. A merge never calls it: it may read data files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class ParsedStrategy:
     def winner(self, kind: str, unit: str) -> str | None:
         """Return the strategy given for a unit, else for its kind, else for everything.
 
-        A strategy for everything does not hold for the history: where nobody knows what a side did, it cannot be
+        A strategy for everything does not hold for the history: where what a side did is unknown, it cannot be
         meant to lose that.
         """
         fallback = self.winners.get(EVERYTHING) if kind != HISTORY else None
