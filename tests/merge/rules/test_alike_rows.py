@@ -1,17 +1,19 @@
 """Rows that both sides updated, compared by a look-up that tells which values are equal."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import Update
 from lance_dagster.merge.rules.merge_input import AddressedRows, MergeInput
 from lance_dagster.merge.rules.merge_side import sides_of
 from lance_dagster.merge.rules.row_decisions import MOST_ROWS_COMPARED, alike_rows
 from lance_dagster.merge.rules.schema_merge import merge_schemas
 from lance_dagster.merge.rules.strategy import ParsedStrategy
-from tests.merge.rules.literal_merges import BASE, fragment, manifest, merge_input, side
+from tests.merge.rules.literal_merges import BASE, ID, fragment, manifest, merge_input, side
 
 Asked = list[tuple[list[int], list[int], dict[int, int]]]
 
@@ -75,3 +77,11 @@ def test_the_number_of_rows_read_is_bounded(more: int) -> None:
     rows = MOST_ROWS_COMPARED + more
     comparison, given = updates(list(range(rows)), list(range(rows)), 1, rows=rows + 1)
     assert ({} if more else {0: [0]}, 1 - more) == (found(given), len(comparison.asked))
+
+
+def test_rows_beside_a_cast_are_not_compared() -> None:
+    """A cast gives the column another id, so that its values would be left out of the comparison."""
+    comparison, given = updates([1], [1], 1)
+    fields = (ID, Field(id=2, name="amount", logical_type="double"))
+    dest = replace(given.dest, manifest=replace(given.dest.manifest, fields=fields))
+    assert ({}, []) == (found(replace(given, dest=dest)), comparison.asked)

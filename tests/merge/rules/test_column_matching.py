@@ -194,3 +194,33 @@ def test_paths_and_files() -> None:
     assert {0: "p", 1: "p.x"} == paths_of(point)
     some = Fragment(id=0, files=(file("a.lance", 0, -2), file("b.lance", 2)), physical_rows=1)
     assert {0: "a.lance", 2: "b.lance"} == backing(some)
+
+
+def test_a_field_written_beside_all_rows_is_not_one_of_single_rows() -> None:
+    """An update of single rows in place does not hide that the whole column was written as well."""
+    both, one = frozenset({1, 2}), frozenset({1})
+    found = Columns(anchored={}, ids={}, written={0: one}, in_place={0: both})
+    assert (frozenset({2}), NO_FIELDS) == (found.of_single_rows(0), found.of_single_rows(7))
+
+
+def test_a_restore_does_not_make_another_column_the_old_one() -> None:
+    """The restored version had a column of the same id, name and type, which was added after a drop."""
+    without = state(ID)
+    again = state(ID, AMOUNT, files=[file("base.lance", 0, -2), file("again.lance", 1)])
+    restored = Restore(version=BASE.version + 2)
+    assert {0: 0} == columns(having((Project(fields=(ID,)), without), (merge_of(again), again), (restored, again))).ids
+
+
+def test_an_overwrite_with_the_same_files_keeps_renamed_columns() -> None:
+    """The values lie where they lay, so the column is the same under another name."""
+    after = state(ID, replace(AMOUNT, name="sum"))
+    operation = Overwrite(fragments=after.fragments, fields=after.fields, schema_metadata={})
+    assert {0: 0, 1: 1} == columns(having((operation, after))).ids
+
+
+def test_a_column_that_one_cast_and_the_other_dropped_is_not_unlike() -> None:
+    """Only one of both has values of it."""
+    cast = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
+    without = state(ID)
+    one, other = having((merge_of(cast), cast)), having((Project(fields=(ID,)), without))
+    assert () == fields_across(BASE, one, other).incompatible == fields_across(BASE, other, one).incompatible

@@ -5,9 +5,14 @@ from dataclasses import replace
 import pytest
 from pyroaring import BitMap
 
+from lance_dagster.format.model import Field
+from lance_dagster.format.transaction import Update
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges
-from lance_dagster.merge.rules.row_decisions import Decision, Situation, decide
-from tests.merge.rules.literal_merges import FOUR_ROWS
+from lance_dagster.merge.rules.row_decisions import Decision, RowRules, Situation, decide
+from lance_dagster.merge.rules.row_origins import BaseKey
+from lance_dagster.merge.rules.schema_merge import MergedSchema
+from lance_dagster.merge.rules.strategy import ParsedStrategy
+from tests.merge.rules.literal_merges import FIELDS, FOUR_ROWS, both_sides, fragment, manifest, side
 
 ROW, NONE = BitMap([0]), BitMap()
 DID = {
@@ -164,3 +169,68 @@ def test_a_strategy_for_columns_of_updated_rows(winner: str | None, given_up: Bi
     """When the source's columns win, the row is taken from there and the dest's update is given up."""
     decision = decide(situation("same", "updated", source_columns=AMOUNT), rows=None, columns=(winner, None))
     assert (given_up, taken) == (decision.dest_given_up, decision.from_source)
+
+
+def test_a_row_that_the_source_moved_stays_where_the_dest_s_column_is() -> None:
+    """The fragment that the source moved it to does not have what the dest wrote beside it."""
+    decision = decide(situation("moved", "same", dest_columns=AMOUNT), rows=None, columns=(None, None))
+    assert KEPT == outcome(decision)
+
+
+def test_a_row_whose_update_lost_its_claim_is_taken_from_the_source() -> None:
+    """The dest has it with values that do not count only, and the source as the merge base has it."""
+    decision = decide(situation("moved", "updated", dest_undone=ROW), rows=None, columns=(None, None))
+    assert TAKEN == outcome(decision)
+
+
+NEW = Field(id=2, name="new", logical_type="int64")
+
+
+def both_updated(*, source_has_new: bool = False, dest_has_new: bool = False) -> RowRules:
+    """Both sides gave row 1 the same values; one may have those of a new column too."""
+    histories = []
+    for name, has_new in (("run", source_has_new), ("main", dest_has_new)):
+        own = fragment(1, f"{name}.lance", [1], updated_at=3)
+        if has_new:
+            own = replace(own, files=(replace(own.files[0], fields=(0, 1, 2), column_indices=(0, 1, 2)),))
+        after = replace(manifest(fragment(0, "base.lance", range(4), deleted=[1]), own), fields=(*FIELDS, NEW))
+        histories.append(side(name, after, Update()))
+    source, dest = both_sides(*histories)
+    fields = (*FIELDS, NEW)
+    schema = MergedSchema(
+        fields=fields,
+        from_source={one.id: one.id for one in fields},
+        added_by_source=frozenset(),
+        added_by_dest=frozenset(),
+        kept=frozenset(),
+    )
+    undone: dict[BaseKey, BitMap] = {}
+    return RowRules(
+        source=source,
+        dest=dest,
+        schema=schema,
+        source_undone=undone,
+        dest_undone=undone,
+        strategy=ParsedStrategy.NONE,
+        alike={0: BitMap([1])},
+    )
+
+
+@pytest.mark.parametrize(
+    "columns,from_source", [({}, []), ({"source_has_new": True}, [1]), ({"dest_has_new": True}, [])]
+)
+def test_rows_updated_alike_are_taken_from_the_side_with_more_columns(
+    columns: dict[str, bool], from_source: list[int]
+) -> None:
+    """They are no conflict."""
+    found = both_updated(**columns).decide_fragment(0)
+    assert found is not None
+    assert (NONE, from_source) == (found.decision.conflicting, list(found.decision.from_source))
+    assert [0, 1, 2, 3] == list(found.decision.alive)
+
+
+def test_rows_updated_differently_are_a_conflict() -> None:
+    """Their values were compared, and they are not alike."""
+    found = replace(both_updated(), alike={}).decide_fragment(0)
+    assert found is not None
+    assert [1] == list(found.decision.conflicting)
