@@ -199,7 +199,7 @@ def test_paths_and_files() -> None:
 def test_a_field_written_beside_all_rows_is_not_one_of_single_rows() -> None:
     """An update of single rows in place does not hide that the whole column was written as well."""
     both, one = frozenset({1, 2}), frozenset({1})
-    found = Columns(anchored={}, ids={}, written={0: one}, in_place={0: both})
+    found = SideColumns(anchored={}, ids={}, written={0: one}, in_place={0: both})
     assert (frozenset({2}), NO_FIELDS) == (found.of_single_rows(0), found.of_single_rows(7))
 
 
