@@ -52,7 +52,7 @@ DOORS = {
 PURE = (
     "lance_dagster/format/",
     "lance_dagster/transactions/",
-    "lance_dagster/history/graph.py",
+    "lance_dagster/history/commit_graph.py",
     "lance_dagster/history/ref_expressions.py",
     "lance_dagster/verify/manifest_rules.py",
     "lance_dagster/gc/retention.py",

@@ -26,7 +26,7 @@ from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.ref_store import Branch, Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import ObjectInfo, Store
-from lance_dagster.transactions.identity import commit_id
+from lance_dagster.transactions.commit_id import commit_id
 
 _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.INDEX})
 """Kinds that consist of several files, which are as old as the youngest one: a writer may be adding to them."""

@@ -53,8 +53,8 @@ from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.apply import apply
+from lance_dagster.transactions.commit_id import commit_id
 from lance_dagster.transactions.conflicts import Compatibility, RowChange, classify
-from lance_dagster.transactions.identity import commit_id
 
 WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
 COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"

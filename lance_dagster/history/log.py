@@ -25,7 +25,7 @@ from itertools import islice
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import Ancestry, VersionRef
-from lance_dagster.history.graph import simplified_parents, topological_order, walk
+from lance_dagster.history.commit_graph import simplified_parents, topological_order, walk
 from lance_dagster.history.lineage import lineage_of
 from lance_dagster.history.versions import State, Version
 

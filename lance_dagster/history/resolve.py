@@ -23,12 +23,12 @@ import pendulum
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import Ancestry, VersionRef
-from lance_dagster.history.identifiers import find_commits
+from lance_dagster.history.find_commits import find_commits
 from lance_dagster.history.log import CLOCK_SKEW_SECONDS
 from lance_dagster.history.ref_expressions import BRANCH, TAG, RefExpression, parse
 from lance_dagster.history.refs.ref_store import READY, Refs, Tag
 from lance_dagster.history.versions import Versions
-from lance_dagster.transactions.identity import COMMIT_PREFIX
+from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 _SHORTEST_COMMIT, _SHOWN_DIGITS = 8, 12
 _SHOWN_CANDIDATES = 10

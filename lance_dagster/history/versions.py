@@ -27,7 +27,7 @@ from lance_dagster.format.codec import VersionSummary, decode_manifest_file, dec
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.store import Store, base_options, open_store
-from lance_dagster.transactions.identity import commit_id
+from lance_dagster.transactions.commit_id import commit_id
 
 # Enough names to skip a few leftovers of other writers, few enough for one short request.
 _FIRST_NAMES = 8
@@ -41,7 +41,7 @@ class Version:
     """One committed state of a branch, printed `main@17`.
 
     Attributes:
-        id: The commit id (`transactions.identity.commit_id`). Renaming the branch gives its versions other ids; a
+        id: The commit id (`transactions.commit_id.commit_id`). Renaming the branch gives its versions other ids; a
             `Version` that was read before names the same one all the same.
         branch: The name of the branch.
         number: The version number on that branch.

@@ -1,9 +1,8 @@
-"""The way from one version to another, merged into a branch: what taking a change over, or back, comes down to.
+"""Apply the change of one version to a branch, or take it back: cherry-pick, revert and restore.
 
-Take over one version's change elsewhere, or take it back, by the rules of a merge.
-
-A change is the way from a version's parent to the version itself; taking it back is the way from there to the parent.
-Merging that way into a branch leaves everything alone that the branch did besides, or says what contradicts it.
+The change of a version is the difference between its parent and itself; the reverse change leads from the version to
+its parent. Both are merges with a chosen merge base: the parent is the base and the version the source, or the other
+way round. So the rules of a merge decide, and whatever else the branch did is kept or named as a conflict.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,6 +56,7 @@ from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import origins, picked_across
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_merge
+from lance_dagster.merge.reverted_changes import last_revert
 from lance_dagster.merge.rules import (
     MergeInput,
     MergePlan,
@@ -64,7 +64,6 @@ from lance_dagster.merge.rules import (
     Strategy,
     fields_across,
 )
-from lance_dagster.merge.taken_back import last_revert
 from lance_dagster.transactions.claims import Change, SideHistory, encode_claims
 from lance_dagster.transactions.row_id_spaces import Alias
 

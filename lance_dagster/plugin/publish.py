@@ -30,7 +30,6 @@ from lance_dagster.errors import (
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
-from lance_dagster.plugin.gate import Subject, blocking_checks, reasons_against, was_materialized
 from lance_dagster.plugin.publication import (
     Publication,
     check_mergeable,
@@ -41,6 +40,7 @@ from lance_dagster.plugin.publication import (
     move_tags,
     retire_all,
 )
+from lance_dagster.plugin.publish_gate import Subject, blocking_checks, reasons_against, was_materialized
 from lance_dagster.plugin.resource import LanceResource, table_address
 from lance_dagster.plugin.run_branch import RunChain, run_of
 

@@ -8,7 +8,7 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref, TableContext
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
-from lance_dagster.history.refs import branch_operations, own_reset, protection as protecting, rename
+from lance_dagster.history.refs import branch_operations, protection as protecting, rename, reset
 from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_store import READY, Branch
 from lance_dagster.history.versions import Version
@@ -138,7 +138,7 @@ class Branches:
         """
         target = self._context.at(at)
         if target.branch == name:
-            return own_reset.reset_to_own_version(target, self._context.refs, self._context.versions)
+            return reset.reset_to_own_version(target, self._context.refs, self._context.versions)
         return branch_operations.reset_branch(name, target, self._context.refs, self._context.versions)
 
     def set_metadata(self, name: str, updates: Mapping[str, str | None]) -> Branch:

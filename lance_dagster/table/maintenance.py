@@ -15,7 +15,7 @@ from lance_dagster.format.model import BasePath
 from lance_dagster.gc.collect import SETTLING, GarbageOptions, GarbageReport, collect
 from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
 from lance_dagster.history.context import Properties, Ref, TableContext
-from lance_dagster.history.identifiers import content_id_of
+from lance_dagster.history.find_commits import content_id_of
 from lance_dagster.history.versions import Version, Versions
 from lance_dagster.placement import base_stores, clone, relocate
 from lance_dagster.placement.base_stores import NewBase

@@ -21,7 +21,7 @@ is no lock; these rules keep the late manifest out of the new branch:
 
 A deletion by another program leaves no fence file. There only the two looks of the writer protect.
 
-A reset of a branch to an older version of its own (`refs.own_reset`) marks the versions that it drops; the second half
+A reset of a branch to an older version of its own (`refs.reset`) marks the versions that it drops; the second half
 of this module keeps new tags and branches off them.
 """
 
@@ -42,7 +42,7 @@ from lance_dagster.history.refs.ref_store import (
     Refs,
 )
 from lance_dagster.history.versions import State
-from lance_dagster.transactions.identity import commit_id
+from lance_dagster.transactions.commit_id import commit_id
 
 DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, and the last one that is dropped, as "5-8"."""

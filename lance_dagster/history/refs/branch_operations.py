@@ -25,7 +25,7 @@ checks that its target is still there. Whoever deletes marks the target first an
 least one of the two sees the other and withdraws.
 
 A reset to a version of another branch deletes the versions and creates a branch from the same file, so that the name
-is never free in between. A reset to a version of the branch itself is in `refs.own_reset`.
+is never free in between. A reset to a version of the branch itself is in `refs.reset`.
 """
 
 import time

@@ -15,7 +15,7 @@ from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.refs.ref_store import READY
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.transactions.identity import COMMIT_ID, content_id
+from lance_dagster.transactions.commit_id import COMMIT_ID, content_id
 
 
 def content_id_of(versions: Versions, state: State) -> str:

@@ -4,7 +4,7 @@ from random import Random
 
 from hypothesis import given, strategies as st
 
-from lance_dagster.history.graph import simplified_parents, topological_order, walk
+from lance_dagster.history.commit_graph import simplified_parents, topological_order, walk
 
 History = dict[int, tuple[int, ...]]
 
