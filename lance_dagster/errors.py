@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# A commit id may be abbreviated to eight digits; a shorter hexadecimal name, such as `cafe`, can only be a name.
 _MAYBE_COMMIT = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
@@ -45,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The way to resolve an error: a sentence, with `{}` in the place of the call if there is one."""
+    """How to resolve an error: a sentence, with `{}` in the place of the call if there is one."""
 
     sentence: str
     call: Call | None = None
@@ -54,6 +55,7 @@ class Remedy:
         """Return the sentence, with the call as Python code."""
         return self.said(str)
 
+    # The table API and the command line show the same remedy, each with the call in its own notation.
     def said(self, written: Callable[[Call], str]) -> str:
         """Return the sentence, with the call as a function formats it."""
         return self.sentence if self.call is None else self.sentence.format(written(self.call))
@@ -116,6 +118,7 @@ class RefNotFoundError(NotFoundError):
         """The hint given to the constructor; else the nearest names, or the first ten names when none is near."""
         if self.instead:
             return self.instead
+        # Names that are too different would only mislead, so nothing is suggested below a similarity of one half.
         near = difflib.get_close_matches(self.ref, self.known, n=3, cutoff=0.5)
         if near:
             return f"did you mean {' or '.join(repr(name) for name in near)}?"
@@ -128,6 +131,7 @@ class RefNotFoundError(NotFoundError):
         return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
 
 
+# ImportError as well, so that callers who guard an optional import catch it.
 class MissingExtraError(LanceDagsterError, ImportError):
     """Report that an optional package is not installed, and which extra of this package brings it."""
 
@@ -191,6 +195,7 @@ class SchemaMismatchError(InvalidInputError):
     """Report rows that do not fit the schema of the table they are written to."""
 
 
+# A class of its own: the call was right when it was made, so reading the table again can help, unlike for wrong input.
 class ConflictError(LanceDagsterError):
     """Report that another writer changed what this call was about to change."""
 
@@ -329,6 +334,7 @@ class UnsupportedFeatureError(FormatError):
 
     def __init__(self, path: str, flags: Iterable[str]) -> None:
         """Keep the file's path and the names of what is not known."""
+        # A tuple, since callers pass generators, which cannot be pickled.
         found = tuple(flags)
         super().__init__(path, found)
         self.path = path
@@ -339,6 +345,8 @@ class UnsupportedFeatureError(FormatError):
         return f"{self.path} uses features this release does not support: {', '.join(self.flags)}"
 
 
+# Neither a `StoreError` nor a `ConflictError`: handlers of these retry, and a new attempt under another uuid could
+# commit the rows twice.
 class CommitStateUnknownError(LanceDagsterError):
     """Report a commit that may or may not have landed.
 

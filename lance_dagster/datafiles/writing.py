@@ -128,7 +128,7 @@ class _OpenFile:
     """A data file being written. Unless it is closed, no file of its name appears."""
 
     def __init__(self, target: WriteTarget) -> None:
-        # The prefix is that of one write, so that the files of an interrupted one can be told from others by name.
+        # The prefix is that of one write, so that the files of an interrupted write are recognised by name.
         self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows

@@ -235,6 +235,7 @@ class _Pairs:
     def parts(self, step: int) -> Iterator[tuple[Addresses, Addresses]]:
         """Yield the older and the newer addresses of at most `step` pairs at a time."""
         runs = self.addresses
+        # Two maps from the number of a pair to its address. A run is cut where a portion ends, never expanded whole.
         olds, news = runs.packed_positions(), RowRuns(runs.at, runs.count, runs.at).packed_positions()
         for start in range(0, runs.rows, step):
             yield olds.sliced(start, step).values(), news.sliced(start, step).values()
@@ -265,6 +266,7 @@ class RowComparison:
         Raises:
             InvalidInputError: Two rows have the same key.
         """
+        # Fragments are compared first: rows in fragments that both versions share are not read at all.
         candidates = self._candidates()
         found = self._identified(_united(candidates.olds), _united(candidates.news))
         pairs = list(candidates.in_place)
@@ -274,6 +276,7 @@ class RowComparison:
         changed = [part for pair in pairs for part in self._changed(*pair)]
         changed_before = np.concatenate([NO_ADDRESSES, *(one for one, _ in changed)])
         changed_after = np.concatenate([NO_ADDRESSES, *(other for _, other in changed)])
+        # In the order of the newer version, in which `added` rows are too.
         order = np.argsort(changed_after)
         return RowDifferences(
             removed=found.removed,
@@ -302,7 +305,7 @@ class RowComparison:
         was, is_now = self.before.deleted(pair.before), self.after.deleted(pair.after)
         # Deleted since: removed, or moved to another fragment by an update.
         found.olds.append((pair.before.id, is_now - was))
-        # Live again: a restore or a revert brought the row back.
+        # Live again: a restore or a revert undeleted the row.
         found.news.append((pair.after.id, was - is_now))
         if differing:
             # At the same offsets in both, and live in both.
@@ -351,6 +354,7 @@ class RowComparison:
         new_keys, new_null = keys_of(self.after, news, keys)
         paired = paired_by_values(old_keys[~old_null], new_keys[~new_null])
         old_places, new_places = np.flatnonzero(old_null), np.flatnonzero(new_null)
+        # A null key equals no key, so these rows cannot be paired by key.
         same = self._paired_by_values(olds[old_places], news[new_places])
         one = np.concatenate([np.flatnonzero(~old_null)[paired.before], old_places[same.before]])
         other = np.concatenate([np.flatnonzero(~new_null)[paired.after], new_places[same.after]])
@@ -398,6 +402,7 @@ def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColum
     """
     digests, null = side.digests(addresses, keys)
     places = np.flatnonzero(~null)
+    # Only rows that were read are checked; duplicates in shared fragments are not looked for.
     doubled = first_duplicate(digests[places])
     if doubled is not None:
         names = [side.name(column) for column in keys]
@@ -457,12 +462,12 @@ class ChangedRows:
         def batches() -> Iterator[pa.RecordBatch]:
             number = 0
             for table, kinds in self._context(changes, shown):
-                # A pair of images is one change, so both get the same number.
-                images = len(kinds)
-                ids = number + np.arange(table.num_rows) // images
-                number += table.num_rows // images
+                # A preimage and its postimage are one change, so both get the same id.
+                rows_each = len(kinds)
+                ids = number + np.arange(table.num_rows) // rows_each
+                number += table.num_rows // rows_each
                 columns: list[Any] = [
-                    pa.array(kinds * (table.num_rows // images), pa.string()),
+                    pa.array(kinds * (table.num_rows // rows_each), pa.string()),
                     pa.array(ids, pa.int64()),
                 ]
                 whole = pa.table([*columns, *table.columns], schema=schema)

@@ -1,7 +1,7 @@
 """The difference between two versions of a table, as users get it.
 
-A `Diff` is made from two manifests: schema, settings, indices, fragments and row counts. Which rows differ is found
-out only when somebody asks for it, since it may take reading data files, and is then kept with the object.
+A `Diff` is made from two manifests: schema, settings, indices, fragments and row counts. Which rows differ is computed
+on the first request, since this may read data files, and is then kept with the object.
 
 How rows of the two versions are recognised as the same row (`_relation`): by the key the caller names; else by stable
 row ids, translated where a merge gave rows other ids; else, in a table without them or where the fork point was

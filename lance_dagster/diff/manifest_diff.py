@@ -1,9 +1,9 @@
 """Compare two versions by their manifests: settings, indices, fragments and schema. Pure; no data file is read.
 
-Which rows differ cannot be told from manifests. The result (`Comparison`) says where to look: which fragment of one
+Manifests do not show which rows differ. The result (`Comparison`) says where to look: which fragment of one
 version is which of the other, and which columns of it are in other files.
 
-**Fragments.** A data file is written once, under a name that nobody else uses. So fragments with a data file in common
+**Fragments.** A data file is written once, under a name that no other file has. So fragments with a data file in common
 hold the same rows at the same offsets, on any branch and under any id. An id proves nothing: each branch mints its own,
 and older programs reused ids after an overwrite. A fragment whose files were all rewritten counts as another one.
 Fragments that both manifests store in the same bytes are matched without decoding them.
@@ -214,13 +214,13 @@ class FragmentChange:
         if self.kind == REMOVED:
             return f"- fragment {self.before}: {_rows_of(self.rows_before)}"
         name = f"{self.before}" if self.before == self.after else f"{self.before} -> {self.after}"
-        said = [f"{self.deleted_before:,} -> {self.deleted_after:,} deleted rows"] * (
+        parts = [f"{self.deleted_before:,} -> {self.deleted_after:,} deleted rows"] * (
             self.deleted_before != self.deleted_after
         )
-        said += [f"new files for {', '.join(self.columns)}"] * bool(self.columns)
-        if not said:
-            said = ["files of dropped columns left out" if self.files_removed else "other deleted rows"]
-        return f"~ fragment {name}: {'; '.join(said)}"
+        parts += [f"new files for {', '.join(self.columns)}"] * bool(self.columns)
+        if not parts:
+            parts = ["files of dropped columns left out" if self.files_removed else "other deleted rows"]
+        return f"~ fragment {name}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class FragmentPair:
 
     @property
     def same_deletions(self) -> bool:
-        """Whether both have the same deletion vector, told from the name of its file."""
+        """Whether both have the same deletion vector, judged by the name of its file."""
         return same_deletion_vector(self.before.deletion, self.after.deletion)
 
     def rewritten(self, matched: Mapping[int, int]) -> set[int]:

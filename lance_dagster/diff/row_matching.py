@@ -71,6 +71,7 @@ def compared_columns(
     refused: list[str] = []
     origins = {new: old for old, new in matched.items()}
     inside: dict[int, list[int]] = {}
+    # Field ids inside a column count as its own: a file that rewrites one of them changes values of the column.
     for number in matched:
         inside.setdefault(before.column(before.by_id[number]).id, []).append(number)
     for field in after.below(None):
@@ -80,6 +81,7 @@ def compared_columns(
         ids = frozenset(inside.get(old.id, ()))
         try:
             shape = _shape(before, after, (old, field), matched)
+        # One column that cannot be compared does not prevent the comparison of the others; the caller names it.
         except NotComparableError:
             refused.append(field.name)
         else:
@@ -159,6 +161,7 @@ def nulls(columns: Iterable["pa.Array[Any]"]) -> np.ndarray[tuple[int], np.dtype
 
 
 def _digested(cells: Cells) -> Cells:
+    # Slices of one `bytes` object; a NumPy view for each row would be built only to be hashed.
     rows, width = cells.shape
     data = cells.tobytes()
     return _joined(data[row * width : (row + 1) * width] for row in range(rows))
@@ -170,6 +173,7 @@ def _cells(values: Any, shape: ComparisonShape | None, after: bool) -> Cells:  #
         values = values.storage
     if shape is not None and shape.cast is not None and not after:
         values, failed = _cast(values, shape.cast)
+    # The indices of two dictionaries do not mean the same values.
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_struct(values.type):
@@ -203,6 +207,7 @@ def _list_cells(values: Any, shape: ComparisonShape | None, after: bool) -> Cell
         offsets = np.arange(rows + 1, dtype=np.int64) * size
         items = values.values.slice(values.offset * size, rows * size)
     else:
+        # Only the entries of these rows are digested: the child array of a slice holds those of all rows.
         offsets = np.asarray(values.offsets.to_numpy(), np.int64) if rows else np.zeros(1, np.int64)
         items = _entries(values, int(offsets[0]), int(offsets[-1]))
         offsets = offsets - offsets[0]
@@ -216,6 +221,7 @@ def _list_cells(values: Any, shape: ComparisonShape | None, after: bool) -> Cell
 
 def _entries(values: Any, start: int, end: int) -> "pa.Array[Any]":  # noqa: ANN401  # a list or a map
     if pa.types.is_map(values.type):
+        # `keys` and `items` are two arrays; as a struct, an entry has cells for both.
         pairs = [values.keys.slice(start, end - start), values.items.slice(start, end - start)]
         return pa.StructArray.from_arrays(pairs, names=["key", "value"])
     items: pa.Array[Any] = values.values.slice(start, end - start)
@@ -260,12 +266,14 @@ def _text_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     lengths = np.diff(offsets)
     # A short value is its own digest: no hashing, and no collision among short values.
     short = lengths <= _DIGEST
+    # The length is part of the cell: padding with zeros alone would make "a" and "a\0" equal.
     cells[:, 0] = np.where(short, lengths + _VALUE, _LONG)
     if buffer is None or not buffer.size:
         return cells
     data = np.frombuffer(buffer, np.uint8)
     steps = np.arange(_DIGEST)
     inside = (steps < lengths[:, None]) & short[:, None]
+    # Clipped at the end of the buffer: the places beyond a value are replaced by 0 anyway.
     cells[:, 1:] = np.where(inside, data[np.minimum(offsets[:-1, None] + steps, len(data) - 1)], 0)
     view = memoryview(buffer)
     ends = zip(offsets[:-1][~short].tolist(), offsets[1:][~short].tolist(), strict=True)
@@ -339,6 +347,7 @@ def paired_by_values(before: Digests, after: Digests) -> RowPairs:
     numbers = _numbered(together)
     # Large enough that number and rank never run into each other.
     span = len(together) + 1
+    # Ranks make duplicates distinct: three equal rows before and two after are two pairs and one removed row.
     olds, news = _ranked(numbers[:count], span), _ranked(numbers[count:], span)
     _, one, other = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
     return _paired(one, other, count, len(after))

@@ -67,7 +67,7 @@ class Fields:
         return cls({field.id: field for field in fields}, {parent: tuple(found) for parent, found in children.items()})
 
     def below(self, field: Field | None) -> tuple[Field, ...]:
-        """Return the children of a field; None stands for the root, whose children are the columns."""
+        """Return the children of a field; None is the root, whose children are the columns."""
         return self.children.get(_TOP if field is None else field.id, ())
 
     def path(self, field: Field) -> str:
@@ -154,7 +154,7 @@ def field_changes(before: Fields, after: Fields, matched: Mapping[int, int]) -> 
     """Describe every field that changed: dropped fields first, then in the order of the newer version."""
     # Below a field whose type changed nothing is reported: the change of the type says it.
     same_typed = {old: new for old, new in matched.items() if _same_type(before.by_id[old], after.by_id[new])}
-    # The reverse direction, since changes are told in the order of the newer version.
+    # The reverse direction, since changes are listed in the order of the newer version.
     origins = {new: old for old, new in matched.items()}
     return (*_dropped(before, None, matched, same_typed), *_kept(before, after, None, origins))
 

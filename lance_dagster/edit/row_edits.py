@@ -77,7 +77,7 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
             new_fragments=moved_in(context, head, staged, addresses),
             # These are the changed fields. pylance lets an index on other fields go on covering the moved rows, which
             # such an index finds by their stable row ids.
-            preserved_fields=field_ids(head.manifest.fields, list(values)),
+            updated_fields=field_ids(head.manifest.fields, list(values)),
         )
         return Written(state=submit(context, head, operation, info.as_properties()), updated=len(addresses))
 

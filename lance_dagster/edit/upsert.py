@@ -377,7 +377,7 @@ class _Upsert:
             updated_fragments=out.updated,
             new_fragments=moved_in(self._context, self._head, staged, changed.addresses),
             # The changed fields. An inserted row is new to every index, so all fields count as changed then.
-            preserved_fields=field_ids(fields, self._rows.schema.names if not len(added) else self._schema.names),
+            updated_fields=field_ids(fields, self._rows.schema.names if not len(added) else self._schema.names),
         )
         # Only inserts are claimed: concurrent updates of one row conflict by their deletion vectors.
         claims = predicate_of(self._rows.take(added), self._on) if len(added) else None

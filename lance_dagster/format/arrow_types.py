@@ -40,6 +40,7 @@ def extension_metadata(arrow: Any, column: str) -> dict[str, bytes]:  # noqa: AN
     """
     if not isinstance(arrow, pa.BaseExtensionType):
         return {}
+    # The order matters: types defined in Python serialize themselves, and only built-in types are left for JSON.
     name: str = arrow.extension_name
     if name in _WITHOUT_PARAMETERS:
         parameters = b""
@@ -52,6 +53,7 @@ def extension_metadata(arrow: Any, column: str) -> dict[str, bytes]:  # noqa: AN
 
 def _parameters(arrow: Any, column: str) -> dict[str, object]:  # noqa: ANN401  # no stub has its properties
     if isinstance(arrow, pa.FixedShapeTensorType):
+        # Arrow's specification makes these two optional, so they are left out instead of being written as null.
         optional = {"permutation": arrow.permutation, "dim_names": arrow.dim_names}
         return {"shape": arrow.shape, **{key: value for key, value in optional.items() if value is not None}}
     if isinstance(arrow, pa.OpaqueType):
@@ -64,6 +66,7 @@ def _parameters(arrow: Any, column: str) -> dict[str, object]:  # noqa: ANN401  
 def is_json(storage: pa.DataType, metadata: dict[str, bytes]) -> bool:
     """Return whether storage type and metadata of a column mark it as JSON."""
     name = metadata.get(EXTENSION_NAME, b"").decode("utf-8", "replace")
+    # Both spellings occur in data to be written: Arrow's over strings, and Lance's over its binary form.
     text = pa.types.is_string(storage) or pa.types.is_large_string(storage)
     return (name == _ARROW_JSON and text) or (name == _LANCE_JSON and pa.types.is_large_binary(storage))
 
@@ -75,6 +78,7 @@ def lance_json_metadata(metadata: dict[str, bytes]) -> dict[str, bytes]:
 
 def arrow_json_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return the metadata of a JSON column as Arrow represents it."""
+    # Parameters stored in the manifest win over the empty default, and Arrow's name over the stored one.
     return {EXTENSION_METADATA.encode(): b"", **metadata, EXTENSION_NAME.encode(): _ARROW_JSON.encode()}
 
 
@@ -111,6 +115,7 @@ _SIMPLE: dict[str, pa.DataType] = {
     "date32:day": pa.date32(),
     "date64:ms": pa.date64(),
 }
+# The format has no views: they are stored as strings, and read back as strings.
 _SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
     str(pa.string_view()): "string",
     str(pa.binary_view()): "binary",
@@ -136,6 +141,7 @@ def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  #
         return name, 0 if name == "struct" else _PLAIN
     if pa.types.is_dictionary(arrow):
         value = logical_type(arrow.value_type, column)[0]
+        # The last part says whether the dictionary is ordered; pylance writes false for every dictionary.
         return f"dict:{value}:{logical_type(arrow.index_type, column)[0]}:false", _DICTIONARY
     if pa.types.is_fixed_size_list(arrow) and arrow.list_size > 0:
         return f"fixed_size_list:{_value_of_vector(arrow, column)}:{arrow.list_size}", _PLAIN
@@ -144,12 +150,15 @@ def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  #
 
 def _value_of_vector(arrow: Any, column: str) -> str:  # noqa: ANN401  # the stubs have no common class
     item = arrow.value_field
+    # bfloat16 has no logical type of its own: it is known by its extension name, from a registered type or from
+    # the metadata of the item when the extension is not registered in this process.
     name = getattr(item.type, "extension_name", None) or (item.metadata or {}).get(EXTENSION_NAME.encode(), b"")
     if name in (_BFLOAT16, _BFLOAT16.encode()):
         return _BFLOAT16
     value = storage_type(item.type)
     if pa.types.is_struct(value):
         return "struct"
+    # A vector is one column of values of one width, so lists and maps cannot be its items.
     if _nested(value) is not None:
         raise InvalidInputError(f"column {column!r}: Lance tables cannot hold the Arrow type {arrow}")
     return logical_type(value, column)[0]
@@ -173,8 +182,10 @@ def _nested(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no comm
     if pa.types.is_struct(arrow):
         return "struct"
     if pa.types.is_map(arrow):
+        # The format cannot record that keys are sorted, so such a map would come back as another type.
         return None if arrow.keys_sorted else "map"
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        # Lance spells a list of structs differently from all other lists, whose item only the child field describes.
         name = "list" if pa.types.is_list(arrow) else "large_list"
         return f"{name}.struct" if pa.types.is_struct(storage_type(arrow.value_type)) else name
     return None
@@ -189,6 +200,7 @@ def arrow_type(name: str) -> pa.DataType | None:
     simple = _SIMPLE.get(name)
     if simple is not None:
         return simple
+    # Parameters are separated by colons; a reader that expects a colon inside of one takes the parts and joins them.
     kind, _, rest = name.partition(":")
     read = _PARAMETRIZED.get(kind)
     return None if read is None else read(*rest.split(":"))
@@ -208,6 +220,7 @@ def nested_type(name: str, children: "list[pa.Field[Any]]") -> pa.DataType | Non
     if name in ("large_list", "large_list.struct"):
         return pa.large_list(*_exactly(1, children))
     if name == "map":
+        # A map is stored with one child, the struct "entries"; Arrow wants its two fields.
         entries: Any = _exactly(1, children)[0].type
         make: Callable[..., pa.DataType] = pa.map_
         return make(*_exactly(2, [entries.field(index) for index in range(entries.num_fields)]))
@@ -252,6 +265,7 @@ def _decimal(width: str, precision: str, scale: str) -> pa.DataType:
 
 
 def _vector(*parts: str) -> pa.DataType:
+    # The size is the last part: the type of the values may contain colons itself, as `timestamp:us:UTC` does.
     value, size = ":".join(parts[:-1]), _number(parts[-1], least=1)
     if value == _BFLOAT16:
         known = {EXTENSION_NAME: _BFLOAT16, EXTENSION_METADATA: ""}
@@ -260,6 +274,7 @@ def _vector(*parts: str) -> pa.DataType:
 
 
 def _dictionary(*parts: str) -> pa.DataType:
+    # From the end, for the same reason: the type of the values may contain colons. The last part is `ordered`.
     index: Any = _known(parts[-2])
     value: Any = _known(":".join(parts[:-2]))
     return pa.dictionary(index, value)

@@ -28,7 +28,8 @@ _BUFFERS = 2
 _WIDTH = 4
 """Bytes of an offset."""
 _AROUND = 458
-"""Bytes of an Arrow file of ours beside its values and their padding. With another number, files are parsed."""
+"""Bytes of an Arrow file that `encode_offsets` writes, without its values and their padding. A file of another pyarrow
+release may have another number; it is parsed then."""
 _MOST_PACKED = 256
 """The largest accepted compression ratio, in uncompressed bytes per byte of the file."""
 
@@ -49,18 +50,19 @@ def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:
     bitmap = BitMap(offsets)
     if len(bitmap) >= _BITMAP_FROM:
         return BITMAP_FILE, bitmap.serialize()
+    # The Arrow file is put together from cached bytes, which differ only in the values for files of equal length.
     head, tail = _around(len(bitmap))
     return ARROW_FILE, b"".join((head, bitmap.to_array().tobytes(), tail))
 
 
 @lru_cache(maxsize=_BITMAP_FROM)
 def _around(count: int) -> tuple[bytes, bytes]:
-    """Return what stands before and behind the values in an Arrow file of so many offsets.
+    """Return the bytes before and after the values in an Arrow file with a number of offsets.
 
-    It is the same for all files of as many. A merge may write a thousand of them, and assembling one takes Arrow longer
-    than writing it to disk.
+    They are equal in all files with that number. A merge may write a thousand files, and Arrow takes longer to
+    assemble one than the disk to write it.
     """
-    # Values that nothing else in the file looks like; what is searched for has to be found once.
+    # Values that occur nowhere else in the file, because they are searched for in the finished bytes.
     values = [0xA5C3F107 - number for number in range(count)]
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, _SCHEMA) as writer:
@@ -93,8 +95,8 @@ def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
 def _of_own(data: bytes) -> bytes | None:
     """Return the values of an Arrow file that `encode_offsets` wrote, or None when it is another.
 
-    What stands around the values says how many there are, so a file that has the same around it is known to the last
-    byte, and need not be parsed.
+    The bytes around the values contain their number. A file with equal bytes there is known completely, and is not
+    parsed.
     """
     # Values are padded to eight bytes, so two numbers of offsets give files of one size.
     most = (len(data) - _AROUND) // _WIDTH
@@ -112,10 +114,12 @@ def _from_arrow(data: bytes) -> BitMap:
     if not (data.startswith(_MAGIC) and data.endswith(_MAGIC)):
         raise ValueError("it is not an Arrow file")
     unpacked = _unpacked_size(data)
+    # Before the file is opened: pyarrow allocates whatever a compressed buffer claims to need.
     if unpacked > _MOST_PACKED * len(data):
         raise ValueError(f"{len(data)} bytes would unpack to {unpacked}")
     found = BitMap()
     with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+        # pylance refuses any other name, type or nullability as corrupt, so a reader must not be more generous.
         if reader.schema != _SCHEMA:
             raise ValueError(f"its columns are {reader.schema}".replace("\n", ", "))
         for number in range(reader.num_record_batches):
@@ -133,6 +137,7 @@ def _unpacked_size(file: bytes) -> int:
     The metadata is parsed by hand: pyarrow decompresses when it opens a batch, which is what must not happen yet.
     """
     data = memoryview(file)
+    # The file ends with the footer, its length in 4 bytes, and the magic bytes.
     end = len(data) - len(_MAGIC) - 4
     footer = data[end - _read("<i", data, end) : end]
     # `recordBatches` is the fourth field of the footer: a vector of 24-byte blocks (offset, metadata length, body).
@@ -141,9 +146,11 @@ def _unpacked_size(file: bytes) -> int:
     total = 0
     for number in range(_read("<I", footer, place) if batches else 0):
         start, described = (_read(form, footer, place + 4 + 24 * number + at) for form, at in (("<q", 0), ("<i", 8)))
+        # Python reads negative indices from the end, so these would pass as other bytes of the file.
         if start < 0 or described < 0:
             raise ValueError("a batch in it is before its start")
         body = start + described
+        # 8 bytes before the message: the continuation marker and the length of the metadata.
         total += _of_batch(data[start + 8 : body], data[body:])
     return total
 
@@ -161,12 +168,15 @@ def _of_batch(metadata: memoryview, body: memoryview) -> int:
     total = 0
     for number in range(count):
         start, length = (_read("<q", metadata, place + 4 + 16 * number + half) for half in (0, 8))
+        # A compressed buffer starts with its uncompressed size in 8 bytes; -1 there means that it is not compressed.
         total += max(length, _read("<q", body, start)) if compressed and length else length
     return total
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
     """Return the position of a field of a FlatBuffers table, 0 when the field is absent."""
+    # A table starts with the distance back to its vtable, which lists the offsets of the fields that are present.
+    # Writers leave out fields at the end, so the vtable may be shorter than the number of the field.
     layout = table - _read("<i", data, table)
     known = 4 + 2 * number < _read("<H", data, layout)
     offset = _read("<H", data, layout + 4 + 2 * number) if known else 0

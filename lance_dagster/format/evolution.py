@@ -22,6 +22,7 @@ def next_field_id(manifest: Manifest) -> int:
     Data files may still hold values of dropped columns: a new column with such an id would read those values.
     """
     used = [field.id for field in manifest.fields]
+    # All fragments are decoded here, which only schema changes pay.
     used += [max(file.fields, default=-1) for fragment in manifest.fragments for file in fragment.files]
     return max([*used, manifest.max_allocated_field_id or -1]) + 1
 
@@ -63,6 +64,7 @@ def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
     """
     if not len(columns):
         raise InvalidInputError("no column to add was given")
+    # Checked here although `fields_from_arrow` checks names: it does not see the existing columns.
     taken = {field.name for field in fields if field.parent_id < 0}
     for name in columns.names:
         if not name or name in taken or columns.names.count(name) > 1:
@@ -81,6 +83,7 @@ def drop_fields(fields: Fields, paths: Iterable[str]) -> Fields:
     for path in paths:
         field = find_field(fields, path)
         parent = next((other for other in fields if other.id == field.parent_id), None)
+        # A list needs its item, and a map its keys and values.
         if parent is not None and parent.logical_type != "struct":
             raise InvalidInputError(
                 f"{path!r} is inside a {parent.logical_type}; only fields of structs can be dropped"
@@ -93,6 +96,7 @@ def drop_fields(fields: Fields, paths: Iterable[str]) -> Fields:
         raise InvalidInputError("a table cannot be without any column")
     parents = {field.parent_id for field in left}
     for field in left:
+        # pylance loses the values of columns behind a struct without fields (see `file_versions`).
         if field.logical_type == "struct" and field.id not in parents:
             raise InvalidInputError(f"nothing would be left of the struct {field.name!r}; drop it whole")
     return left
@@ -147,6 +151,7 @@ def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) ->
         raise InvalidInputError(f"{path!r} is inside a column; only whole columns can be cast")
     metadata: Mapping[bytes, bytes] = {key.encode(): value for key, value in field.metadata.items()}
     column = pa.field(field.name, arrow, field.nullable, dict(metadata) or None)
+    # New ids: under the old id, values in the old files would be decoded as the new type.
     made = renumber_fields(fields_from_arrow(pa.schema([column])), first_id)
     old = {other.id for other in subtree(fields, field)}
     position = next(position for position, other in enumerate(fields) if other.id == field.id)

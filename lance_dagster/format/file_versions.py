@@ -32,6 +32,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
     version = parse_file_version(file_version)
+    # One problem for each field. The check of types comes before those that depend on the file version.
     for field in fields:
         problem = (
             _vector_problem(field)
@@ -61,6 +62,7 @@ def _vector_problem(field: Field) -> str | None:
         return "Lance writes fixed-size lists of structs and cannot read them beside other columns; use a list"
     if not field.logical_type.startswith(_VECTOR):
         return None
+    # Any part, because a dictionary type has the type of its values further behind.
     inner = [part for part in field.logical_type.split(":") if part in _NOT_IN_VECTORS]
     return f"Lance cannot store fixed-size lists of {inner[0]}; use a list" if inner else None
 
@@ -76,6 +78,7 @@ def _version_problem(field: Field, version: tuple[int, int]) -> str | None:
 
 def _dictionary_problem(field: Field) -> str | None:
     parts = field.logical_type.split(":")
+    # A value type with parameters, such as a timestamp, adds parts to the name.
     if parts[0] != "dict" or len(parts) == _PARTS_OF_A_DICTIONARY:
         return None
     return f"Lance cannot store dictionaries of {parts[1]}; use the type of the values"
@@ -83,6 +86,8 @@ def _dictionary_problem(field: Field) -> str | None:
 
 def _packing_problem(field: Field, by_id: Mapping[int, Field], version: tuple[int, int]) -> str | None:
     if field.logical_type == "struct":
+        # Only "false" under the short key is harmless; pylance writes a struct with any other value but cannot
+        # read it.
         asked = field.metadata.get("lance-encoding:packed", field.metadata.get("packed", b"true"))
         if asked.lower() != b"true" and (asked.lower() != b"false" or "lance-encoding:packed" in field.metadata):
             return f"Lance packs a struct whose metadata says 'true', and cannot read one that says {asked!r}"
@@ -126,6 +131,7 @@ def data_file_version(file: DataFile) -> str:
 
 def file_version_name(major: int, minor: int) -> str:
     """Return the version for the two numbers in a data file, in the spelling of `Manifest.file_version`."""
+    # The two number schemes differ: manifests name the format of a file, files the revision of its layout.
     if major == 0:
         return LEGACY_FILE_VERSION if minor <= 2 else _SECOND  # noqa: PLR2004 - 0.2 is the last of the first format
     return f"{major}.{minor}"

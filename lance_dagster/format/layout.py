@@ -35,6 +35,7 @@ TAGS = "_refs/tags"
 DELETED_BRANCHES = "_refs/deleted"
 PROTECTION = "_refs/protection.json"
 VERSION_HINT = f"{VERSIONS}/latest_version_hint.json"
+# Twenty digits and the extension make 29 characters; detached versions have as many and start with `d`.
 _MAX_VERSION = 2**64 - 1
 _MANIFEST_NAME = re.compile(r"(\d{20})\.manifest")
 _OLD_MANIFEST_NAME = re.compile(r"(\d{1,19})\.manifest")
@@ -90,6 +91,7 @@ def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
     others = [name for name in names if len(name) != _MANIFEST_NAME_LENGTH]
     # Detached versions (`d...manifest`) have the same length; they start with a letter, which sorts after digits.
     newest = nsmallest(2, (name for name in names if len(name) == _MANIFEST_NAME_LENGTH))
+    # No V2 name: the table is old, or the folder is empty.
     if not newest:
         return others
     return [*newest, *others] if parse_manifest_name(newest[-1]) is not None else names
@@ -107,6 +109,7 @@ def join(*parts: str) -> str:
 
 def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:
     """Return the path of a deletion file, relative to the root of its base path."""
+    # The file name contains the fragment's id, so a merge that assigns another id has to write the file again.
     suffix = DELETION_SUFFIXES[deletion.kind]
     return f"{DELETIONS}/{fragment_id}-{deletion.read_version}-{deletion.id}.{suffix}"
 
@@ -160,7 +163,8 @@ def is_file_name(name: str) -> bool:
     return "/" not in name and "\\" not in name and is_path_inside(name)
 
 
-# Control characters are refused too: they would corrupt messages and terminals.
+# Control characters are refused too: they would corrupt messages and terminals. The length is limited, because paths
+# of a damaged file end up in messages.
 def is_path_inside(path: str) -> bool:
     """Return whether a relative path stays below the folder it is resolved against."""
     if len(path) > _LONGEST or "\0" in path or not path.isprintable():
@@ -184,7 +188,7 @@ def hint_path(branch: str) -> str:
 
 
 def newest_versions_in(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the versions of a listing as `parse_manifest_names` does; only the two newest where that can be told."""
+    """Return the versions of a listing as `parse_manifest_names` does; only the two newest where all names are V2."""
     return parse_manifest_names(newest_manifest_names(names))
 
 

@@ -42,6 +42,7 @@ class Field:
     nullable: bool = True
     metadata: Mapping[str, bytes] = field(default_factory=dict)
     extension_name: str = ""
+    # Readers of data files of version 2.0 and newer ignore both; they are kept for a read-modify-write cycle.
     encoding: int = 0
     kind: int = 0
     dictionary: tuple[int, int] | None = None
@@ -69,6 +70,7 @@ class DataFile:
     """
 
     path: str
+    # Pairs by position. Ids of dropped columns stay here, since their values stay in the file.
     fields: tuple[int, ...]
     column_indices: tuple[int, ...]
     major: int
@@ -82,6 +84,8 @@ class DeletionFile:
     """The file that stores the deletion vector of a fragment. `kind` is 0 for an Arrow file, 1 for a Roaring bitmap."""
 
     kind: int
+    # The name of the file is made of the fragment's id, `read_version` and `id`, so a fragment with another id
+    # needs a file of its own. `deleted_rows` is trusted: row counts are computed from it without reading the file.
     read_version: int
     id: int
     deleted_rows: int
@@ -99,6 +103,7 @@ class Fragment:
     files: tuple[DataFile, ...]
     physical_rows: int
     deletion: DeletionFile | None = None
+    # None of `created_at` and `updated_at` means version 1 for every row.
     row_ids: bytes | None = None
     created_at: bytes | None = None
     updated_at: bytes | None = None
@@ -175,6 +180,7 @@ class Fragments(Sequence[Fragment]):
         self.decoder = decoder
         self._outline: FragmentsSummary | None = None
         self._positions: dict[int, int] | None = None
+        # Fragments found by id are kept decoded: a merge or a diff asks for the same ones repeatedly.
         self._found: dict[int, Fragment] = {}
         self._checked = False
 
@@ -266,6 +272,7 @@ class Fragments(Sequence[Fragment]):
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
         """Return these fragments followed by more; those that are encoded stay so."""
+        # The first decoder serves both parts: decoders differ only in the path that messages name.
         new = more if isinstance(more, Fragments) else Fragments(more)
         result = Fragments([*self.items, *new.items], self.decoder or new.decoder)
         known = self._outline
@@ -303,6 +310,7 @@ class Fragments(Sequence[Fragment]):
         items = list(self.items)
         for number, item in replaced.items():
             items[positions[number]] = item
+        # Positions, because updates keep them; only then are the removed items left out.
         gone = {positions[number] for number in removed}
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
         return Fragments(kept, decoder)
@@ -330,6 +338,7 @@ class Fragments(Sequence[Fragment]):
         """What is known of the fragments without decoding each."""
         if self._outline is None:
             encoded = [item for item in self.items if isinstance(item, bytes)]
+            # Usual case: all fragments come from one manifest, and the decoder scans their bytes for a few fields.
             if encoded and self.decoder is not None and len(encoded) == len(self.items):
                 self._outline = self.decoder.outline(encoded)
             else:
@@ -341,6 +350,7 @@ class Fragments(Sequence[Fragment]):
         if not encoded or self.decoder is None:
             return read
         rest = self.decoder.outline(encoded)
+        # The two summaries are woven together again in the order of the items.
         ids_read, ids_rest = iter(read.ids), iter(rest.ids)
         ids = [next(ids_rest) if isinstance(item, bytes) else next(ids_read) for item in self.items]
         return FragmentsSummary(
@@ -414,9 +424,12 @@ class Manifest:
     schema_metadata: Mapping[str, bytes] = field(default_factory=dict)
     reader_flags: int = 0
     writer_flags: int = 0
+    # The highest fragment id ever assigned, even when that fragment is gone. It never goes down, because deletion
+    # files and indices are keyed by fragment id.
     max_fragment_id: int | None = None
     transaction_file: str = ""
     writer: WriterVersion | None = None
+    # Used only with stable row ids; one that is too low would give two rows one id, without any error.
     next_row_id: int = 0
     file_format: str = "lance"
     file_version: str = ""
@@ -424,6 +437,7 @@ class Manifest:
     table_metadata: Mapping[str, str] = field(default_factory=dict)
     base_paths: tuple[BasePath, ...] = ()
     branch: str | None = None
+    # None is no section; bytes of length 0 are a section without indices.
     index_section: bytes | None = None
     max_allocated_field_id: int | None = None
     version_aux_data: int = 0

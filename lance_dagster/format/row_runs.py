@@ -31,8 +31,8 @@ _FEW_RANGES = 8
 class RowRuns:
     """A number for some positions, in runs: the rows `at` to `at + count - 1` have `first`, `first + 1` and so on.
 
-    The three arrays have one element for each run. Positions ascend and no position stands in two runs; the numbers
-    may stand in any order. Positions without a run have no number.
+    The three arrays have one element for each run. Positions ascend and no position is in two runs; the numbers
+    may be in any order. Positions without a run have no number.
     """
 
     at: U64Array
@@ -42,6 +42,7 @@ class RowRuns:
     @classmethod
     def of(cls, pieces: Iterable[tuple[int, int, int]]) -> "RowRuns":
         """Make runs from triples of position, number of rows and first number, in the order of positions."""
+        # Empty pieces are left out: `lasts` subtracts one from a count, and 0 would wrap around to 2^64 - 1.
         columns = np.array([piece for piece in pieces if piece[1]], np.uint64).reshape(-1, 3)
         return cls(columns[:, 0], columns[:, 1], columns[:, 2])
 
@@ -88,12 +89,15 @@ class RowRuns:
 
     @classmethod
     def set_of(cls, parts: Sequence["RowRuns"]) -> "RowRuns":
-        """Return the numbers of maps as a set: each mapped to itself, once, however often it stands in the maps."""
+        """Return the numbers of maps as a set: each mapped to itself, once, however often it occurs in the maps."""
         together = cls.concatenated(parts)
         if not len(together):
             return together
+        # Runs may overlap or lie inside one another, so a run ends where the largest last number so far ends.
         order = np.argsort(together.first, kind="stable")
         first, last = together.first[order], np.maximum.accumulate(together.lasts[order])
+        # Compared with the last number, not with the next one, which wraps around to 0 after the largest. So adjacent
+        # runs stay apart, which is the same set.
         starts = np.flatnonzero(np.r_[True, first[1:] > last[:-1]])
         first, last = first[starts], last[np.r_[starts[1:] - 1, len(last) - 1]]
         return cls(first, last - first + _ONE, first)
@@ -104,10 +108,11 @@ class RowRuns:
         order = np.argsort(pieces.at, kind="stable")
         at, count, first = pieces.at[order], pieces.count[order], pieces.first[order]
         last = at + (count - _ONE)
-        # What runs before it cover is cut off the front of a run; nothing is left of one that lies inside of another.
+        # A run loses the positions at its front that earlier runs cover; one that lies inside another loses all.
         known: U64Array = np.r_[np.uint64(0), (np.maximum.accumulate(last) + _ONE)[:-1]] if len(at) else at
         start: U64Array = np.maximum(at, known)
         left = last >= start
+        # `first` goes up by as many rows as are cut off, so that the remaining positions keep their numbers.
         skipped: U64Array = start - at
         return cls(start[left], (last - start + _ONE)[left], (first + skipped)[left])
 
@@ -154,12 +159,14 @@ class RowRuns:
     def values(self) -> U64Array:
         """Return every number, in the order of positions: one element for each row."""
         counts = self.count.astype(np.int64)
+        # Array operations over all runs: with runs of single rows, a Python loop would cost one step for each row.
         inside = np.arange(self.rows, dtype=np.uint64) - np.repeat(np.cumsum(self.count) - self.count, counts)
         values: U64Array = np.repeat(self.first, counts) + inside
         return values
 
     def at_positions(self, positions: U64Array) -> U64Array:
         """Return the numbers of positions, each of which has to have one, in the order given."""
+        # The run with the greatest start at or below the position. Whether the run reaches the position is not checked.
         places = np.searchsorted(self.at, positions, "right") - 1
         values: U64Array = self.first[places] + (positions - self.at[places])
         return values
@@ -168,6 +175,7 @@ class RowRuns:
         """Return the same map in as few runs as there can be."""
         if len(self) < 2:  # noqa: PLR2004  # one run has no neighbour
             return self
+        # Both have to continue: a gap in the positions or a jump in the numbers starts another run.
         ends = self.at[:-1] + self.count[:-1]
         follows = (self.at[1:] == ends) & (self.first[1:] == self.first[:-1] + self.count[:-1])
         starts = np.flatnonzero(np.r_[True, ~follows])
@@ -187,7 +195,7 @@ class RowRuns:
         return RowRuns._following(self.count, self.first)
 
     def inverse(self) -> "RowRuns":
-        """Return the positions by the numbers; no number may stand at two positions."""
+        """Return the positions by the numbers; no number may occur at two positions."""
         order = np.argsort(self.first, kind="stable")
         return RowRuns(self.first[order], self.count[order], self.at[order])
 
@@ -197,10 +205,14 @@ class RowRuns:
             none = np.empty(0, np.int64)
             return Pieces(at=_NONE, count=_NONE, first=_NONE, run=none, place=none)
         lasts = self.lasts
+        # A run overlaps the runs of the other map from the first that ends at or after its start (`low`) to the last
+        # that starts at or before its end (`high`). Both are binary searches, because positions of a map ascend. Ends
+        # are inclusive, since an exclusive end would not fit into 64 bits after the largest number.
         low = np.searchsorted(other.at + (other.count - _ONE), self.first, "left")
         high = np.searchsorted(other.at, lasts, "right")
         found = np.maximum(high - low, 0)
         runs = np.repeat(np.arange(len(self)), found)
+        # One piece for each pair of runs that overlap: counts from 0 within each run, plus its `low`.
         places = np.arange(len(runs)) - np.repeat(np.cumsum(found) - found, found) + np.repeat(low, found)
         first = np.maximum(self.first[runs], other.at[places])
         last = np.minimum(lasts[runs], other.at[places] + (other.count[places] - _ONE))
@@ -224,6 +236,7 @@ class RowRuns:
 
     def without(self, other: "RowRuns") -> "RowRuns":
         """Return the part of the map whose numbers are no positions of another one."""
+        # The complement has about as many runs as the map, so one operation serves both cheaply.
         return self.where_in(other.gaps())
 
     def restricted(self, positions: BitMap) -> "RowRuns":
@@ -232,6 +245,7 @@ class RowRuns:
 
     def gaps(self) -> "RowRuns":
         """Return the numbers that are no positions of the map, each mapped to itself; the largest of all left out."""
+        # One gap before each run and one after the last; adjacent runs have an empty one between them.
         first = np.r_[np.uint64(0), self.at + self.count]
         end = np.r_[self.at, np.uint64(_LARGEST)]
         some = end > first
@@ -247,9 +261,10 @@ class RowRuns:
         return RowRuns(pieces.at, pieces.count, pieces.first)
 
     def repeated(self) -> "RowRuns":
-        """Return the numbers that stand at more than one position as a set: each mapped to itself, once."""
+        """Return the numbers that occur at more than one position as a set: each mapped to itself, once."""
         order = np.argsort(self.first, kind="stable")
         first, last = self.first[order], self.lasts[order]
+        # Sorted by their first number, a run repeats numbers exactly where it starts before the end of an earlier one.
         # The largest number so far, not only that of the run before: a long run may hold several that follow it.
         known = np.maximum.accumulate(last)[:-1]
         again = first[1:] <= known
@@ -354,14 +369,18 @@ class VersionRuns:
         return VersionRuns(self.at, self.count, version)
 
     def overlaid(self, other: "VersionRuns") -> "VersionRuns":
-        """Return the versions of another map where it has one, and those of this one, which has no gaps, elsewhere."""
+        """Return the versions of another map where it has one, else those of this map, which has no gaps."""
         if not len(other):
             return self
         if not len(self):
             return self
+        # Every position at which one of the two maps may change its version. The ends of the runs of the other map
+        # belong to them, since there the version of this map applies again.
         points = np.unique(np.concatenate([self.at, other.at, other.at + other.count]))
+        # The other map may name positions behind the last row; this map has no version for them.
         points = points[points < np.uint64(self.rows)]
         inside = np.searchsorted(other.at, points, "right") - 1
+        # For points before the first run, `inside` is -1, which NumPy reads as the last run; `known` masks them out.
         known = (inside >= 0) & (points < (other.at + other.count)[inside])
         versions = np.where(known, other.version[inside], self.at_positions(points))
         counts = np.diff(np.r_[points, np.uint64(self.rows)]).astype(np.uint64)
@@ -371,13 +390,15 @@ class VersionRuns:
 def bounds(positions: BitMap) -> tuple[U64Array, U64Array]:
     """Return the first and the last position of each run of a bitmap.
 
-    A position starts a run when the one before it is not there, which a shifted copy tells. This costs the containers
-    of the bitmap, where reading its positions would cost the rows.
+    A position starts a run when the bitmap lacks the position before it, which a shifted copy shows. The cost is that
+    of the bitmap's containers; reading its positions would cost one step for each row.
     """
     if not positions:
         return _NONE, _NONE
+    # The usual case, all rows of a fragment, takes no copies of the bitmap.
     if positions.max() - positions.min() + 1 == len(positions):
         return np.array([positions.min()], np.uint64), np.array([positions.max()], np.uint64)
+    # `shift(1)` contains the successor of each position: what it does not contain has no predecessor.
     starts, ends = positions - positions.shift(1), positions - positions.shift(-1)
     return elements(starts), elements(ends)
 
@@ -393,14 +414,15 @@ def bitmap_of(at: U64Array, count: U64Array) -> BitMap:
     if len(at) <= 1:
         for start, size in zip(at.tolist(), count.tolist(), strict=True):
             if size >= _LONG_RANGE:
-                # A bitmap made of a range is there in a sixteenth of the time that adding the range to one takes.
+                # Constructing a bitmap from a long range takes a sixteenth of the time of adding the range to one.
                 return BitMap(range(start, start + size))
-            # A merge of updates asks this for one row of each of thousands of fragments.
+            # A merge of updates calls this for one row of each of thousands of fragments, so arrays would not pay.
             found.add_range(start, start + size)
         return found
     long = count >= _FEW_RANGES
     for start, size in zip(at[long].tolist(), count[long].tolist(), strict=True):
         found.add_range(start, start + size)
+    # Short runs are expanded together: a call for each would cost more than the rows it adds.
     short = ~long
     if short.any():
         rows = RowRuns(at[short], count[short], at[short]).values()

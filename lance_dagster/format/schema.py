@@ -23,6 +23,7 @@ BLOB = "lance.blob.v2"
 _PRIMARY_KEY = "lance-schema:unenforced-primary-key"
 _CLUSTERING_KEY = "lance-schema:unenforced-clustering-key"
 _POSITION = re.compile(rb"\+?0*([0-9]{1,10})")
+# The values that Lance accepts as true, in lower case.
 _YES = frozenset({b"true", b"1", b"yes", b"on"})
 # Virtual columns of pylance.
 _RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
@@ -69,10 +70,13 @@ def arrow_from_fields(
     children: dict[int, list[Field]] = {}
     for field in fields:
         children.setdefault(field.parent_id, []).append(field)
+    # -1 is the parent id of columns; 0, the default of protobuf, is the id of a field.
     columns = [_arrow_field(field, children, path) for field in children.get(-1, [])]
     described = {key.encode(): _shown(value) for key, value in (metadata or {}).items()}
     schema = pa.schema(columns)
     schema = schema.with_metadata(described) if described else schema
+    # The round trip through IPC below is slow, and most schemas have no extension type. bfloat16 has one inside of its
+    # logical type, without an extension name on the field.
     if not any(field.extension_name or "bfloat16" in field.logical_type for field in fields):
         return schema
     try:
@@ -87,6 +91,7 @@ def check_field_tree(fields: Sequence[Field], path: str) -> None:
     Raises:
         CorruptFileError: Two fields share an id, the parent of a field is missing, or the parents form a cycle.
     """
+    # Children need not follow their parents in a manifest of another writer, so parents are looked up by id.
     parents = _parents(fields, path)
     depths = {-1: 0}
     for field in fields:
@@ -134,6 +139,7 @@ def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2))
         fields: The schema the file was written with.
         version: The version of the data file.
     """
+    # One pass is enough: fields are in depth-first order, so a parent comes before its descendants.
     parents = {field.parent_id for field in fields}
     inside: set[int] = set()
     found: list[int] = []
@@ -144,6 +150,7 @@ def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2))
             continue
         if whole:
             inside.add(field.id)
+        # From version 2.1 on, the validity and the lengths of a nested value are stored with its leaves.
         if whole or field.id not in parents or version < (2, 1):
             found.append(field.id)
     return tuple(found)
@@ -177,6 +184,7 @@ def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> Non
         nullable=column.nullable,
         encoding=encoding,
     )
+    # The field goes into the list before its children: ids are numbered depth-first.
     own = _with_metadata(plain, metadata)
     found.append(own)
     children = list(_children(arrow))
@@ -192,6 +200,7 @@ def _children(arrow: Any) -> Iterator[ArrowField]:  # noqa: ANN401  # the stubs 
         entries = pa.struct([pa.field(arrow.key_field.name, arrow.key_type, nullable=False), arrow.item_field])
         # The format stores a map as a list of structs named "entries", with non-null keys.
         yield pa.field("entries", entries, nullable=False)
+    # A fixed-size list of primitives is one field: its values are one column without offsets.
     elif (
         pa.types.is_list(arrow)
         or pa.types.is_large_list(arrow)
@@ -210,7 +219,7 @@ def _check_column_name(name: str) -> None:
     """Refuse column names that Lance cannot store or cannot address in a query."""
     rules = {
         "it cannot be empty": not name,
-        "it cannot contain '.', which stands between the names of nested fields": "." in name,
+        "it cannot contain '.', which separates the names of nested fields": "." in name,
         "it cannot contain '`', which quotes names": "`" in name,
         "it cannot contain a NUL character": "\0" in name,
         "Lance computes a column of that name": name in _RESERVED,
@@ -237,6 +246,7 @@ def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: st
     metadata = {key.encode(): _shown(value) for key, value in field.metadata.items()}
     try:
         if field.logical_type == JSON and not nested:
+            # JSON with child fields cannot be valid; it falls through to the error for children of a leaf.
             return pa.field(field.name, pa.string(), field.nullable, arrow_types.arrow_json_metadata(metadata))
         arrow = nested_type(field.logical_type, nested)
         # Compare with None: a pyarrow struct type without fields is falsy.
@@ -257,6 +267,7 @@ def _shown(metadata: bytes) -> bytes:
 
 def renumber_fields(fields: Sequence[Field], first: int) -> tuple[Field, ...]:
     """Return the fields with consecutive ids from `first`, and parent ids changed accordingly."""
+    # A parent that is not among the fields is outside of them: the field becomes a column.
     ids = {field.id: first + offset for offset, field in enumerate(fields)}
     return tuple(replace(field, id=ids[field.id], parent_id=ids.get(field.parent_id, -1)) for field in fields)
 
@@ -276,6 +287,7 @@ def with_field_metadata(fields: Sequence[Field], updates: Mapping[int, MapUpdate
 
 
 def _described(field: Field, update: MapUpdate) -> Field:
+    # Values of other writers may not be UTF-8; `surrogateescape` gives the same bytes back for keys that stay.
     current = {key: value.decode("utf-8", "surrogateescape") for key, value in field.metadata.items()}
     metadata = {key: value.encode("utf-8", "surrogateescape") for key, value in update.apply_to(current).items()}
     return _with_metadata(field, metadata)
@@ -288,6 +300,7 @@ def _with_metadata(field: Field, metadata: Mapping[str, bytes]) -> Field:
         field,
         metadata=metadata,
         extension_name=metadata.get(EXTENSION_NAME, b"").decode("utf-8", "replace"),
+        # A position alone declares the key too.
         primary_key=metadata.get(_PRIMARY_KEY, b"").lower() in _YES or primary is not None,
         primary_key_position=primary or 0,
         clustering_key_position=clustering or 0,
@@ -306,6 +319,7 @@ def _check_primary_key(fields: Sequence[Field]) -> None:
     parents = {field.parent_id for field in fields}
     for field in fields:
         current: Field | None = field
+        # A null struct makes its fields null, so all ancestors must be non-nullable as well.
         while field.primary_key and current is not None:
             if current.nullable:
                 raise InvalidInputError(f"column {field.name!r} cannot be a primary key: {current.name!r} is nullable")

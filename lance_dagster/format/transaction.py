@@ -33,8 +33,6 @@ MERGE_STRATEGY = "lance_dagster.merge.strategy"
 """The property with the strategy that a merge, pick or revert was given, as JSON: winners by unit or kind."""
 NEEDS_BACKFILL = "lance_dagster.merge.needs_backfill"
 """The property with the columns that one side of a merge added, as JSON: how many rows of the other are null there."""
-NEEDS_BACKFILL = "lance_dagster.merge.needs_backfill"
-"""The property with the columns that one side of a merge added, as JSON: how many rows of the other are null there."""
 COLUMNS_MOVED = "lance_dagster.merge.columns"
 """The property with the ids of the fields for which a merge wrote values of relocated rows."""
 PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
@@ -67,6 +65,8 @@ class Append:
 class Delete:
     """Delete rows: whole fragments by id, single rows by an extended deletion vector."""
 
+    # Complete fragments, as the format wants them, but only their deletion files are applied: the data files may have
+    # been replaced since the delete was prepared. A fragment that loses all rows is deleted whole, by its id.
     updated_fragments: Sequence[Fragment] = ()
     deleted_fragment_ids: tuple[int, ...] = ()
     predicate: str = ""
@@ -77,6 +77,8 @@ class Overwrite:
     """Replace all rows and the schema. The first version of a table is an overwrite too."""
 
     fragments: Sequence[Fragment]
+    # Fields and schema metadata replace the old ones, while the table config is kept and `config_upserts` are added to
+    # it. Fragment ids and row ids continue, because older versions still use the old ones.
     fields: tuple[Field, ...]
     schema_metadata: Mapping[str, bytes] = field(default_factory=dict)
     config_upserts: Mapping[str, str] = field(default_factory=dict)
@@ -95,6 +97,8 @@ class CompactedSstable:
 class KeyFilter:
     """The keys an upsert inserted, as hashes or as a bloom filter (bitmap, bits, items, false positive probability)."""
 
+    # The ids of the key columns. A writer that inserted one of these keys meanwhile would make a duplicate, so the
+    # filter lets other writers detect it.
     fields: tuple[int, ...]
     hashes: tuple[int, ...] | None = None
     bloom: tuple[bytes, int, int, float] | None = None
@@ -106,18 +110,24 @@ class Update:
 
     `mode` distinguishes them: `REWRITE_ROWS` moves updated rows to new fragments, `REWRITE_COLUMNS` adds data files to
     the fragments. Rows of new fragments with a row id were moved; the others are new. `fields_modified` are the ids of
-    fields with new values. `preserved_fields` are the updated fields of rows that moved: indices on other fields cover
+    fields with new values. `updated_fields` are the updated fields of rows that moved: indices on other fields cover
     the new fragments too, since their values were only copied. `updated_offsets` and `updated_offset_bitmaps` say, by
     fragment id, which rows received new values.
     """
 
     removed_fragment_ids: tuple[int, ...] = ()
+    # The rows of `removed_fragment_ids` and the newly deleted rows of `updated_fragments` were deleted or moved;
+    # `new_fragments` have the moved rows first, with their row ids, and then the inserted rows without.
     updated_fragments: Sequence[Fragment] = ()
     new_fragments: Sequence[Fragment] = ()
     fields_modified: tuple[int, ...] = ()
     mode: int = REWRITE_ROWS
-    preserved_fields: tuple[int, ...] = ()
+    # The format calls it `fields_for_preserving_frag_bitmap`, although it lists the fields whose indices must not keep
+    # the new fragments in their bitmaps. Not `fields_modified`: these have new values in place, in old fragments.
+    updated_fields: tuple[int, ...] = ()
+    # Set by an upsert alone: with a filter, the update conflicts with appends, which may have inserted its keys.
     inserted_rows: KeyFilter | None = None
+    # Two encodings of the same statement. With neither, the rows keep the version they were last updated at.
     updated_offsets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     updated_offset_bitmaps: Mapping[int, bytes] = field(default_factory=dict)
     compacted_sstables: tuple[CompactedSstable, ...] = ()
@@ -132,9 +142,13 @@ class Update:
 class Merge:
     """Change the schema together with the data files of the fragments (add or cast columns)."""
 
+    # All fragments of the version, changed or not: a fragment that is left out would lose its rows. The format's name
+    # means merging columns into fragments; a merge of branches is recorded so only when it changes columns.
     fragments: Sequence[Fragment]
     fields: tuple[Field, ...]
     schema_metadata: Mapping[str, bytes] = field(default_factory=dict)
+    # Whether rows written under the old schema remain valid: no column without nulls was added. Otherwise concurrent
+    # writes of rows have to be redone.
     preserves_nullability: bool = False
 
 
@@ -150,6 +164,7 @@ class Project:
 class Restore:
     """Make an older version the current one."""
 
+    # Of the same branch. The commit writes a new version with that content; no version is removed.
     version: int
 
 
@@ -158,6 +173,8 @@ class Clone:
     """Start a branch, or another table, from a version."""
 
     is_shallow: bool
+    # The version of the source: a branch keeps its number, so the first version of a branch is no successor of the
+    # version before it. `ref_name` is the branch of the source, None for main.
     ref_version: int
     ref_path: str
     ref_name: str | None = None
@@ -168,6 +185,7 @@ class Clone:
 class CreateIndex:
     """Add indices, remove indices, or both."""
 
+    # The name of the operation is misleading: dropping an index is one with `removed_indices` alone.
     new_indices: tuple[IndexMetadata, ...] = ()
     removed_indices: tuple[IndexMetadata, ...] = ()
 
@@ -195,6 +213,7 @@ class RewrittenIndex:
 class Rewrite:
     """Compaction: move rows to other fragments. The ids of the new fragments were reserved beforehand."""
 
+    # Groups, because an index covers the new fragments of a group only if it covered all old ones.
     groups: tuple[RewriteGroup, ...]
     rewritten_indices: tuple[RewrittenIndex, ...] = ()
 
@@ -218,6 +237,7 @@ class MapUpdate:
 
     def apply_to(self, current: Mapping[str, str]) -> dict[str, str]:
         """Return a mapping with the changes applied."""
+        # `replace` clears the keys of users only.
         start = {
             key: value for key, value in current.items() if not self.replace or key.startswith(MERGE_RECORD_PREFIXES)
         }
@@ -239,6 +259,7 @@ class UpdateConfig:
 class DataReplacement:
     """Replace data files by files of the same fields, as pairs of fragment id and new file."""
 
+    # A new file replaces the one with exactly the same fields; fields that no file has are added with it.
     replacements: tuple[tuple[int, DataFile], ...]
 
 
@@ -253,6 +274,7 @@ class UpdateMemWalState:
 class UpdateBases:
     """Add base paths. The id 0 means that the next free id is assigned."""
 
+    # Concurrent additions of the same name, path or id conflict; all other operations are compatible.
     new_bases: tuple[BasePath, ...]
 
 
@@ -297,6 +319,8 @@ Operation = (
 class Transaction:
     """A committed or pending change. `uuid` identifies it across retries and lost responses."""
 
+    # The version that the change was prepared on, not its parent: commits after it may have come in between. 0 for the
+    # first version of a table.
     read_version: int
     uuid: str
     operation: Operation
@@ -316,6 +340,7 @@ class Transaction:
 
 def reset_target(transaction: Transaction | None) -> int | None:
     """Return the number of the older version from which a reset made its version; None for any other transaction."""
+    # Both are needed: the property tells a reset from an ordinary restore, and the operation has the number.
     if transaction is None or RESET not in transaction.properties or not isinstance(transaction.operation, Restore):
         return None
     return transaction.operation.version

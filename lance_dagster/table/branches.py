@@ -48,6 +48,7 @@ class Branches:
             RefNotFoundError: The branch does not exist, or is `main`, which has no branch file.
         """
         found = self._context.refs.branch(name)
+        # A branch that is being created or deleted is reported as missing: its files are incomplete.
         if found is None or found.state != READY:
             raise self._context.refs.branch_not_found(name)
         return found
@@ -137,6 +138,8 @@ class Branches:
             CommitConflictError: Another writer committed while the branch was reset to a version of its own.
         """
         target = self._context.at(at)
+        # Two operations: a reset to one of its own versions keeps the branch; a reset to any other version replaces it
+        # by a new branch of that name.
         if target.branch == name:
             return reset.reset_to_own_version(target, self._context.refs, self._context.versions)
         return branch_operations.reset_branch(name, target, self._context.refs, self._context.versions)
@@ -162,7 +165,7 @@ class Branches:
         renamed. Commits that already started may still land, and other programs do not check the protection.
 
         Args:
-            patterns: Such as `["main", "release/*"]`; `*` stands for any characters, "/" included.
+            patterns: Such as `["main", "release/*"]`; `*` matches any characters, "/" included.
             tags: Patterns of tags, as for `table.tags.protect`.
 
         Raises:
@@ -227,6 +230,7 @@ class Branches:
                 found.conflicts,
                 remedy=preview.remedy_of_branch(found, name),
             )
+        # The states that were read above, not the refs: a commit in between must not change what was checked.
         name = name or preview_name(state.branch, into)
         return preview.preview_on_branch(self._context, name, state, head, strategy=strategy)
 

@@ -58,6 +58,7 @@ class Columns:
             CommitConflictError: Concurrent commits conflicted with each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
+        # Validated before anything is read: a single string would be taken for a sequence of one-character names.
         read = None if reads is None else string_list("reads", reads, "id")
         keys = None if on is None else string_list("on", on, "id")
         return self._described(column_edits.add_columns(self._context, columns, info, reads=read, on=keys))
@@ -77,6 +78,7 @@ class Columns:
         """
         info = CommitInfo.of(branch, message, properties)
         given = string_list("columns", columns, "note")
+        # A function instead of fields: after a concurrent commit it is applied to the fields of the new head.
         return self._described(column_edits.project(self._context, info, partial(evolution.drop_fields, paths=given)))
 
     def rename(
@@ -113,6 +115,7 @@ class Columns:
             InvalidInputError: The argument does not name every column exactly once.
         """
         info = CommitInfo.of(branch, message, properties)
+        # Only the order of the fields in the schema changes; data files keep their own order of columns.
         given = string_list("columns", columns, "id")
         return self._described(
             column_edits.project(self._context, info, partial(evolution.reorder_columns, names=given))
@@ -136,6 +139,7 @@ class Columns:
             SchemaMismatchError: A value cannot be cast to the type.
         """
         info = CommitInfo.of(branch, message, properties)
+        # The column gets a new field id, so older versions and the data files they share stay valid.
         return self._described(column_edits.cast_column(self._context, column, type, info))
 
     def set_nullable(
@@ -153,6 +157,7 @@ class Columns:
             InvalidInputError: The path names no field, or the column to become non-nullable contains nulls.
         """
         info = CommitInfo.of(branch, message, properties)
+        # Nullable to non-nullable reads the column: the schema must not promise what the rows do not hold.
         return self._described(column_edits.set_nullable(self._context, column, info, nullable=nullable))
 
     def set_metadata(
@@ -180,6 +185,7 @@ class Columns:
             InvalidInputError: The path names no field.
         """
         info = CommitInfo.of(branch, message, properties)
+        # Primary and clustering keys are declared in metadata, so the edit also updates the fields' derived attributes.
         update = map_update("metadata", metadata, replace=replace)
         return self._described(column_edits.describe_column(self._context, column, update, info))
 

@@ -27,6 +27,7 @@ class Config:
 
     def get(self, ref: Ref = MAIN) -> dict[str, str]:
         """Return the table config of a version, including the retention rules stored there."""
+        # A copy: the manifest is cached and shared.
         return dict(self._context.at(ref).manifest.config)
 
     def set(

@@ -52,10 +52,12 @@ class Maintenance(Generic[TableT]):
         Raises:
             RefNotFoundError: The branch or tag does not exist.
         """
+        # A `Version` goes in as its ref, which is resolved again: the verified manifest is that in the store.
         return verification.verify(self._context, None if ref is None else str(ref), deep=deep, progress=progress)
 
     def bases(self, ref: Ref = MAIN) -> tuple[BasePath, ...]:
         """Return the base paths of a version, sorted by id."""
+        # A manifest may list them in any order.
         return tuple(sorted(self._context.at(ref).manifest.base_paths, key=lambda base: base.id))
 
     def add_base(
@@ -177,6 +179,7 @@ class Maintenance(Generic[TableT]):
             AlreadyExistsError: A table exists at `uri`.
             CorruptFileError: A file of the version is missing; no clone was created.
         """
+        # The ref is resolved once: a commit to the branch during a long copy must not change what is cloned.
         made = clone.clone(
             self._context,
             self._context.at(at),
@@ -199,6 +202,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             NotFoundError: The branch has no index of that name.
         """
+        # The files are kept because older versions and branches forked from them still use the index.
         info = CommitInfo.of(branch, message, properties)
         return self._context.versions.describe(index_status.drop_index(self._context, name, info))
 
@@ -232,6 +236,7 @@ class Maintenance(Generic[TableT]):
             CommitConflictError: Concurrent commits changed the same fragments at each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
+        # Compaction needs ids for new fragments, which a first commit reserves, so that concurrent appends get others.
         goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
         return self._context.versions.describe(compaction.compact(self._context, goal, info, progress))
 
@@ -310,10 +315,13 @@ class Maintenance(Generic[TableT]):
             rest=Rule(older_than=rest, keep_last=keep_last),
             branches={pattern: Rule(older_than=found, keep_last=keep_last) for pattern, found in ages.items()},
         )
+        # A writer stages files before it commits them, so an unreferenced file may belong to a commit in progress.
         grace = max(age, _SHORTEST_GRACE) if grace is None else _duration(grace)
         options = GarbageOptions(
+            # Both apply, and each can only keep more versions: a call cannot override the stored rules.
             rules=(given, stored) if stored else (given,),
             grace=grace,
+            # With a shorter grace, the caller takes responsibility for other writers, so it shortens both waits.
             settling=min(grace, SETTLING),
             dry_run=dry_run,
         )
@@ -330,6 +338,7 @@ class Maintenance(Generic[TableT]):
 
 
 def _duration(value: object) -> timedelta:
+    # A `pendulum.Duration` is a timedelta too. A number is refused, because its unit would be a guess.
     if not isinstance(value, timedelta):
         raise InvalidInputError(f"{value!r} is no duration; give a timedelta or a pendulum.Duration")
     return value

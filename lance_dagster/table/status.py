@@ -123,7 +123,7 @@ def _name(tag: Tag) -> str:
 
 
 def _squashed(main: State, branch: Branch | None, state: State) -> bool:
-    """Return whether a squash merge brought this version to `main`, and not only an older one of its branch."""
+    """Return whether a squash merge into `main` contained this version, and not only an older one of its branch."""
     if branch is None:
         return False
     name, _, number = main.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{branch.id}", "").rpartition("@")

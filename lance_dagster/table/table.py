@@ -19,12 +19,7 @@ from lance_dagster.edit import row_edits, write
 from lance_dagster.edit.upsert import Rules, When, upsert
 from lance_dagster.edit.write import CommitInfo, Rows, create_empty
 from lance_dagster.edit.write_result import WriteResult, Written
-from lance_dagster.errors import (
-    AlreadyExistsError,
-    InvalidInputError,
-    Remedy,
-    TableNotFoundError,
-)
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.commit import commit_transaction
@@ -107,6 +102,7 @@ class LanceTable:
             AlreadyExistsError: There is a table already.
         """
         context = open_context(uri, storage_options)
+        # `create_empty` returns None when another process created the table in between.
         if context.versions.newest(MAIN) is None and create_empty(context, schema) is not None:
             return cls(context)
         if not exist_ok:
@@ -124,6 +120,7 @@ class LanceTable:
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, str]]]:
         """Pickle as URI and options, for processes of the same job."""
+        # The cache of manifests and open connections stay behind.
         return _reopen, (self.uri, dict(self.storage_options))
 
     @property
@@ -139,6 +136,7 @@ class LanceTable:
     @property
     def branches(self) -> Branches:
         """Create, list, compare, protect and delete branches."""
+        # A namespace holds only the context, so it is made on each access.
         return Branches(self._context)
 
     @property
@@ -202,8 +200,8 @@ class LanceTable:
         Args:
             before: The version to begin with.
             after: The version to arrive at.
-            on: The key columns that tell rows apart, such as `["id"]`. Without them a row is told by its stable row
-                id, and in a table without these by all its values, so that a changed row is one removed and one added.
+            on: The key columns that identify rows, such as `["id"]`. Without them rows are identified by stable row id,
+                in a table without these by all values, so that a changed row is one removed and one added.
 
         Raises:
             InvalidInputError: A key column is not in both versions.
@@ -226,6 +224,7 @@ class LanceTable:
         """
         old, new = self._context.at(before), self._context.at(after)
         base = merge_commit.base_of(self._context, old, new)
+        # The result is compared from the merge base, so it has to record which version the caller named.
         return diff.diff(self._context, base, new, on=on, base_of=str(old))
 
     def merge_base(self, ref: Ref, other: Ref) -> Version:
@@ -457,6 +456,7 @@ class LanceTable:
         Raises:
             CommitConflictError: A version committed since it read the table contradicts it.
         """
+        # Refuses a branch that does not exist, or whose creation or deletion has not finished.
         self._context.head(branch)
         return self._described(commit_transaction(self._context.versions, branch, transaction))
 
@@ -559,8 +559,7 @@ class LanceTable:
 
         When there is nothing to take back, the newest version is returned and nothing is written. Rows it added go,
         rows it deleted come back, rows it gave new values get those they had. The version stays in the log. A merge
-        that was taken back counts as merged all the same: what it brought comes again only with a revert of the
-        revert.
+        that was reverted still counts as merged: its changes come back only with a revert of the revert.
 
         Args:
             ref: The version whose change is meant.

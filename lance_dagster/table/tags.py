@@ -54,6 +54,7 @@ class Tags:
             RefNotFoundError: The version does not exist, or its branch was deleted in the meantime.
             ProtectedError: The name is protected, and the version is on a branch that is not.
         """
+        # Resolved once: the name is checked and written for one version, however far the branch moves meanwhile.
         target = TagTarget(state=self._context.at(at), metadata=metadata or {})
         return tag_operations.create_tag(name, target, self._context.refs, self._context.versions, immutable=immutable)
 
@@ -74,7 +75,7 @@ class Tags:
             metadata: Replaces the metadata of the tag; stored with the move in its history too.
 
         Raises:
-            RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
+            RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
             RefNotFoundError: There is no such tag and one was expected; or no such version, or its branch was deleted
                 meanwhile.
@@ -87,7 +88,7 @@ class Tags:
                 return tag_operations.create_tag(name, target, refs, versions, immutable=False)
             except AlreadyExistsError:
                 # A concurrent call created the tag, so it is moved below. When a branch has the name, there is still
-                # no tag, and the error stands.
+                # no tag, and the error is raised.
                 if refs.tag(name) is None:
                     raise
         return tag_operations.move_tag(
@@ -117,7 +118,7 @@ class Tags:
             RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
             InvalidInputError: The history has fewer moves; or a key of the metadata starts with `lance_dagster.`.
             VersionNotFoundError: The earlier version was removed, by garbage collection or with its branch.
-            RefMovedError: It does not point to `expected`, or somebody moved it at the same time.
+            RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
             ProtectedError: It is immutable; or protected, and the version on a branch that is not.
         """
         # The tag is read once: its history and the expected value of the swap must belong to the same state.
@@ -177,7 +178,7 @@ class Tags:
         Other programs do not check the protection.
 
         Args:
-            patterns: Such as `["production", "v*"]`; `*` stands for any characters, "/" included.
+            patterns: Such as `["production", "v*"]`; `*` matches any characters, "/" included.
 
         Raises:
             InvalidInputError: A pattern is empty, or what is given is no list.

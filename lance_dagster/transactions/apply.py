@@ -246,6 +246,7 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
 
 
 def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
+    # The ids of the new fragments were reserved by an earlier commit, so they are kept instead of being assigned.
     fragments = head.fragments
     last = -1 if head.max_fragment_id is None else head.max_fragment_id
     for group in operation.groups:

@@ -169,7 +169,7 @@ def with_root_base(
         fragments: The fragments.
         manifest: A manifest of the branch that will reference them.
         root_uri: The canonical URI of the table.
-        kept: For files stored elsewhere: their base id, and the base id of the same location in `manifest`.
+        kept: For files in other locations: their base id, and the base id of the same location in `manifest`.
 
     Raises:
         InvalidInputError: The branch references the root under another URI.

@@ -87,7 +87,7 @@ RUN_ID = "dagster/run_id"
 _MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 
 
-# Without slots, so that what the rules of a merge ask for again and again is found out once.
+# Without slots, because `cached_property` needs a `__dict__`: the rules of a merge ask for the same values repeatedly.
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """A version that one side of a merge made since the merge base.
@@ -152,9 +152,9 @@ class SideHistory:
     `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
     as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
     it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
-    Else `fields` gives by the id of a field of the merge base the id it has here, where that is another one; None when
-    nobody wrote it down. Up to the version number `common` its line and that of the merge base are one: beyond, the
-    same number is another version.
+    Else `fields` maps ids of fields of the merge base to their ids on this side, where these differ; None when no merge
+    recorded them. Up to the version number `common`, this side and the merge base are on one line of versions; beyond
+    it, equal numbers are different versions.
     """
 
     name: str

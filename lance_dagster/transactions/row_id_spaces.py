@@ -1,9 +1,9 @@
-"""Which row is which across branches: every branch hands out row ids of its own once it is forked.
+"""Identify rows across branches: after a fork, both branches assign the same row ids to different rows.
 
-A row was put in once, on one branch, under one id; that pair is what it is. Ids below the one that was next when a
-branch was forked are the parent's. A merge gives the rows it brings ids of the dest, and writes down, for the branch
-each of them is from, which ids became which (`encode_aliases`). So the ids of a version are a few stretches, each a
-shifted copy of a stretch of some branch, and two versions know each other's rows by where these stretches are from.
+A row is identified by the branch that inserted it and the id it got there (its origin). Ids below the next row id of
+the fork point are the parent's. A merge assigns ids of the dest to the source rows it adds, and records, for the branch
+of origin, which ids became which (`encode_aliases`). So the ids of a version are a few ranges, each a shifted copy of a
+range of some branch, and the ids of two versions are translated by comparing the origins of these ranges.
 """
 
 import re
@@ -17,14 +17,14 @@ import numpy as np
 from lance_dagster.format.row_runs import RowRuns, U64Array, elements
 
 NO_FIELD = 2**31 - 1
-"""Stands for the id of a field that was merged away: no field has it."""
+"""The id recorded for a field of the branch that the merge result lacks: no field has it."""
 _ALIAS = re.compile(r"([0-9]{1,20})-([0-9]{1,20})=([0-9]{1,20})")
 _FIELD = re.compile(r"f([0-9]{1,10})=([0-9]{1,10})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """The rows `first` to `end - 1` of a branch have here the ids from `here` on."""
+    """The rows `first` to `end - 1` of a branch have the ids from `here` on in the merged version."""
 
     first: int
     end: int
@@ -33,7 +33,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Ids `start` to `end - 1` of a version: rows that the branch with the id `origin` put in, as `first` and so on."""
+    """Ids `start` to `end - 1` of a version: rows that branch `origin` (an id) inserted with ids from `first` on."""
 
     start: int
     end: int
@@ -56,21 +56,23 @@ class RowSpace:
     def of(
         cls, lines: Sequence[tuple[str, int]], next_row_id: int, aliases: Mapping[str, Iterable[Alias]]
     ) -> "RowSpace":
-        """Put together the ids of a version.
+        """Return the row ids of a version with their origins.
 
         Args:
             lines: The branches the version lies on, from main up to its own: the id of each, and the next row id at
                 the version it was forked at; 0 for main.
             next_row_id: The next free id of the version.
-            aliases: By branch id, the rows that merges brought.
+            aliases: By branch id, the rows of that branch that merges added.
         """
+        # Each branch inserted rows until the next one was forked from it; its later rows are not in this version.
         ends = [*(start for _, start in lines[1:]), next_row_id]
         own = [
             Piece(start=start, end=end, origin=origin, first=start)
             for (origin, start), end in zip(lines, ends, strict=True)
+            # A branch that was forked again before it inserted a row has no ids of its own.
             if start < end
         ]
-        brought = sorted(
+        merged = sorted(
             (
                 Piece(start=alias.here, end=alias.here + alias.end - alias.first, origin=origin, first=alias.first)
                 for origin, found in aliases.items()
@@ -78,10 +80,11 @@ class RowSpace:
             ),
             key=lambda piece: piece.start,
         )
-        return cls(tuple(_overlaid(own, brought)))
+        return cls(tuple(_overlaid(own, merged)))
 
     def translation(self, other: "RowSpace") -> "Translation":
-        """Return what the ids of this version are in another one."""
+        """Return a translation of the row ids of this version to those of another one."""
+        # Ids are compared only within one origin: an equal id of two origins is two different rows.
         known: dict[str, list[Piece]] = {}
         for piece in other.pieces:
             known.setdefault(piece.origin, []).append(piece)
@@ -91,23 +94,27 @@ class RowSpace:
                 first = max(piece.first, there.first)
                 end = min(piece.first + piece.end - piece.start, there.first + there.end - there.start)
                 if first < end:
+                    # The overlap is computed in ids of the origin, and both sides shift it to their own ids.
                     start = piece.start + first - piece.first
                     stretches.append((start, start + end - first, there.start + first - there.first))
         return Translation(tuple(sorted(stretches)))
 
     def brought_to(self, other: "RowSpace") -> "tuple[RowSpace, dict[str, list[Alias]]]":
-        """Give the rows the other version does not know ids there.
+        """Assign ids of another version to the rows of this one that it does not have.
 
         Returns:
-            The ids of the other version after that, and the aliases that say it, by branch id.
+            The ids of the other version with these rows, and the aliases to record, by branch id.
         """
         pieces, end = list(other.pieces), other.end
         aliases: dict[str, list[Alias]] = {}
+        # Only rows without an id in the other version: a second merge of the same rows must not assign ids again.
         for first, last in _gaps(self.translation(other), self.end):
             for piece in self.pieces:
                 start, stop = max(first, piece.start), min(last, piece.end)
                 if start >= stop:
                     continue
+                # The piece keeps its first origin, even when a merge added it to this version: after merges along
+                # different paths, the row still has the same origin.
                 origin = piece.first + start - piece.start
                 pieces.append(Piece(start=end, end=end + stop - start, origin=piece.origin, first=origin))
                 aliases.setdefault(piece.origin, []).append(Alias(first=origin, end=origin + stop - start, here=end))
@@ -117,22 +124,22 @@ class RowSpace:
 
 @dataclass(frozen=True)
 class Translation:
-    """What ids of one version are in another: stretches of start, end and the start there, in order."""
+    """Ids of one version by ids of another: ranges of start, end and the start in the other version, in order."""
 
     stretches: tuple[tuple[int, int, int], ...]
 
     @property
     def end(self) -> int:
-        """The first id from which on none is known."""
+        """The end of the last range: no id from there on is translated."""
         return max((end for _, end, _ in self.stretches), default=0)
 
     @property
     def back(self) -> "Translation":
-        """The other way round."""
+        """The translation in the opposite direction."""
         return Translation(tuple(sorted((there, there + end - start, start) for start, end, there in self.stretches)))
 
     def beyond(self, other: "Translation") -> "Translation":
-        """Return what this one knows of ids that another one, from the same version, does not know."""
+        """Return the part of this translation whose ids another translation, from the same version, does not have."""
         left: list[tuple[int, int, int]] = []
         for start, end, there in self.stretches:
             at = start
@@ -153,12 +160,13 @@ class Translation:
     def runs(self) -> RowRuns:
         """The translation as a map to look ids up in: `ids.through(translation.runs)`.
 
-        Where two stretches know an id, the one that starts first counts. Both mean the same row.
+        Where two ranges contain an id, the one that starts first counts. Both mean the same row.
         """
         return RowRuns.first_of(RowRuns.of([(start, end - start, there) for start, end, there in self.stretches]))
 
     def of_range(self, first: int, count: int) -> int | None:
-        """Return what the first of some ids that follow each other is; None unless one stretch has all of them."""
+        """Return the translation of the first of some consecutive ids; None unless one range contains all of them."""
+        # Most fragments were written at once, so one look-up translates all of their ids.
         starts, ends, there = self._bounds
         place = bisect_right(starts, first) - 1
         if place < 0 or first + count > ends[place]:
@@ -175,6 +183,7 @@ class Translation:
         """Translate ids; returns those of the other version, and for which of them there is one."""
         translated = np.zeros_like(ids)
         known = np.zeros(len(ids), np.bool_)
+        # As runs, because ids of neighbouring rows mostly follow each other.
         found = RowRuns.of_values(ids).through(self.runs)
         places = elements(found.positions)
         translated[places], known[places] = found.values(), True
@@ -182,8 +191,9 @@ class Translation:
 
 
 def encode_aliases(aliases: Iterable[Alias]) -> str:
-    """Write aliases as they stand in a record of a merge, neighbours joined."""
+    """Encode aliases for the record of a merge; adjacent ones become one."""
     joined: list[Alias] = []
+    # The record is kept in every later version, so it is made as short as possible.
     for alias in sorted(aliases, key=lambda alias: alias.first):
         last = joined[-1] if joined else None
         if last is not None and last.end == alias.first and last.here + last.end - last.first == alias.here:
@@ -194,27 +204,30 @@ def encode_aliases(aliases: Iterable[Alias]) -> str:
 
 
 def decode_aliases(text: str) -> list[Alias]:
-    """Read aliases; what is no alias is left out."""
+    """Decode aliases; parts that are no aliases are skipped."""
+    # Any program can change table metadata, and the record has entries of fields too. An entry that is left out makes
+    # its rows count as unknown to the other branch.
     found = [_ALIAS.fullmatch(part) for part in text.split()]
     return [Alias(first=int(m[1]), end=int(m[2]), here=int(m[3])) for m in found if m and int(m[1]) < int(m[2])]
 
 
 def encode_fields(fields: Mapping[int, int]) -> str:
-    """Write which fields of a branch have other ids where it was merged, as it stands in a record."""
+    """Encode the fields of a branch that have other ids where it was merged, for the record of the merge."""
     return " ".join(f"f{own}={here}" for own, here in sorted(fields.items()) if own != here)
 
 
 def decode_fields(text: str) -> dict[int, int]:
-    """Read which fields of a branch have other ids; what says nothing of the kind is left out."""
+    """Decode the fields of a branch that have other ids; other parts are skipped."""
     found = [_FIELD.fullmatch(part) for part in text.split()]
     return {int(m[1]): int(m[2]) for m in found if m}
 
 
-def _overlaid(own: Iterable[Piece], brought: Sequence[Piece]) -> Iterable[Piece]:
-    """Put the pieces that merges brought in the place of ids that the branch counts as its own."""
+def _overlaid(own: Iterable[Piece], merged: Sequence[Piece]) -> Iterable[Piece]:
+    """Replace ids that the branch assigned to rows of merges by the pieces of these rows."""
+    # A merge takes ids from the counter of the dest, so its rows lie inside the range of ids that the dest inserted.
     for piece in own:
         at = piece.start
-        for over in brought:
+        for over in merged:
             start, end = max(at, over.start), min(piece.end, over.end)
             if start >= end:
                 continue

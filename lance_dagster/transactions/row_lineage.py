@@ -28,8 +28,7 @@ _NEW = "a new fragment"
 def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragment, int]:
     """Give the rows of a new fragment their ids and versions.
 
-    Rows that were moved stand first: the fragment brings their ids, and the versions they were created at. The others
-    are new.
+    Moved rows come first; the fragment contains their ids and the versions they were created at. The others are new.
 
     Returns:
         The fragment, and the next row id that is free.
@@ -40,29 +39,33 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
         CorruptFileError: What it brings cannot be read.
     """
     moved = 0 if fragment.row_ids is None else count_row_ids(fragment.row_ids, _NEW)
+    # Moved rows come first, so their number alone separates them from the new rows.
     new = fragment.physical_rows - moved
     if new < 0:
         raise InvalidInputError(f"a new fragment of {fragment.physical_rows} rows brings {moved} row ids")
     if moved and fragment.created_at is None:
         raise InvalidInputError("rows that bring their ids have to bring the versions they were created at too")
     if moved:
+        # An id at or above the counter would be assigned again by a later commit, and two rows would share it.
         last = decode_row_runs(fragment.row_ids, moved, _NEW).largest
         if last is not None and last >= next_row_id:
             raise InvalidInputError(
                 f"a new fragment brings the row id {last}, and {next_row_id} is the next to be given"
             )
+        # Decoded only to refuse damaged bytes, before they are stored in the manifest.
         decode_version_runs(fragment.created_at, moved, _NEW)
-    # Both are lists of segments on the wire, so more of them can be put behind those that are there.
+    # Both are repeated messages in protobuf, so encoded segments can be concatenated.
     row_ids = (fragment.row_ids or b"") + (row_id_range(next_row_id, new) if new else b"")
     created = (fragment.created_at or b"" if moved else b"") + (version_run(new, version) if new else b"")
+    # Moved rows too: a row only moves to a new fragment in an update because it has new values.
     updated = version_run(fragment.physical_rows, version)
     return replace(fragment, row_ids=row_ids, created_at=created, updated_at=updated), next_row_id + new
 
 
 def restamped(operation: Update, version: int) -> Iterator[Fragment]:
-    """Return the fragments an update changes, rows that got new values in place as last updated at a version.
+    """Return the fragments an update changes, with the version that rows updated in place were last updated at.
 
-    Without a word on which rows these are, all keep the version they have, as in pylance.
+    When the update does not name the rows, all rows keep their versions, as in pylance.
 
     Raises:
         CorruptFileError: The offsets of the rows or their versions cannot be read.

@@ -1,7 +1,7 @@
 """Checks of the files that versions name, against listings of their folders.
 
 Each folder is listed once and the names are compared; asking for every file by itself would take one request for each.
-A folder that cannot be listed is one problem for each file in it that a version names: nobody can say that it exists.
+A folder that cannot be listed is one problem for each file in it that a version names: the file may be missing.
 """
 
 from collections.abc import Iterator, Mapping

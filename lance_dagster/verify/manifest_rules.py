@@ -136,10 +136,11 @@ def _required(manifest: Manifest) -> Iterator[Field]:
     """Yield the stored fields that are not nullable and have only non-nullable ancestors."""
     version = _VERSION.fullmatch(manifest.file_version)
     stored = stored_field_ids(manifest.fields, (int(version[1]), int(version[2])) if version else (2, 2))
+    # A null ancestor makes the field null, so a file may lack the field if one of its ancestors is nullable.
     by_id = {field.id: field for field in manifest.fields}
     for number in stored:
         place = number
-        # A damaged schema may have a circle of parents.
+        # A damaged schema may have a cycle of parents.
         passed: set[int] = set()
         while place in by_id and not by_id[place].nullable and place not in passed:
             passed.add(place)
@@ -151,6 +152,7 @@ def _required(manifest: Manifest) -> Iterator[Field]:
 def check_fragment(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
     """Check the statements of a fragment; its files are not read."""
     if fragment.physical_rows == 0:
+        # A warning: such a fragment can be read, and pylance counts or drops it at its next commit.
         yield Problem(
             what="it has no rows, or does not say how many",
             right="a fragment has at least one row",
@@ -169,6 +171,7 @@ def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iter
     # Negative columns mark fields without values of their own, such as structs.
     columns = Counter(column for column in file.column_indices if column >= 0)
     for column in sorted(column for column, count in columns.items() if count > 1):
+        # A reader would decode the values of one field as those of the other.
         yield Problem(
             what=f"two fields are said to be in column {column} of the file",
             right="each field has a column of its own",
@@ -178,6 +181,7 @@ def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iter
     version = data_file_version(file)
     # Old tables do not record a file version.
     if version != context.file_version != "" and not context.flags & Flag.MIXED_FILE_VERSIONS:
+        # Without the flag, one such file makes pylance refuse the whole table.
         yield Problem(
             what=f"the data file is of version {version}",
             right=f"all are of {context.file_version}, unless feature flag {int(Flag.MIXED_FILE_VERSIONS)} is set",
@@ -197,6 +201,7 @@ def _no_base(base_id: int, path: str, fragment: int) -> Problem:
 
 def _check_columns(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
     """Check that each field is in at most one file of the fragment, and each required field in one."""
+    # With two files for a field, programs may read different ones of them.
     homes: dict[int, str] = {}
     known = {field.id for field in context.fields}
     for file in fragment.files:
@@ -236,6 +241,7 @@ def _check_deletion(fragment: Fragment, context: FragmentContext) -> Iterator[Pr
         return
     if deletion.base_id is not None and deletion.base_id not in context.base_ids:
         yield _no_base(deletion.base_id, "its deletion file", fragment.id)
+    # Row counts are computed from this number without reading the deletion file, so they would be negative.
     if fragment.has_row_count and deletion.deleted_rows > fragment.physical_rows:
         yield Problem(
             what=f"{deletion.deleted_rows} rows of {fragment.physical_rows} are said to be deleted",
@@ -258,6 +264,7 @@ def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | 
             )
         )
     newest = 0
+    # Each sequence is checked separately, so that one damaged sequence does not hide the problems of the others.
     for name, sequence in (("created", fragment.created_at), ("last updated", fragment.updated_at)):
         try:
             versions = decode_version_runs(sequence, fragment.physical_rows, name)
@@ -291,6 +298,7 @@ def _sequence(what: str, error: CorruptFileError, fragment: Fragment) -> Problem
     )
 
 
+# A program that only reads, and one that also writes, have to interpret the table alike.
 _PAIRED = (
     Flag.DELETION_FILES,
     Flag.STABLE_ROW_IDS,
@@ -326,11 +334,12 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
         yield Problem(
             what=f"the manifest holds no transaction and {named}",
             right="commits that were begun before this version cannot be told whether they contradict it",
+            # The rows are intact; only concurrent commits fail until their writers read the table again.
             severity=WARNING,
             path=path,
         )
         return
-    # Without a uuid a lost response cannot be told from a conflict.
+    # After a lost response, a writer recognises its own commit by the uuid; otherwise it would report a conflict.
     if not transaction.uuid:
         yield Problem(what="the transaction has no uuid", right="a uuid is how a commit is recognised", path=path)
     # The first version of a branch has the number of its fork point.
@@ -393,6 +402,7 @@ def _check_fields(fields: Sequence[Field], path: str) -> Iterator[Problem]:
 def _check_bases(bases: Sequence[BasePath], path: str) -> Iterator[Problem]:
     names = [base.name for base in bases if base.name]
     for name in sorted({name for name in names if names.count(name) > 1}):
+        # A warning: files refer to base paths by id, so all rows can be read.
         yield Problem(
             what=f"two base paths are called {name!r}",
             right="names are unique, or files cannot be written to one by name",
@@ -424,6 +434,7 @@ def _check_flags(manifest: Manifest, path: str) -> Iterator[Problem]:
         (Flag.TABLE_CONFIG, bool(manifest.config), "table settings"),
     )
     for flag, holds, what in contents:
+        # None: the fragments are damaged, which their own checks report.
         if holds is not None and holds != bool(flags & flag):
             yield Problem(
                 what=f"feature flag {int(flag)} ({what}) is {'not set' if holds else 'set'}",

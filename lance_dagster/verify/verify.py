@@ -74,15 +74,15 @@ class VerifyReport:
 
 
 def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
-    """Check every version, or the one that a ref refs.
+    """Check every version, or the one that a ref names.
 
     Raises:
-        NotFoundError: The ref refs nothing.
+        NotFoundError: The ref names nothing.
     """
     # Without the cache: what this process read before says nothing about the bytes that are stored now.
     context = replace(context, versions=Versions(context.store, context.storage_options))
     check = Verification(context, deep, progress)
-    # One version: refs and hints are not checked, and no gaps can be told.
+    # One version: refs and hints are not checked, and gaps in the numbers cannot be found.
     if ref is not None:
         branch, number = resolve(ref, context.refs, context.versions)
         check.branch(branch, (number,))

@@ -205,9 +205,9 @@ class Verification:
             found = None if fragment is None else row_ids(fragment)
             offsets = None if fragment is None else self.places.offsets(state, fragment)
             if isinstance(found, Problem) or found is None or isinstance(offsets, Problem) or offsets is None:
-                # The damage is reported elsewhere. Without it nobody can tell which ids are live.
+                # Another check reports the damaged file. Without its offsets, live ids are unknown.
                 return
-            # Deleted offsets beyond the fragment are reported elsewhere.
+            # Another check reports deleted offsets beyond the fragment.
             ids.append(found.restricted(found.positions - offsets) if offsets else found)
         twice = RowRuns.concatenated(ids).repeated()
         if len(twice):
@@ -234,13 +234,13 @@ def _check_summary(named: NamedFile, found: DataFileSummary) -> Iterable[Problem
     """Compare what a data file says about itself with what a fragment says."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
-    own, said = file_version_name(found.major, found.minor), data_file_version(file)
+    own, recorded = file_version_name(found.major, found.minor), data_file_version(file)
     if found.rows != named.rows:
         yield _about(named, f"the file has {found.rows} rows", f"the fragment says {named.rows}")
     if found.columns < columns:
         yield _about(named, f"the file has {found.columns} columns", f"the fragment names {columns}")
-    if own != said:
-        yield _about(named, f"the file is of version {own}", f"the fragment says {said}")
+    if own != recorded:
+        yield _about(named, f"the file is of version {own}", f"the fragment says {recorded}")
 
 
 def _about(named: NamedFile, what: str, right: str) -> Problem:

@@ -90,13 +90,13 @@ def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
         found.removed_fragment_ids,
         found.fields_modified,
         found.mode,
-        found.preserved_fields,
+        found.updated_fields,
     )
-    assert (expected.removed_fragment_ids, expected.fields_modified, expected.mode, expected.preserved_fields) == (
+    assert (expected.removed_fragment_ids, expected.fields_modified, expected.mode, expected.updated_fields) == (
         found.removed_fragment_ids,
         found.fields_modified,
         found.mode,
-        found.preserved_fields,
+        found.updated_fields,
     )
     assert [fragment.id for fragment in expected.updated_fragments] == [
         fragment.id for fragment in found.updated_fragments

@@ -92,13 +92,13 @@ def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
         expected.removed_fragment_ids,
         expected.fields_modified,
         expected.mode,
-        expected.preserved_fields,
+        expected.updated_fields,
     )
     assert ((), (), REWRITE_ROWS, (0, 1)) == (
         found.removed_fragment_ids,
         found.fields_modified,
         found.mode,
-        found.preserved_fields,
+        found.updated_fields,
     )
     (found_fragment,), (expected_fragment,) = found.new_fragments, expected.new_fragments
     assert (expected_fragment.physical_rows, expected_fragment.row_ids is None) == (

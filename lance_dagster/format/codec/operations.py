@@ -188,7 +188,7 @@ def _update_from(message: _T.Update, decoder: ProtobufFragmentDecoder) -> ops.Up
         fields_modified=tuple(message.fields_modified),
         # pylance's `update_columns` leaves the mode at its default, so `Update` itself says which kind of update it is.
         mode=message.update_mode,
-        preserved_fields=tuple(message.fields_for_preserving_frag_bitmap),
+        updated_fields=tuple(message.fields_for_preserving_frag_bitmap),
         inserted_rows=_filter_from(message.inserted_rows) if message.HasField("inserted_rows") else None,
         updated_offsets={number: tuple(rows.values) for number, rows in message.updated_fragment_offsets.items()},
         updated_offset_bitmaps=dict(message.updated_fragment_offset_bitmaps),
@@ -203,7 +203,7 @@ def _update_to(operation: ops.Update) -> _T.Update:
         new_fragments=encode_fragments(operation.new_fragments),
         fields_modified=operation.fields_modified,
         update_mode=_T.Update.Mode.Name(operation.mode),
-        fields_for_preserving_frag_bitmap=operation.preserved_fields,
+        fields_for_preserving_frag_bitmap=operation.updated_fields,
         compacted_sstables=_sstables_to(operation.compacted_sstables),
         updated_fragment_offset_bitmaps=dict(operation.updated_offset_bitmaps),
     )

@@ -125,7 +125,7 @@ def test_operations_are_known_by_the_names_of_the_format(tmp_path: Path, operati
         ReserveFragments(count=0),
         Update(
             new_fragments=(FRAGMENT,),
-            preserved_fields=(1,),
+            updated_fields=(1,),
             inserted_rows=KeyFilter(fields=(1,), hashes=(2, 3)),
             updated_offsets={1: (0, 4), 2: ()},
             updated_offset_bitmaps={3: b"x"},
