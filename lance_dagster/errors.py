@@ -126,17 +126,17 @@ class RefNotFoundError(NotFoundError):
 
     def __str__(self) -> str:
         """Name the ref, the table and the nearest names."""
-        # A hexadecimal name may have been meant as a commit id, so the message says that none was found either.
+        # A hexadecimal name may have been meant as a commit id, so the message also reports that no commit was found.
         commit = self.kind == "branch or tag" and _MAYBE_COMMIT.fullmatch(self.ref)
         return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
 
 
 # ImportError as well, so that callers who guard an optional import catch it.
 class MissingExtraError(LanceDagsterError, ImportError):
-    """Report that an optional package is not installed, and which extra of this package brings it."""
+    """Report that an optional package is not installed, and which extra of this package installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        """Keep the package that is missing, the extra that brings it, and what it is needed for."""
+        """Keep the missing package, the extra that installs it, and what it is needed for."""
         super().__init__(package, extra, purpose)
         self.package = package
         self.extra = extra

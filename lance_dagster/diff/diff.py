@@ -185,6 +185,7 @@ class Diff:
     def _differing(self) -> "DifferingRows":
         if self._rows is not None:
             return self._rows
+        # An unpickled copy: the versions are named, so the same two are found again whatever was committed since.
         context = open_context(self.uri, None)
         before, after = (context.versions.load(*_parse_version(version)) for version in (self.before, self.after))
         rows = DifferingRows(context, before, after, self.on)
@@ -219,6 +220,7 @@ class DifferingRows:
         Raises:
             InvalidInputError: Neither version has one of the columns, or two rows have the same key.
         """
+        # `stat`, `added` and `removed` for the same columns share one comparison, which may read many data files.
         wanted = self._named(columns)
         if wanted not in self._found:
             compared = RowComparison(
@@ -285,6 +287,7 @@ def _relation(context: TableContext, before: State, after: State) -> tuple[Manif
 
 
 def _last_common_version(context: TableContext, one: Lineage, other: Lineage) -> State:
+    # On the first branch that both lines share, the versions up to the lower of both numbers are common.
     line, number = next(
         (line, min(line.number, found.number))
         for line in one.segments
@@ -300,6 +303,7 @@ def _last_common_version(context: TableContext, one: Lineage, other: Lineage) ->
 
 def _key_columns(comparison: Comparison, key: Sequence[str], before: State, after: State) -> tuple[ComparedColumn, ...]:
     known = {column.after: column for column in comparison.columns}
+    # A key that has another name in the older version is the usual mistake, so the message gives the newer name.
     for name in key:
         if name not in known:
             renamed = next((column.after for column in comparison.columns if column.before == name), None)

@@ -4,8 +4,8 @@ Manifests do not show which rows differ. The result (`Comparison`) says where to
 version is which of the other, and which columns of it are in other files.
 
 **Fragments.** A data file is written once, under a name that no other file has. So fragments with a data file in common
-hold the same rows at the same offsets, on any branch and under any id. An id proves nothing: each branch mints its own,
-and older programs reused ids after an overwrite. A fragment whose files were all rewritten counts as another one.
+hold the same rows at the same offsets, on any branch and under any id. An id proves nothing: each branch assigns its
+own, and older programs reused ids after an overwrite. A fragment whose files were all rewritten counts as another one.
 Fragments that both manifests store in the same bytes are matched without decoding them.
 
 **Indices** are compared by name. Lance stores an index again under another uuid where a compaction moved the rows it
@@ -303,7 +303,7 @@ def proven_fields(match: FragmentMatch, wanted: Collection[int]) -> dict[int, in
     taken: set[int] = set()
     missing = set(wanted)
     for one, other in _both(match):
-        # Every fragment says the same about fields, so the rest need not be looked at.
+        # Every pair of fragments matches a field to the same field, so further pairs add nothing.
         if not missing:
             break
         new = {place: number for number, place in _columns_of_fields(other).items()}

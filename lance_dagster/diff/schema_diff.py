@@ -152,7 +152,7 @@ def _match_level(one: Field | None, other: Field | None, evidence: _Evidence) ->
 
 def field_changes(before: Fields, after: Fields, matched: Mapping[int, int]) -> tuple[FieldChange, ...]:
     """Describe every field that changed: dropped fields first, then in the order of the newer version."""
-    # Below a field whose type changed nothing is reported: the change of the type says it.
+    # Nothing is reported below a field whose type changed: the type change includes it.
     same_typed = {old: new for old, new in matched.items() if _same_type(before.by_id[old], after.by_id[new])}
     # The reverse direction, since changes are listed in the order of the newer version.
     origins = {new: old for old, new in matched.items()}

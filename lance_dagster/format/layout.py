@@ -14,7 +14,7 @@
 All paths here are relative to the table's root, with "/" between segments. `format.validation` says how branches and
 tags may be called.
 
-Paths that were read from a file are untrusted: anybody with write access to the table can put `../` into a manifest,
+Paths that were read from a file are untrusted: a program with write access to the table can put `../` into a manifest,
 and this package would then read or copy files of the user who runs it. `is_file_name` and `is_path_inside` check them.
 """
 
@@ -183,7 +183,7 @@ def transaction_path(branch: str, file_name: str) -> str:
 
 
 def hint_path(branch: str) -> str:
-    """Return the path of the file that says where to look for the newest version of a branch."""
+    """Return the path of the version hint of a branch, from which a search for its newest version starts."""
     return join(branch_root(branch), VERSION_HINT)
 
 

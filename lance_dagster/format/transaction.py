@@ -43,7 +43,7 @@ RESET = "lance_dagster.reset"
 """The property of a reset with the older version of the same branch from which the version was made."""
 PICKED_FROM = "lance_dagster.cherry_pick.from"
 PICKED_BY = "lance_dagster.cherry_pick.by"
-"""The property that says who took a change over; as committer a pick has the one who made the change."""
+"""The property with the user who picked a change; the committer of a pick is the author of the change."""
 CHANGE_ORIGIN_PROPERTIES = frozenset({PICKED, REVERTED, RESTORED})
 """The properties with the version whose change was picked, reverted or restored."""
 MERGE_RECORD_PREFIXES = (MERGED_PREFIX, SQUASHED_PREFIX)
@@ -229,7 +229,7 @@ class ReserveFragments:
 class MapUpdate:
     """Changes to a mapping of strings: a value of None removes the key; `replace` starts from an empty mapping.
 
-    Merge records survive `replace`: without them, the next merge would bring rows a second time.
+    Merge records survive `replace`: without them, the next merge would add rows a second time.
     """
 
     entries: Mapping[str, str | None]

@@ -48,7 +48,7 @@ class LanceTable:
 
     `ref` arguments take a branch, a tag, an expression such as `"main@17"`, `"production~2"` or
     `"main@{2026-01-31}"`, a commit id, or a `Version`. `branch` and `into` name the branch that gets a new version.
-    `message` is what the log says about that version, `properties` are kept with its transaction.
+    `message` is the commit message that the log shows, `properties` are stored with the transaction.
 
     A ref that names nothing raises `RefNotFoundError`, one whose version was cleaned up `VersionNotFoundError`. When
     others commit meanwhile, a write is rebased or made again; it raises `CommitConflictError` where the others replaced

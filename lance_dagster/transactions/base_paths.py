@@ -55,7 +55,7 @@ def shallow_clone(source: Manifest, *, source_uri: str, name: str) -> Manifest:
 
 def deep_clone(source: Manifest) -> Manifest:
     """Return the first manifest of a new table that has all files in its own folder."""
-    # All files of a deep clone are in its own folder.
+    # A base id would be undefined, since the new table has no base paths.
     indices = [replace(index, base_id=None) for index in indices_of(source)]
     return replace(
         _as_new_table(source),
@@ -72,6 +72,7 @@ def _as_new_table(source: Manifest) -> Manifest:
 
 def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:
     """Set a base id on every file without one."""
+    # The section is edited in its encoded form, so that fields which this package does not know are kept.
     section = manifest.index_section
     if section is not None:
         section = rebase_index_section(section, base_id, f"version {manifest.version} of {uri}")
@@ -90,6 +91,7 @@ def add_base_paths(known: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[
     """
     bases = list(known)
     for base in new:
+        # In a transaction, the id 0 means that an id has to be assigned.
         number = base.id or max((other.id for other in bases), default=0) + 1
         for other in bases:
             if other.id == number or other.path == base.path or (other.name is not None and other.name == base.name):
@@ -286,6 +288,7 @@ def replace_base_paths(manifest: Manifest, changed: Iterable[BasePath]) -> Manif
 
 def restored_base_paths(bases: Iterable[BasePath], newer: Iterable[BasePath]) -> tuple[BasePath, ...]:
     """Return the base paths of an older version, at their newer locations where a newer version defines them."""
+    # The id alone is not enough: an older version may have given it to another base path.
     known = {(base.id, base.name, base.is_dataset_root): base for base in newer}
     return tuple(known.get((base.id, base.name, base.is_dataset_root), base) for base in bases)
 

@@ -48,6 +48,7 @@ class Claim:
 
     def shared_partitions(self, other: "Claim") -> tuple[str, ...] | None:
         """Return the partitions that both claim; None when either does not name its partitions."""
+        # None is not "no common partition": rows of unknown partitions may be in any.
         if not self.partitions or not other.partitions:
             return None
         return tuple(key for key in self.partitions if key in other.partitions)
@@ -114,7 +115,7 @@ class Change:
             return f"the merge of {properties[MERGE]}"
         committer = properties.get(COMMITTER)
         if run is not None:
-            # The program says less than the run, in which it can be looked up.
+            # The run is more useful than the program, which can be looked up in the run.
             return f"run {run}" if committer is None else f"{committer} in run {run}"
         return committer or self.writer
 
@@ -136,11 +137,12 @@ class Change:
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The claims of the version. An overwrite claims everything, even without recorded claims."""
+        # A change that is undone provides no rows, and one that both sides contain cannot conflict with itself.
         if self.transaction is None or self.undone or self.in_both:
             return ()
         claims = decode_claims(self.transaction.properties)
         if not claims and isinstance(self.transaction.operation, Overwrite) and not self.is_merge:
-            # pylance records no claims, and its overwrite replaces the rows of every partition all the same.
+            # pylance records no claims, but its overwrite replaces the rows of every partition.
             return (Claim(mode=OVERWRITE),)
         return claims
 

@@ -34,9 +34,9 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
         The fragment, and the next row id that is free.
 
     Raises:
-        InvalidInputError: The fragment brings more ids than it has rows, ids without the versions of creation, or ids
-            that this branch has not given to any row.
-        CorruptFileError: What it brings cannot be read.
+        InvalidInputError: The fragment has more row ids than rows, row ids without creation versions, or row ids
+            that this branch has not assigned.
+        CorruptFileError: Its sequences cannot be decoded.
     """
     moved = 0 if fragment.row_ids is None else count_row_ids(fragment.row_ids, _NEW)
     # Moved rows come first, so their number alone separates them from the new rows.

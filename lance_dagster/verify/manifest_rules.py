@@ -98,7 +98,7 @@ class RowSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentContext:
-    """What a version says about all of its fragments; a fragment is checked once for each equal context.
+    """The parts of a version that the rules of fragments depend on; a fragment is checked once for each equal context.
 
     `base_ids` and `required` are derived: the ids of the base paths, and the fields that every fragment has to store.
     """

@@ -52,6 +52,7 @@ def list_refs(context: TableContext) -> RefListing:
         tag = None if name is None else _read(context.refs.tag, name, f"{layout.TAGS}/{file}", refs)
         if tag is not None:
             refs.tags[tag.name] = tag
+    # Branches whose file is damaged are listed too: their versions still reference files.
     for branch_name in refs.all_branches:
         _list_versions(context, branch_name, refs)
     return refs
@@ -191,17 +192,18 @@ def _check_tag(tag: Tag, refs: RefListing) -> Iterator[Problem]:
     path = layout.tag_file(tag.name)
     if tag.branch not in refs.all_branches:
         yield Problem(
-            what=f"tag {tag.name!r} refs {tag.ref}, and there is no such branch",
+            what=f"tag {tag.name!r} names {tag.ref}, and there is no such branch",
             right="move the tag to a version that exists, or delete it",
             path=path,
         )
-    # Without a listing the version is taken to exist.
+    # When the versions could not be listed, which is a problem of its own, the version is assumed to exist.
     elif tag.version not in refs.numbers.get(tag.branch, [tag.version]):
         yield Problem(
-            what=f"tag {tag.name!r} refs {tag.ref}, which does not exist",
+            what=f"tag {tag.name!r} names {tag.ref}, which does not exist",
             right="move the tag to a version that exists, or delete it",
             path=path,
         )
+    # Another program may create both; a ref expression could then mean either.
     if tag.name in refs.branches or tag.name == layout.MAIN:
         yield Problem(
             what=f"{tag.name!r} is a tag and a branch",

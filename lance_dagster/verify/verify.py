@@ -79,7 +79,7 @@ def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Prog
     Raises:
         NotFoundError: The ref names nothing.
     """
-    # Without the cache: what this process read before says nothing about the bytes that are stored now.
+    # Without the cache: the stored bytes may differ from those that this process read before.
     context = replace(context, versions=Versions(context.store, context.storage_options))
     check = Verification(context, deep, progress)
     # One version: refs and hints are not checked, and gaps in the numbers cannot be found.

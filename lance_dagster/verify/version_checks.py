@@ -155,6 +155,8 @@ class Verification:
         return state
 
     def _fragments(self, state: State, name: str, path: str) -> None:
+        # Versions share almost all fragments, and equal bytes in an equal context have the same problems. The branch is
+        # part of the key: a file without a base id lies in the folder of its branch.
         context = self._context(state.manifest)
         keys = [(state.branch, context, item) for item in state.manifest.fragments.items]
         spans: list[tuple[RowSpan, _Key]] = []
@@ -193,6 +195,7 @@ class Verification:
         span, wrong = check_rows(fragment, context)
         for named in self.places.named(state, fragment):
             self._files.setdefault(named.uri, {}).setdefault(named, str(state))
+            # Kept until all versions are read: a version read later may have the field.
             for number in named.file.fields:
                 self._stored.setdefault(number, (_never_a_field(number, named), str(state)))
         return _Checked(fragment, span, (*problems, *wrong))
@@ -209,6 +212,7 @@ class Verification:
                 return
             # Another check reports deleted offsets beyond the fragment.
             ids.append(found.restricted(found.positions - offsets) if offsets else found)
+        # An updated row is in two fragments under one id, deleted in the older one: so only live ids are compared.
         twice = RowRuns.concatenated(ids).repeated()
         if len(twice):
             numbers = sorted(fragment.id for key in group if (fragment := self._checked[key].fragment) is not None)
