@@ -15,16 +15,19 @@ if TYPE_CHECKING:
         write_files as write_files,
     )
     from lance_dagster.diff.manifest_diff import (
+        ChangeKind as ChangeKind,
         FragmentChange as FragmentChange,
         IndexChange as IndexChange,
+        IndexChangeKind as IndexChangeKind,
         IndexShape as IndexShape,
         KeyChange as KeyChange,
     )
-    from lance_dagster.diff.schema_diff import FieldChange as FieldChange
+    from lance_dagster.diff.schema_diff import FieldChange as FieldChange, FieldChangeKind as FieldChangeKind
     from lance_dagster.edit.index_status import IndexStatus as IndexStatus
     from lance_dagster.edit.write_result import WriteResult as WriteResult
     from lance_dagster.errors import (
         AlreadyExistsError as AlreadyExistsError,
+        Call as Call,
         CommitConflictError as CommitConflictError,
         CommitStateUnknownError as CommitStateUnknownError,
         ConditionalPutUnsupportedError as ConditionalPutUnsupportedError,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
         RefMovedError as RefMovedError,
         RefNotFoundError as RefNotFoundError,
         RefSyntaxError as RefSyntaxError,
+        Remedy as Remedy,
         SchemaMismatchError as SchemaMismatchError,
         StoreError as StoreError,
         TableNotFoundError as TableNotFoundError,
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
     from lance_dagster.format.transaction import (
         Transaction as Transaction,
     )
-    from lance_dagster.gc.collect import GarbageReport as GarbageReport
+    from lance_dagster.gc.collect import FileCount as FileCount, GarbageReport as GarbageReport
     from lance_dagster.history.log import (
         LogFilter as LogFilter,
     )
@@ -65,8 +69,16 @@ if TYPE_CHECKING:
     from lance_dagster.history.versions import (
         Version as Version,
     )
-    from lance_dagster.merge.rules.strategy import Conflict as Conflict
+    from lance_dagster.merge.merge_commit import MergeMode as MergeMode
+    from lance_dagster.merge.rules.strategy import (
+        Conflict as Conflict,
+        ConflictKind as ConflictKind,
+        Strategy as Strategy,
+        Winner as Winner,
+    )
     from lance_dagster.plugin import (
+        Audit as Audit,
+        CheckOutcome as CheckOutcome,
         InRange as InRange,
         KeysExist as KeysExist,
         LanceIOManager as LanceIOManager,
@@ -79,7 +91,9 @@ if TYPE_CHECKING:
         RunBranch as RunBranch,
         RunChain as RunChain,
         SparkResource as SparkResource,
+        TableAddress as TableAddress,
         Unique as Unique,
+        WriteMode as WriteMode,
         build_publisher as build_publisher,
         build_ref_sensor as build_ref_sensor,
         build_table_checks as build_table_checks,
@@ -108,12 +122,20 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "lance_dagster.datafiles": ("StagedFile", "StagedFiles", "WriteTarget", "write_files"),
-    "lance_dagster.diff.manifest_diff": ("FragmentChange", "IndexChange", "IndexShape", "KeyChange"),
-    "lance_dagster.diff.schema_diff": ("FieldChange",),
+    "lance_dagster.diff.manifest_diff": (
+        "ChangeKind",
+        "FragmentChange",
+        "IndexChange",
+        "IndexChangeKind",
+        "IndexShape",
+        "KeyChange",
+    ),
+    "lance_dagster.diff.schema_diff": ("FieldChange", "FieldChangeKind"),
     "lance_dagster.edit.index_status": ("IndexStatus",),
     "lance_dagster.edit.write_result": ("WriteResult",),
     "lance_dagster.errors": (
         "AlreadyExistsError",
+        "Call",
         "CommitConflictError",
         "CommitStateUnknownError",
         "ConditionalPutUnsupportedError",
@@ -131,6 +153,7 @@ _HOMES = {
         "RefMovedError",
         "RefNotFoundError",
         "RefSyntaxError",
+        "Remedy",
         "SchemaMismatchError",
         "StoreError",
         "TableNotFoundError",
@@ -139,15 +162,18 @@ _HOMES = {
     ),
     "lance_dagster.format.model": ("BasePath",),
     "lance_dagster.format.transaction": ("Transaction",),
-    "lance_dagster.gc.collect": ("GarbageReport",),
+    "lance_dagster.gc.collect": ("FileCount", "GarbageReport"),
     "lance_dagster.history.log": ("LogFilter",),
     "lance_dagster.history.refs.protection": ("Protection",),
     "lance_dagster.history.refs.ref_store": ("Branch", "Tag"),
     "lance_dagster.history.refs.tag_operations": ("TagMove",),
     "lance_dagster.history.table_uri": ("split_table_uri", "table_uri"),
     "lance_dagster.history.versions": ("Version",),
-    "lance_dagster.merge.rules.strategy": ("Conflict",),
+    "lance_dagster.merge.merge_commit": ("MergeMode",),
+    "lance_dagster.merge.rules.strategy": ("Conflict", "ConflictKind", "Strategy", "Winner"),
     "lance_dagster.plugin": (
+        "Audit",
+        "CheckOutcome",
         "InRange",
         "KeysExist",
         "LanceIOManager",
@@ -160,7 +186,9 @@ _HOMES = {
         "RunBranch",
         "RunChain",
         "SparkResource",
+        "TableAddress",
         "Unique",
+        "WriteMode",
         "build_publisher",
         "build_ref_sensor",
         "build_table_checks",

@@ -16,11 +16,11 @@ from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_store import Refs
-    from lance_dagster.merge.rules import Strategy
+    from lance_dagster.merge.rules import Strategy, Winner
     from lance_dagster.table import LanceTable
 
 F = TypeVar("F", bound=Callable[..., Any])
-SIDES = ("source-wins", "dest-wins")
+SIDES: "tuple[Winner, Winner]" = ("source-wins", "dest-wins")
 _ALL = "*"
 _RESERVED = "lance_dagster."
 
@@ -240,11 +240,12 @@ def strategy_from(given: Sequence[str]) -> "Strategy":
     Raises:
         click.UsageError: A text is no strategy, or one unit has two.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Winner] = {}
     for text in given:
         # From the right: a unit may hold an equals sign, as in "rows where day = 'mon'".
-        unit, _, winner = text.rpartition("=")
-        if winner not in SIDES:
+        unit, _, side = text.rpartition("=")
+        winner = next((known for known in SIDES if known == side), None)
+        if winner is None:
             raise click.UsageError(f"--strategy takes {' or '.join(SIDES)}, or one of them as UNIT={SIDES[0]}")
         if found.setdefault(unit or _ALL, winner) != winner:
             raise click.UsageError(f"--strategy gives two winners for {unit or 'all conflicts'}")

@@ -45,9 +45,9 @@ from lance_dagster.format.transaction import NEEDS_BACKFILL
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
+    from lance_dagster.merge.merge_commit import MergeMode
     from lance_dagster.table import LanceTable, MergePreview
 
-_MERGE, _FAST_FORWARD, _SQUASH = "merge", "ff-only", "squash"
 _with_parent = click.option(
     "--parent", type=click.IntRange(min=1), help="For a merge: the parent its change is seen from, counted from 1."
 )
@@ -105,7 +105,7 @@ def merge(
         refuse_without("--preview", "rows")
     if not options["rows"]:
         refuse_without("--rows", "limit", "keys", "columns")
-    mode = _FAST_FORWARD if options["ff_only"] else _SQUASH if options["squash"] else _MERGE
+    mode: MergeMode = "ff-only" if options["ff_only"] else "squash" if options["squash"] else "merge"
     strategy, properties = strategy_from(options["strategies"]), properties_from(options["properties"])
     if preview:
         with busy("looking for conflicts"):

@@ -10,6 +10,7 @@ cleaned up, by their values.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from lance_dagster.diff.changed_rows import (
     RowDifferences,
     VersionedRows,
 )
-from lance_dagster.diff.manifest_diff import Comparison, FragmentChange, IndexChange, KeyChange, compare
+from lance_dagster.diff.manifest_diff import ChangeKind, Comparison, FragmentChange, IndexChange, KeyChange, compare
 from lance_dagster.diff.row_matching import ComparedColumn
 from lance_dagster.diff.schema_diff import FieldChange
 from lance_dagster.edit.upsert import key_columns
@@ -35,7 +36,7 @@ from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.lineage import Lineage, lineage_of, row_space
 from lance_dagster.history.versions import State
 
-KINDS = ("added", "removed", "changed")
+_KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Diff:
         """
         return self.rows("changed", columns)
 
-    def rows(self, kind: str | None = None, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
+    def rows(self, kind: ChangeKind | None = None, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
         """Read the rows that differ as a change feed: first the removed rows, then the changed, then the added ones.
 
         Two columns come before those of the table. `_change_type` is "insert", "delete", "update_preimage" or
@@ -138,15 +139,15 @@ class Diff:
         another type appears twice, with the older values under `<name>_before`.
 
         Args:
-            kind: "added", "removed" or "changed"; None for all three.
+            kind: The rows wanted; None for all three kinds.
             columns: The columns to compare and to read; None for all.
 
         Raises:
             InvalidInputError: The kind or a column does not exist, or two rows have the same key.
         """
         # Checked before any row is read, so that a typo is found at once.
-        if kind is not None and kind not in KINDS:
-            raise InvalidInputError(f"{kind!r} is no kind of row; choose one of {', '.join(KINDS)}")
+        if kind is not None and kind not in _KINDS:
+            raise InvalidInputError(f"{kind!r} is no kind of row; choose one of {', '.join(_KINDS)}")
         rows = self._differing()
         found = rows.changes(columns)
         return rows.streams(columns).feed(found if kind is None else _only(found, kind))
@@ -315,7 +316,7 @@ def _key_columns(comparison: Comparison, key: Sequence[str], before: State, afte
     return tuple(known[name] for name in dict.fromkeys(key))
 
 
-def _only(found: RowDifferences, kind: str) -> RowDifferences:
+def _only(found: RowDifferences, kind: ChangeKind) -> RowDifferences:
     nothing = RowDifferences(removed={}, added={}, changed_before=NO_ADDRESSES, changed_after=NO_ADDRESSES)
     match kind:
         case "added":

@@ -18,6 +18,7 @@ follows from the changes of rows, and `indices` tells it.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from lance_dagster.diff.row_matching import ComparedColumn, compared_columns
 from lance_dagster.diff.schema_diff import FieldChange, Fields, field_changes, match_fields
@@ -29,8 +30,14 @@ from lance_dagster.transactions.index_updates import index_type, indices_of
 
 CONFIG, TABLE_METADATA, SCHEMA_METADATA = "config", "table_metadata", "schema_metadata"
 FIELD_METADATA = "field_metadata"
-ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-REPLACED, EXTENDED = "replaced", "extended"
+ChangeKind = Literal["added", "removed", "changed"]
+"""What happened to a row or a fragment between two versions."""
+IndexChangeKind = Literal["added", "removed", "replaced", "extended"]
+ADDED: Literal["added"] = "added"
+REMOVED: Literal["removed"] = "removed"
+CHANGED: Literal["changed"] = "changed"
+REPLACED: Literal["replaced"] = "replaced"
+EXTENDED: Literal["extended"] = "extended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +124,7 @@ class IndexChange:
     were added). `before` and `after` are its shape; None in the version that does not have it.
     """
 
-    kind: str
+    kind: IndexChangeKind
     name: str
     before: IndexShape | None = None
     after: IndexShape | None = None
@@ -166,7 +173,7 @@ def _change(
         return None
     before, after = (_shape(*pair) if pair[0] else None for pair in zip(segments, fields, strict=True))
     # More segments beside all the old ones extend an index over new rows; anything else replaces it.
-    kind = ADDED if not old else REMOVED if not new else EXTENDED if old <= new else REPLACED
+    kind: IndexChangeKind = ADDED if not old else REMOVED if not new else EXTENDED if old <= new else REPLACED
     return IndexChange(kind=kind, name=name, before=before, after=after)
 
 
@@ -196,7 +203,7 @@ class FragmentChange:
     `deleted_*` of its deleted ones. `columns` are new columns and those whose values are in other files than before.
     """
 
-    kind: str
+    kind: ChangeKind
     before: int | None
     after: int | None
     rows_before: int
@@ -350,7 +357,7 @@ def fragment_changes(match: FragmentMatch, after: Fields, matched: Mapping[int, 
     return (*found, *(_alone(fragment, ADDED) for fragment in match.added))
 
 
-def _alone(fragment: Fragment, kind: str) -> FragmentChange:
+def _alone(fragment: Fragment, kind: ChangeKind) -> FragmentChange:
     gone = kind == REMOVED
     rows, deleted = _rows(fragment), _deleted(fragment)
     names = tuple(sorted(fragment.file_names))

@@ -9,13 +9,20 @@ were renamed. A cast gives a column a new id under its old name.
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from lance_dagster.errors import FormatError
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Field
 from lance_dagster.format.schema import arrow_from_fields
 
-ADDED, DROPPED, RENAMED, RETYPED, NULLABILITY, MOVED = "added", "dropped", "renamed", "retyped", "nullability", "moved"
+FieldChangeKind = Literal["added", "dropped", "renamed", "retyped", "nullability", "moved"]
+ADDED: Literal["added"] = "added"
+DROPPED: Literal["dropped"] = "dropped"
+RENAMED: Literal["renamed"] = "renamed"
+RETYPED: Literal["retyped"] = "retyped"
+NULLABILITY: Literal["nullability"] = "nullability"
+MOVED: Literal["moved"] = "moved"
 _TOP = -1
 
 
@@ -31,7 +38,7 @@ class FieldChange:
         after: The same in the newer version.
     """
 
-    kind: str
+    kind: FieldChangeKind
     path: str
     before: str | None = None
     after: str | None = None

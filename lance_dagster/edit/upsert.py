@@ -13,7 +13,7 @@ the new head and updates the row of the first. A merge of two branches that both
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -224,12 +224,18 @@ def _literal(value: object) -> str | None:
             return None
 
 
+WhenNotMatched = Literal["insert", "ignore"]
+"""What becomes of given rows whose key is not in the table."""
+WhenMissing = Literal["keep", "delete"]
+"""What becomes of rows of the table whose key is not given."""
+
+
 class When(TypedDict, total=False):
     """The keyword arguments of an upsert that say what happens to matched, unmatched and missing rows."""
 
     when_matched: str
-    when_not_matched: str
-    when_missing: str
+    when_not_matched: WhenNotMatched
+    when_missing: WhenMissing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +243,8 @@ class Rules:
     """The validated rules of an upsert for matched rows, unmatched source rows and rows missing from the source."""
 
     when_matched: str = "update"
-    when_not_matched: str = "insert"
-    when_missing: str = "keep"
+    when_not_matched: WhenNotMatched = "insert"
+    when_missing: WhenMissing = "keep"
 
     @classmethod
     def of(cls, when: When) -> "Rules":
@@ -263,8 +269,8 @@ class Rules:
         """
         # `when_matched` is not checked, because every other text is a condition, which pylance parses later.
         for what, rule, known in (
-            ("when_not_matched", self.when_not_matched, ("insert", "ignore")),
-            ("when_missing", self.when_missing, ("keep", "delete")),
+            ("when_not_matched", self.when_not_matched, get_args(WhenNotMatched)),
+            ("when_missing", self.when_missing, get_args(WhenMissing)),
         ):
             if rule not in known:
                 raise InvalidInputError(f"{what} cannot be {rule!r}; give {known[0]!r} or {known[1]!r}")

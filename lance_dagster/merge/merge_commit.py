@@ -8,6 +8,7 @@ be deleted or reset after it: merging it again would bring its rows twice.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from lance_dagster.errors import Call, InvalidInputError
 from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, MERGE, MERGED_BRANCH, SQUASHED_PREFIX
@@ -26,8 +27,12 @@ from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_m
 from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strategy, parsed_strategy
 from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
-MERGE_COMMIT, FAST_FORWARD, SQUASH = "merge", "ff-only", "squash"
-_MODES = (MERGE_COMMIT, FAST_FORWARD, SQUASH)
+MergeMode = Literal["merge", "ff-only", "squash"]
+"""Whether a merge is recorded, refused when the dest has changes of its own, or taken over without a record."""
+MERGE_COMMIT: Literal["merge"] = "merge"
+FAST_FORWARD: Literal["ff-only"] = "ff-only"
+SQUASH: Literal["squash"] = "squash"
+_MODES: tuple[MergeMode, ...] = get_args(MergeMode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class MergeOptions:
     """How to merge: who wins conflicts, whether the merge is recorded, what is kept with the transaction."""
 
     strategy: Strategy = None
-    mode: str = MERGE_COMMIT
+    mode: MergeMode = MERGE_COMMIT
     message: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
 

@@ -17,7 +17,14 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_keys import with_keys
 from lance_dagster.merge.conflict_rows import ConflictRows
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
-from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeOptions, check_mode, immediate_conflicts, merge
+from lance_dagster.merge.merge_commit import (
+    MERGE_COMMIT,
+    MergeMode,
+    MergeOptions,
+    check_mode,
+    immediate_conflicts,
+    merge,
+)
 from lance_dagster.merge.propose_merge import call_with, naming_damaged_manifests, remedy_for
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
@@ -173,7 +180,7 @@ def _is_begun(context: TableContext, branch: Branch, source: State, head: State)
 
 
 def preview(
-    context: TableContext, source: State, into: str, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
+    context: TableContext, source: State, into: str, *, strategy: Strategy = None, mode: MergeMode = MERGE_COMMIT
 ) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     check_mode(mode)

@@ -4,14 +4,26 @@ from importlib.metadata import PackageNotFoundError, version
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from lance_dagster.plugin.checks import InRange, KeysExist, NotNull, NullRate, RowCount, Unique, build_table_checks
-from lance_dagster.plugin.io_manager import LanceIOManager
+from lance_dagster.plugin.checks import (
+    Audit,
+    CheckOutcome,
+    InRange,
+    KeysExist,
+    NotNull,
+    NullRate,
+    RowCount,
+    Unique,
+    build_table_checks,
+)
+from lance_dagster.plugin.io_manager import LanceIOManager, WriteMode
 from lance_dagster.plugin.publish import PublishConfig, build_publisher
-from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
+from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, TableAddress
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.sensors import build_ref_sensor, ref_asset_specs
 
 __all__ = [
+    "Audit",
+    "CheckOutcome",
     "InRange",
     "KeysExist",
     "LanceIOManager",
@@ -24,7 +36,9 @@ __all__ = [
     "RunBranch",
     "RunChain",
     "SparkResource",
+    "TableAddress",
     "Unique",
+    "WriteMode",
     "build_publisher",
     "build_ref_sensor",
     "build_table_checks",

@@ -28,7 +28,7 @@ from lance_dagster.history.log import LogFilter
 from lance_dagster.history.table_uri import is_table_uri
 from lance_dagster.history.versions import State, Version
 from lance_dagster.merge import merge_commit, picks, preview
-from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeOptions
+from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeMode, MergeOptions
 from lance_dagster.merge.picks import PickOptions
 from lance_dagster.merge.preview import MergePreview
 from lance_dagster.merge.rules import Strategy
@@ -461,7 +461,7 @@ class LanceTable:
         return self._described(commit_transaction(self._context.versions, branch, transaction))
 
     def preview_merge(
-        self, source: Ref, into: str = MAIN, *, strategy: Strategy = None, mode: str = MERGE_COMMIT
+        self, source: Ref, into: str = MAIN, *, strategy: Strategy = None, mode: MergeMode = MERGE_COMMIT
     ) -> MergePreview:
         """Return what a merge would do now, with all its conflicts; nothing is written.
 
@@ -475,7 +475,7 @@ class LanceTable:
         into: str = MAIN,
         *,
         strategy: Strategy = None,
-        mode: str = MERGE_COMMIT,
+        mode: MergeMode = MERGE_COMMIT,
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from lance.blob import blob_field
 
-from lance_dagster import Diff, IndexShape, InvalidInputError, LanceTable
+from lance_dagster import ChangeKind, Diff, IndexShape, InvalidInputError, LanceTable, MergeMode
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
@@ -36,7 +36,7 @@ def counts(diff: Diff) -> tuple[int, int, int]:
     return found.added, found.removed, found.changed
 
 
-def feed(diff: Diff, kind: str | None = None, columns: list[str] | None = None) -> list[Change]:
+def feed(diff: Diff, kind: ChangeKind | None = None, columns: list[str] | None = None) -> list[Change]:
     """The rows that differ with what became of them."""
     rows = diff.rows(kind, columns).read_all().to_pylist()
     return [(row.pop("_change_type"), {name: row[name] for name in row if name != "_change_id"}) for row in rows]
@@ -404,7 +404,7 @@ def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no column 'nothing'; there are id, name, price"):
         dropped.stat(["nothing"])
     with pytest.raises(InvalidInputError, match="'inserted' is no kind of row; choose one of added, removed, changed"):
-        dropped.rows("inserted")
+        dropped.rows("inserted")  # type: ignore[arg-type]  # what is refused
 
 
 def test_columns_may_be_named_as_before(tmp_path: Path) -> None:
@@ -486,7 +486,8 @@ def test_a_compaction_leaves_indices_as_they_are(tmp_path: Path, by: str, *, sta
 def test_a_squash_is_no_change_of_settings(tmp_path: Path) -> None:
     """Nor is a merge: what they record is for the next merge."""
     table = new_table(tmp_path, entries("a", 1))
-    for name, mode in (("one", "squash"), ("two", "merge")):
+    modes: dict[str, MergeMode] = {"one": "squash", "two": "merge"}
+    for name, mode in modes.items():
         table.branches.create(name)
         table.append(entries(name, 1), branch=name)
         table.append(entries("a", 2))

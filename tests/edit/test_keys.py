@@ -3,7 +3,7 @@
 import datetime as dt
 import decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -146,7 +146,8 @@ def test_rows_of_every_kind_of_key_are_found_in_a_table(tmp_path: Path, kind: st
     """Once they are there, an upsert changes them, whether they are looked up by a condition or by reading all."""
     arrow, values = VALUES[kind]
     table = LanceTable.create(tmp_path / "keyed", pa.schema({"k": arrow, "n": pa.int64()}))
-    for number, when in enumerate(("keep", "keep", "delete")):
+    rules: tuple[Literal["keep", "delete"], ...] = ("keep", "keep", "delete")
+    for number, when in enumerate(rules):
         rows = pa.table({"k": pa.array(values, arrow), "n": [number] * len(values)})
         table.upsert(rows, on=["k"], when_missing=when)
         assert [number] * len(values) == table.read()["n"].to_pylist()

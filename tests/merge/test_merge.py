@@ -7,7 +7,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Strategy
 from lance_dagster.errors import (
     CommitStateUnknownError,
     InvalidInputError,
@@ -637,7 +637,8 @@ def test_a_side_that_was_cleaned_up_is_refused(table: LanceTable, cleaned: str, 
     as_pylance(table, cleaned).cleanup_old_versions(retain_versions=1)
     again = LanceTable.open(table.uri)
     assert f"it was cleaned up on {cleaned}@6, and with it whether it replaced rows" in str(refused(again))
-    for everything in ("source-wins", "dest-wins", {"*": "source-wins"}):
+    strategies: tuple[Strategy, ...] = ("source-wins", "dest-wins", {"*": "source-wins"})
+    for everything in strategies:
         with pytest.raises(MergeConflictError, match="a strategy for 'history' says that it was nothing"):
             again.merge("run", strategy=everything)
     again.merge("run", strategy={"history": "source-wins"})

@@ -9,7 +9,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Strategy, Winner
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.merge.rules import Conflict
 from tests.soak import DEEP
@@ -115,7 +115,7 @@ def test_a_column_beside_updated_rows_is_a_conflict(table: LanceTable, adding: s
 
 
 @pytest.mark.parametrize("adding,lossless", [("run", "dest-wins"), ("main", "source-wins")])
-def test_a_column_beside_updated_rows_is_settled_without_loss(tmp_path: Path, adding: str, lossless: str) -> None:
+def test_a_column_beside_updated_rows_is_settled_without_loss(tmp_path: Path, adding: str, lossless: Winner) -> None:
     """The hint offers to keep the updates, with nulls in the column; the result says in how many rows."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
     table.branches.create("run")
@@ -370,7 +370,8 @@ def test_a_strategy_settles_what_is_contested_and_nothing_else(table: LanceTable
             table.merge("run", strategy="source-wins")
         return
     before = str(table.head())
-    for strategy, value in (("source-wins", 10), ("dest-wins", 11)):
+    values: dict[Winner, int] = {"source-wins": 10, "dest-wins": 11}
+    for strategy, value in values.items():
         table.branches.create(strategy, at=before)
         table.merge("run", into=strategy, strategy=strategy)
         assert [4, 5, value, 20] == [row["value"] for row in rows(table, strategy)]
@@ -409,7 +410,8 @@ def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None
     table.columns.add({"half": "value * 5"})
     table.update({"key": "'z'"}, where="value = 1")
     double(table, "run")
-    for half in ({}, {"column half": "dest-wins"}):
+    decided: tuple[dict[str, Winner], ...] = ({}, {"column half": "dest-wins"})
+    for half in decided:
         with pytest.raises(MergeConflictError, match="column half"):
             table.merge("run", strategy={"column double": "source-wins", **half})
     preview = table.preview_merge("run", strategy={"column double": "dest-wins"})
@@ -422,15 +424,16 @@ def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None
 @pytest.mark.parametrize("casting", ["run", "main"])
 def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path, casting: str) -> None:
     """One side gave a row new values after the cast; as the other has it, it would lose the column that was cast."""
-    other, wins, loses = ("main", "dest-wins", "source-wins")
-    if casting == "main":
-        other, wins, loses = "run", loses, wins
+    other = "run" if casting == "main" else "main"
+    wins: Winner = "source-wins" if casting == "main" else "dest-wins"
+    loses: Winner = "dest-wins" if casting == "main" else "source-wins"
     table = new_table(tmp_path, entries("a", 1), entries("a", 2), entries("b", 3, 4))
     table.branches.create("run")
     table.columns.cast("value", pa.int32(), branch=casting)
     table.update({"key": "'z'"}, where="value = 1", branch=casting)
     double(table, other)
-    for strategy in (wins, {"column double": wins}):
+    given: tuple[Strategy, ...] = (wins, {"column double": wins})
+    for strategy in given:
         with pytest.raises(MergeConflictError, match=r"column value: .*rows it changed or took out are brought back"):
             table.merge("run", strategy=strategy)
     table.merge("run", strategy=loses)
@@ -441,7 +444,7 @@ def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path, cas
 
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
-def test_a_partition_goes_to_one_side(table: LanceTable, strategy: str) -> None:
+def test_a_partition_goes_to_one_side(table: LanceTable, strategy: Winner) -> None:
     """With all its rows, those the loser took out included."""
     table.replace_where("key = 'a'", entries("a", 7), branch="run", partitions=["a"])
     table.replace_where("key = 'a'", entries("a", 8, 9), partitions=["a"])
@@ -457,7 +460,7 @@ def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
     """Before anything is looked at."""
     table.append(entries("n", 5), branch="run")
     with pytest.raises(ValueError, match="'ours' is no strategy; use 'source-wins' or 'dest-wins'"):
-        table.merge("run", strategy="ours")
+        table.merge("run", strategy="ours")  # type: ignore[arg-type]  # what is refused
 
 
 @pytest.mark.parametrize("stable", [True, False])

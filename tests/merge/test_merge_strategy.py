@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import Conflict, LanceTable
+from lance_dagster import Conflict, LanceTable, Strategy, Winner
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from tests.table_factory import contents, entries, new_table
 
@@ -30,9 +30,7 @@ def refused(table: LanceTable, **options: object) -> MergeConflictError:
 
 
 @pytest.mark.parametrize("strategy", ["theirs", {"rows": "ours"}, {"rwos": "dest-wins"}, {"colum price": "dest-wins"}])
-def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(
-    table: LanceTable, strategy: str | dict[str, str]
-) -> None:
+def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(table: LanceTable, strategy: Strategy) -> None:
     """A typing error must not show only when there is a conflict."""
     with pytest.raises(InvalidInputError, match="is no "):
         table.merge("main@1", strategy=strategy)
@@ -57,7 +55,7 @@ def test_a_refusal_offers_the_whole_call(table: LanceTable) -> None:
     assert error.remedy is not None
     call = error.remedy.call
     assert call is not None
-    wanted = {"column value": "dest-wins", "rows": "source-wins"}
+    wanted: dict[str, Winner] = {"column value": "dest-wins", "rows": "source-wins"}
     assert ("merge", ("run@3", "main"), {"strategy": wanted}) == (call.method, call.given, dict(call.named))
     assert str(call) in str(error.hint)
     table.merge(*map(str, call.given), strategy=wanted)

@@ -7,7 +7,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, MergeMode, Strategy
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError, MergeConflictError
 from tests.soak import DEEP
 from tests.table_factory import as_pylance, contents, entries, new_table
@@ -328,7 +328,7 @@ def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
     with pytest.raises(MergeConflictError, match="only a fast-forward was asked for"):
         table.merge("run", mode="ff-only")
     with pytest.raises(InvalidInputError, match="'rebase' is no way to merge; use 'merge', 'ff-only', 'squash'"):
-        table.merge("run", mode="rebase")
+        table.merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_squash_leaves_no_parent_and_happens_once(table: LanceTable) -> None:
@@ -385,7 +385,7 @@ def test_a_merge_brings_what_was_not_picked(tmp_path: Path, picked: list[str]) -
 
 
 @pytest.mark.parametrize("mode", ["merge", "squash"])
-def test_what_was_picked_on_the_way_comes_once(tmp_path: Path, mode: str) -> None:
+def test_what_was_picked_on_the_way_comes_once(tmp_path: Path, mode: MergeMode) -> None:
     """One branch picked a row of another one; both are merged."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("one", "two"):
@@ -519,13 +519,13 @@ def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bo
 
 
 @pytest.mark.parametrize("strategy", [["source-wins"], 1, b"source-wins", {"rows": None}, ""])
-def test_what_is_no_strategy_is_named(table: LanceTable, strategy: str) -> None:
+def test_what_is_no_strategy_is_named(table: LanceTable, strategy: Strategy) -> None:
     """Of whatever type it is."""
     table.append(entries("n", 5), branch="run")
     with pytest.raises(InvalidInputError, match="is no strategy; use 'source-wins' or 'dest-wins'"):
         table.preview_merge("run", strategy=strategy)
     with pytest.raises(InvalidInputError, match="'rebase' is no way to merge"):
-        table.preview_merge("run", mode="rebase")
+        table.preview_merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_kind_of_conflict_that_is_none_is_told(table: LanceTable) -> None:
@@ -564,7 +564,7 @@ def test_rows_of_a_picked_squash_are_known_after_a_compaction(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["squash", "merge"])
-def test_what_a_living_branch_has_of_a_gone_one_is_remembered(tmp_path: Path, mode: str) -> None:
+def test_what_a_living_branch_has_of_a_gone_one_is_remembered(tmp_path: Path, mode: MergeMode) -> None:
     """A branch took in another one; main has that too, compacted since, and then ten more that are all gone."""
     table = new_table(tmp_path, entries("a", 1), entries("b", 2))
     for name in ("run", "gone"):

@@ -6,7 +6,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Winner
 from lance_dagster.errors import MergeConflictError
 from tests.table_factory import as_pylance
 
@@ -35,7 +35,7 @@ def values_of(table: LanceTable, branch: str = "main") -> dict[int, int]:
 
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
-def test_a_strategy_decides_about_contested_keys_only(table: LanceTable, strategy: str) -> None:
+def test_a_strategy_decides_about_contested_keys_only(table: LanceTable, strategy: Winner) -> None:
     """The other keys of the side that loses are kept, however many there are."""
     table.upsert(rows(1, 1, 2000), on=["id"], branch="run")
     table.upsert(rows(2, *range(1, 1001)), on=["id"])
@@ -96,7 +96,7 @@ def test_a_key_of_several_columns_is_contested_as_a_whole(table: LanceTable) -> 
 
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
-def test_of_two_replacements_only_the_shared_scope_is_contested(table: LanceTable, strategy: str) -> None:
+def test_of_two_replacements_only_the_shared_scope_is_contested(table: LanceTable, strategy: Winner) -> None:
     """What one side alone replaced stays as that side has it, whoever wins."""
     table.replace_where("id IN (1, 2)", rows(1, 1, 2), branch="run", partitions=["1", "2"])
     table.replace_where("id IN (2, 3)", rows(2, 2, 3), partitions=["2", "3"])

@@ -4,10 +4,11 @@ from lance_dagster.merge.rules.column_matching import fields_across
 from lance_dagster.merge.rules.merge_input import MergeInput
 from lance_dagster.merge.rules.plan import MergePlan, MergeRefusal, parsed_strategy, plan_merge
 from lance_dagster.merge.rules.result import MergedFragment, Tally
-from lance_dagster.merge.rules.strategy import Conflict, ParsedStrategy, Strategy
+from lance_dagster.merge.rules.strategy import Conflict, ConflictKind, ParsedStrategy, Strategy, Winner
 
 __all__ = [
     "Conflict",
+    "ConflictKind",
     "MergeInput",
     "MergePlan",
     "MergeRefusal",
@@ -15,6 +16,7 @@ __all__ = [
     "ParsedStrategy",
     "Strategy",
     "Tally",
+    "Winner",
     "fields_across",
     "parsed_strategy",
     "plan_merge",

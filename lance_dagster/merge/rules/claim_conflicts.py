@@ -24,6 +24,7 @@ from lance_dagster.merge.rules.strategy import (
     SOURCE_WINS,
     Conflict,
     ConflictingRows,
+    ConflictKind,
     Finding,
     ParsedStrategy,
     Rows,
@@ -239,7 +240,7 @@ class ClaimComparison:
 
 
 def _claim_conflict(
-    kind: str, unit: str, described: tuple[str, str], claim: Claim, *, by_source: bool
+    kind: ConflictKind, unit: str, described: tuple[str, str], claim: Claim, *, by_source: bool
 ) -> ClaimConflict:
     known = claim.predicate is not None or claim.mode == OVERWRITE
     conflict = Conflict(kind=kind, unit=unit, source=described[0], dest=described[1])
@@ -286,7 +287,7 @@ def _tells(change: Change) -> bool:
     return change.moves_no_row or (bool(change.claims) and all(claim.partitions for claim in change.claims))
 
 
-def _kind(claim: Claim) -> str:
+def _kind(claim: Claim) -> ConflictKind:
     return "table" if claim.mode == OVERWRITE else "partition"
 
 

@@ -53,10 +53,12 @@ from lance_dagster.merge.rules.strategy import (
     HISTORY,
     KINDS,
     Conflict,
+    ConflictKind,
     Finding,
     ParsedStrategy,
     RowsLookup,
     Strategy,
+    Winner,
 )
 from lance_dagster.transactions.apply import MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
@@ -103,7 +105,7 @@ class MergeRefusal:
     """
 
     conflicts: tuple[Conflict, ...]
-    settling: tuple[Mapping[str, str], ...] = ()
+    settling: tuple[Mapping[str, Winner], ...] = ()
     rows: Mapping[Conflict, Sequence[RowsLookup]] = field(default_factory=dict)
     sides: tuple[MergeSide, MergeSide] | None = None
 
@@ -246,13 +248,13 @@ def _with_consequences(
     Each kind of conflict is tried with both winners, until that leads to no other kind.
     """
     found = list(strategy.open_among(findings))
-    trials: list[tuple[Mapping[str, str], Sequence[Finding] | None]] = []
-    kinds: list[str] = []
+    trials: list[tuple[Mapping[str, Winner], Sequence[Finding] | None]] = []
+    kinds: list[ConflictKind] = []
     while len(kinds) < _TRIED_KINDS and (more := _undecided_kinds(found, strategy)) != kinds:
         kinds, trials = more, []
         # All combinations: which conflicts a winner of one kind leads to may depend on the winner of another.
         for winners in product(BOTH, repeat=len(kinds)):
-            extra = dict(zip(kinds, winners, strict=True))
+            extra: dict[str, Winner] = dict(zip(kinds, winners, strict=True))
             trial = strategy.with_winners(extra)
             planned = _plan_under(given, sides, trial)
             still_open = None if isinstance(planned, MergePlan) else trial.open_among(planned)
@@ -266,7 +268,7 @@ _TRIED_KINDS = 4
 """Kinds of conflicts that are tried with both winners: one plan for each combination, so 16 at most."""
 
 
-def _undecided_kinds(findings: Collection[Finding], strategy: ParsedStrategy) -> list[str]:
+def _undecided_kinds(findings: Collection[Finding], strategy: ParsedStrategy) -> list[ConflictKind]:
     """Return the kinds of conflicts for which no strategy was given."""
     conflicts = [finding.conflict for finding in findings]
     undecided = {each.kind for each in conflicts if strategy.winner(each.kind, each.unit) is None}
@@ -282,12 +284,13 @@ def _refusal(
     found: Sequence[Finding],
     strategy: ParsedStrategy,
     *,
-    trials: Sequence[tuple[Mapping[str, str], Sequence[Finding] | None]] = (),
+    trials: Sequence[tuple[Mapping[str, Winner], Sequence[Finding] | None]] = (),
     sides: tuple[MergeSide, MergeSide] | None = None,
 ) -> MergeRefusal:
     """Refuse a merge with findings that stay open, each conflict once and with a hint."""
     names = _names_for_strategies([finding.conflict for finding in found])
-    lossless = {finding.conflict.kind: finding.lossless for finding in found if finding.lossless is not None}
+    offered = ((finding.conflict.kind, finding.lossless) for finding in found)
+    lossless: dict[str, Winner] = {kind: winner for kind, winner in offered if winner is not None}
     rows: dict[Conflict, list[RowsLookup]] = {}
     for finding in found:
         hint = _hint(finding, names, trials)
@@ -302,7 +305,7 @@ def _refusal(
     return MergeRefusal(conflicts=tuple(rows), settling=tuple(settling), rows=rows, sides=sides)
 
 
-def _losses(winners: Mapping[str, str], lossless: Mapping[str, str]) -> int:
+def _losses(winners: Mapping[str, Winner], lossless: Mapping[str, Winner]) -> int:
     """Count the kinds of conflicts for which a strategy is not the one that loses nothing."""
     return sum(winners.get(kind) != winner for kind, winner in lossless.items())
 
@@ -319,7 +322,9 @@ def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
 
 
 def _hint(
-    finding: Finding, names: Mapping[str, str], trials: Sequence[tuple[Mapping[str, str], Sequence[Finding] | None]]
+    finding: Finding,
+    names: Mapping[str, str],
+    trials: Sequence[tuple[Mapping[str, Winner], Sequence[Finding] | None]],
 ) -> str:
     """Say which strategies settle a conflict, as far as they were tried."""
     conflict = finding.conflict

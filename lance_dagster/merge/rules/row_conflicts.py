@@ -21,6 +21,7 @@ from lance_dagster.merge.rules.strategy import (
     SOURCE_WINS,
     Conflict,
     Finding,
+    Winner,
     add_rows,
     column_unit,
     in_base,
@@ -102,7 +103,7 @@ class _Report:
             outcome = f"keeps the updates, and {count} updated row{'s are' if count > 1 else ' is'} null there"
             yield Finding(conflict=conflict, options=(), rows=in_base(rows), lossless=lossless, outcome=outcome)
 
-    def _without_loss(self, columns: Fields, *, of_source: bool) -> str | None:
+    def _without_loss(self, columns: Fields, *, of_source: bool) -> Winner | None:
         """Return the strategy that keeps the updated rows as they are, with nulls in columns that are new."""
         schema = self._rules.schema
         added = schema.added_by_source if of_source else schema.added_by_dest

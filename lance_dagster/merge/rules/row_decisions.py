@@ -27,7 +27,7 @@ from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows, present
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, Absence, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.schema_merge import MergedSchema
-from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, add_rows
+from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, Winner, add_rows
 
 Fields = frozenset[int]
 """Ids of fields of the result."""
@@ -144,7 +144,7 @@ class RowRules:
         decision = decide(situation, rows=self.strategy.winner("rows", "rows"), columns=winners)
         return DecidedFragment(number=number, situation=situation, decision=decision, written_twice=twice)
 
-    def winner_for(self, fields: Fields) -> str | None:
+    def winner_for(self, fields: Fields) -> Winner | None:
         """Return the strategy for rows that lack the other side's values of some columns."""
         if not fields or not self.strategy.winners:
             return None
@@ -328,7 +328,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     if facts.dest_undone:
         origins.taken |= alive & dest.updated & facts.dest_undone & source.alive
     # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay.
-    options = []
+    options: list[Winner] = []
     if not conflicting & dest.rewritten:
         options.append(SOURCE_WINS)
     if not conflicting & source.rewritten:

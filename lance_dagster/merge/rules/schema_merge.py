@@ -24,7 +24,17 @@ from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite,
 from lance_dagster.merge.rules.column_matching import SideColumns, paths_of
 from lance_dagster.merge.rules.merge_input import makers
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.strategy import BOTH, DEST_WINS, SOURCE_WINS, Conflict, Finding, ParsedStrategy, on_side
+from lance_dagster.merge.rules.strategy import (
+    BOTH,
+    DEST_WINS,
+    SOURCE_WINS,
+    Conflict,
+    ConflictKind,
+    Finding,
+    ParsedStrategy,
+    Winner,
+    on_side,
+)
 
 _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
 
@@ -102,8 +112,8 @@ class _SchemaMerge:
         self._cast_apart = (self._cast_by_source | self._cast_by_dest) - (added[0] & added[1])
 
     def _found(
-        self, unit: str, did: tuple[str, str], options: tuple[str, ...] = BOTH, kind: str = "column"
-    ) -> str | None:
+        self, unit: str, did: tuple[str, str], options: tuple[Winner, ...] = BOTH, kind: ConflictKind = "column"
+    ) -> Winner | None:
         """Note a conflict; returns the strategy that settles it."""
         conflict = Conflict(kind=kind, unit=unit, source=did[0], dest=did[1])
         self._findings.append(Finding(conflict=conflict, options=options))
@@ -203,11 +213,11 @@ class _SchemaMerge:
             if dest_value == base_value or self._found(unit, did) == SOURCE_WINS:
                 result = replace(result, **{facet: source_value})
         names = (self._source_side.name, self._dest_side.name)
-        kind = f"metadata of column {self._paths[base.id]}"
+        unit = f"metadata of column {self._paths[base.id]}"
         states = (base.metadata, source.metadata, dest.metadata)
         if base.metadata == source.metadata:
             return result
-        metadata = merge_map(states, kind, names, self._strategy)
+        metadata = merge_map(states, "column", names, self._strategy, unit=unit)
         self._findings += metadata.findings
         return replace(result, metadata=metadata.values)
 
@@ -461,9 +471,11 @@ def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy)
 
 def merge_map(
     states: tuple[Mapping[str, V], Mapping[str, V], Mapping[str, V]],
-    kind: str,
+    kind: ConflictKind,
     names: tuple[str, str],
     strategy: ParsedStrategy,
+    *,
+    unit: str | None = None,
 ) -> MergedMap[V]:
     """Merge a map three ways.
 
@@ -472,6 +484,7 @@ def merge_map(
         kind: What the map is, for conflicts.
         names: What source and dest are called.
         strategy: Who wins where both changed a key differently.
+        unit: The unit of all conflicts of the map; None for one of each key.
     """
     base, source, dest = states
     result, findings = dict(dest), []
@@ -481,9 +494,11 @@ def merge_map(
         if source_value in (base_value, dest_value):
             continue
         if dest_value != base_value:
-            did = [f"{names[0]} {_verb(base_value, source_value)} it"]
+            # In a unit of several keys, the text has to say which key it is about.
+            what = "it" if unit is None else f"key {key!r}"
+            did = [f"{names[0]} {_verb(base_value, source_value)} {what}"]
             did.append(f"{names[1]} {_verb(base_value, dest_value)} it differently")
-            conflict = Conflict(kind=kind, unit=f"{kind} key {key!r}", source=did[0], dest=did[1])
+            conflict = Conflict(kind=kind, unit=unit or f"{kind} key {key!r}", source=did[0], dest=did[1])
             findings.append(Finding(conflict=conflict))
             if strategy.winner_of(findings[-1]) != SOURCE_WINS:
                 continue

@@ -11,17 +11,25 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar, get_args
 
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.merge.rules.row_origins import BaseRows
 
-SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
-BOTH = (SOURCE_WINS, DEST_WINS)
-EVERYTHING, HISTORY = "*", "history"
-KINDS = ("rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", HISTORY)
+Winner = Literal["source-wins", "dest-wins"]
+"""The side whose change a merge takes where both changed the same thing."""
+SOURCE_WINS: Literal["source-wins"] = "source-wins"
+DEST_WINS: Literal["dest-wins"] = "dest-wins"
+BOTH: tuple[Winner, ...] = (SOURCE_WINS, DEST_WINS)
+ConflictKind = Literal[
+    "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", "history"
+]
+"""What a conflict is about."""
+KINDS: tuple[ConflictKind, ...] = get_args(ConflictKind)
+EVERYTHING = "*"
+HISTORY: Literal["history"] = "history"
 _UNIT = re.compile(
     r"(column|partition|version|metadata of column|(config|table_metadata|schema_metadata) key|\d+ rows?) .+"
     r"|the whole table|rows (where .+|of any key)",
@@ -30,7 +38,7 @@ _UNIT = re.compile(
 """The units of conflicts that a strategy can settle."""
 _COLUMN_UNIT = re.compile(r"(column|metadata of column) (.+)", re.DOTALL)
 
-Strategy = str | Mapping[str, str] | None
+Strategy = Winner | Mapping[str, Winner] | None
 """One strategy for everything, or one for each unit or kind of conflict, such as {"column price": "source-wins"}.
 
 "*" stands for all that is not named. A version that was cleaned up is waived by a strategy for "history" only.
@@ -44,13 +52,12 @@ _Key = TypeVar("_Key")
 class Conflict:
     """One reason why two sides cannot be merged: what it is about, and what both sides did.
 
-    `kind` is one of "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata"
-    and "history". `unit` names it within the table, and is what a strategy for it alone is given under. `table` is the
-    URI of the table, and `hint` says which strategies settle the conflict. `keys` name the first few of its rows, such
-    as "id 7", where the table declares a key or a side upserted by one; the last is "..." where there are more.
+    `unit` names it within the table, and is what a strategy for it alone is given under. `table` is the URI of the
+    table, and `hint` says which strategies settle the conflict. `keys` name the first few of its rows, such as "id 7",
+    where the table declares a key or a side upserted by one; the last is "..." where there are more.
     """
 
-    kind: str
+    kind: ConflictKind
     unit: str
     source: str
     dest: str
@@ -90,9 +97,9 @@ class Finding:
     """
 
     conflict: Conflict
-    options: tuple[str, ...] = BOTH
+    options: tuple[Winner, ...] = BOTH
     rows: RowsLookup | None = None
-    lossless: str | None = None
+    lossless: Winner | None = None
     outcome: str = ""
 
 
@@ -122,7 +129,7 @@ def add_rows(rows: dict[_Key, BitMap], key: _Key, offsets: BitMap) -> None:
 class ParsedStrategy:
     """A strategy that was checked, as winners by unit, by kind and for everything else."""
 
-    winners: Mapping[str, str]
+    winners: Mapping[str, Winner]
 
     NONE: ClassVar["ParsedStrategy"]
 
@@ -135,14 +142,14 @@ class ParsedStrategy:
         """
         if strategy is None:
             return cls({})
-        winners = dict(strategy) if isinstance(strategy, Mapping) else {EVERYTHING: strategy}
+        winners: dict[str, Winner] = dict(strategy) if isinstance(strategy, Mapping) else {EVERYTHING: strategy}
         for key, name in winners.items():
             if name not in BOTH:
                 raise InvalidInputError(f"{name!r} is no strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")
             _check_key(str(key))
         return cls(winners)
 
-    def winner(self, kind: str, unit: str) -> str | None:
+    def winner(self, kind: ConflictKind, unit: str) -> Winner | None:
         """Return the strategy given for a unit, else for its kind, else for everything.
 
         A strategy for everything does not hold for the history: where what a side did is unknown, it cannot be
@@ -151,12 +158,12 @@ class ParsedStrategy:
         fallback = self.winners.get(EVERYTHING) if kind != HISTORY else None
         return self.winners.get(unit, self.winners.get(kind, fallback))
 
-    def winner_of(self, finding: Finding) -> str | None:
+    def winner_of(self, finding: Finding) -> Winner | None:
         """Return the strategy that settles a finding, or None when the conflict stays open."""
         winner = self.winner(finding.conflict.kind, finding.conflict.unit)
         return winner if winner in finding.options else None
 
-    def winner_for_columns(self, paths: Iterable[str]) -> str | None:
+    def winner_for_columns(self, paths: Iterable[str]) -> Winner | None:
         """Return the strategy that holds for several columns alike; None when they differ or have none."""
         paths = sorted(paths)
         # A conflict about several columns names them in one unit, which a strategy may be given for as well.
@@ -185,7 +192,7 @@ class ParsedStrategy:
             units = ", ".join(repr(f"{found[1]} {path}") for path in known)
             raise InvalidInputError(f"neither side has the column of {key!r}; the units are {units}")
 
-    def with_winners(self, winners: Mapping[str, str]) -> "ParsedStrategy":
+    def with_winners(self, winners: Mapping[str, Winner]) -> "ParsedStrategy":
         """Return this strategy with winners for keys it says nothing about."""
         return ParsedStrategy({**winners, **self.winners})
 

@@ -8,7 +8,7 @@ from pyroaring import BitMap
 from lance_dagster.format.transaction import CLAIMS, Delete, Overwrite
 from lance_dagster.merge.rules.claim_conflicts import SettledClaims, settle_claims
 from lance_dagster.merge.rules.merge_side import sides_of
-from lance_dagster.merge.rules.strategy import ParsedStrategy
+from lance_dagster.merge.rules.strategy import ParsedStrategy, Strategy
 from lance_dagster.transactions.claims import Claim, SideHistory, encode_claims
 from tests.merge.rules.literal_merges import BASE, appended, fragment, manifest, merge_input, side, told
 
@@ -30,7 +30,7 @@ def claiming(name: str, *claims: Claim) -> SideHistory:
 def settled(
     source: SideHistory,
     dest: SideHistory,
-    strategy: str | None = None,
+    strategy: Strategy = None,
     matching: Mapping[str, Mapping[int, BitMap]] | None = None,
 ) -> SettledClaims:
     """Settle the claims of two sides."""

@@ -8,7 +8,8 @@ from pyroaring import BitMap
 from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.model import DataFile, Fragment
 from lance_dagster.format.transaction import Delete, Rewrite, RewriteGroup, Update
-from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, plan_merge
+from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Winner, plan_merge
+from lance_dagster.merge.rules.strategy import BOTH
 from lance_dagster.transactions.claims import Change, SideHistory
 from tests.merge.rules.literal_merges import BASE, appended, fragment, manifest, merge_input, side
 
@@ -112,7 +113,7 @@ def test_a_compaction_of_the_source_gives_way_to_updates_of_the_dest() -> None:
 
 
 @pytest.mark.parametrize("winner,updates", [("source-wins", [[1]]), ("dest-wins", [])])
-def test_a_row_that_both_updated_is_the_winners(winner: str, updates: list[list[int]]) -> None:
+def test_a_row_that_both_updated_is_the_winners(winner: Winner, updates: list[list[int]]) -> None:
     """Without a strategy it is a conflict, which names who did what in which version."""
     sides = updated("run", 1), updated("main", 1)
     said = Conflict(
@@ -138,19 +139,20 @@ def test_a_conflict_that_a_strategy_would_lead_to_is_told_at_once() -> None:
     sides = updated("run", 1), updated("main", 1, column=True)
     without = refused(*sides)
     assert {"rows", "column"} == {kind for kind, _ in told(without)}
-    for strategy in ({"rows": "source-wins"}, {"rows": "dest-wins"}):
-        found = plan_merge(merge_input(*sides, strategy=strategy))
+    for winner in BOTH:
+        found = plan_merge(merge_input(*sides, strategy={"rows": winner}))
         assert isinstance(found, MergePlan) or set(told(found)) <= set(told(without))
 
 
 def test_each_strategy_that_is_offered_settles_everything() -> None:
     """A hint that leads to the next refusal is none; what was given is kept."""
     sides = updated("run", 1), updated("main", 1, column=True)
-    for given in (None, {"column": "source-wins"}):
+    tried: tuple[dict[str, Winner], ...] = ({}, {"column": "source-wins"})
+    for given in tried:
         refusal = refused(*sides, given)
         assert refusal.settling
         for strategy in refusal.settling:
-            assert strategy.items() >= (given or {}).items()
+            assert strategy.items() >= given.items()
             assert isinstance(plan_merge(merge_input(*sides, strategy=strategy)), MergePlan)
 
 

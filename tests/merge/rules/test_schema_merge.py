@@ -7,13 +7,13 @@ import pytest
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Merge
 from lance_dagster.merge.rules.schema_merge import MergedSchema, lost_columns, merge_schemas
-from lance_dagster.merge.rules.strategy import ParsedStrategy
+from lance_dagster.merge.rules.strategy import ParsedStrategy, Strategy, Winner
 from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import AMOUNT, BASE, FIELDS, ID, appended, both_sides, side, told
 
 NOTE, NOTE_AS_INT = Field(id=2, name="note", logical_type="string"), Field(id=2, name="note", logical_type="int64")
 PRICE = replace(AMOUNT, name="price")
-BOTH = ("source-wins", "dest-wins")
+BOTH: tuple[Winner, ...] = ("source-wins", "dest-wins")
 SCHEMAS: dict[str, tuple[Field, ...]] = {
     "nothing": FIELDS,
     "dropped": (ID,),
@@ -41,7 +41,7 @@ def changed(name: str, how: str) -> SideHistory:
     return side(name) if how == "nothing" else side(name, after, operation)
 
 
-def merged(source: str, dest: str, strategy: str | None = None) -> MergedSchema:
+def merged(source: str, dest: str, strategy: Strategy = None) -> MergedSchema:
     """Merge two schemas."""
     sides = both_sides(changed("run", source), changed("main", dest))
     return merge_schemas(*sides, ParsedStrategy.parse(strategy), crosswise=False)

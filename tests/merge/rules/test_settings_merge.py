@@ -3,7 +3,7 @@
 import pytest
 
 from lance_dagster.merge.rules.schema_merge import merge_map
-from lance_dagster.merge.rules.strategy import ParsedStrategy
+from lance_dagster.merge.rules.strategy import ParsedStrategy, Winner
 from tests.merge.rules.literal_merges import told
 
 NAMES = ("run@3", "main@3")
@@ -44,7 +44,7 @@ def test_a_key_that_one_side_changed(
 )
 @pytest.mark.parametrize("winner", ["source-wins", "dest-wins"])
 def test_a_key_that_both_changed(
-    base: str | None, source: str | None, dest: str | None, did: tuple[str, str], winner: str
+    base: str | None, source: str | None, dest: str | None, did: tuple[str, str], winner: Winner
 ) -> None:
     """It is a conflict whatever the strategy, which says whose value is in the result."""
     states = tuple({} if value is None else {"k": value} for value in (base, source, dest))

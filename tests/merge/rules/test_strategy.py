@@ -3,7 +3,7 @@
 import pytest
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.merge.rules.strategy import BOTH, Conflict, Finding, ParsedStrategy, Strategy
+from lance_dagster.merge.rules.strategy import BOTH, Conflict, ConflictKind, Finding, ParsedStrategy, Strategy
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from lance_dagster.merge.rules.strategy import BOTH, Conflict, Finding, ParsedSt
         ("dest-wins", {"history": "dest-wins"}, "history", "version main@3"),
     ],
 )
-def test_the_closest_name_decides(expected: str | None, strategy: Strategy, kind: str, unit: str) -> None:
+def test_the_closest_name_decides(expected: str | None, strategy: Strategy, kind: ConflictKind, unit: str) -> None:
     """A unit goes before its kind, the kind before everything; the history is not everything."""
     assert expected == ParsedStrategy.parse(strategy).winner(kind, unit)
 
@@ -45,7 +45,7 @@ def test_a_unit_that_no_conflict_can_have_is_refused(unit: str) -> None:
 )
 def test_units_of_conflicts_are_taken(unit: str) -> None:
     """Every unit a conflict may be told under is one a strategy may be given for."""
-    assert "dest-wins" == ParsedStrategy.parse({unit: "dest-wins"}).winner("any", unit)
+    assert "dest-wins" == ParsedStrategy.parse({unit: "dest-wins"}).winner("rows", unit)
 
 
 def test_a_finding_stays_open_when_its_winner_is_no_option() -> None:

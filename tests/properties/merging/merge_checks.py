@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Winner
 from lance_dagster.errors import LanceDagsterError, MergeConflictError, Reason
 from lance_dagster.merge.rules.strategy import Conflict
 from tests.properties.merging import laws
@@ -118,7 +118,7 @@ class MergeChecks:
                     self._decided_back(trial, OTHER[strategy])
         self.told[-1] = told
 
-    def _decided_back(self, trial: str, strategy: str) -> None:
+    def _decided_back(self, trial: str, strategy: Winner) -> None:
         """Hold that the other strategy has the same rows when the merge is made the other way round."""
         back = f"{trial}-back"
         self.table.branches.create(back, self.source)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tests.properties.merging.rows_model import Cell, Made, Snapshot
 
-SOURCE_WINS, DEST_WINS = "source-wins", "dest-wins"
+SOURCE_WINS: Literal["source-wins"] = "source-wins"
+DEST_WINS: Literal["dest-wins"] = "dest-wins"
 
 
 @dataclass(frozen=True, slots=True)

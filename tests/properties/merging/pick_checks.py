@@ -6,7 +6,7 @@ from typing import Protocol
 
 import lance
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Winner
 from lance_dagster.errors import MergeConflictError
 from tests.properties.merging import laws
 from tests.properties.merging.change_ranges import ChangeRange, after_pick, known_rows, outcome, with_rows
@@ -26,7 +26,7 @@ Work = Callable[[str, str, Dice], None]
 class Take(Protocol):
     """Takes a change over, or back, on a branch."""
 
-    def __call__(self, branch: str, strategy: str | None = None) -> object:
+    def __call__(self, branch: str, strategy: Winner | None = None) -> object:
         """Do it, with a strategy where it is contradicted."""
 
 
@@ -75,7 +75,7 @@ class PickChecks:
         parent = self.graph.made[commit.parents[0]]
         change = ChangeRange.of(commit, parent)
 
-        def take(branch: str, strategy: str | None = None) -> object:
+        def take(branch: str, strategy: Winner | None = None) -> object:
             return self.table.cherry_pick(_name(commit), branch, strategy=strategy)
 
         result = self._taken("pick", change, trial, take, dice)
@@ -97,7 +97,7 @@ class PickChecks:
         trial = self._fork(where)
         self.tell(f"revert {_name(commit)} on {trial}" + (f", parent {number}" if commit.merged else ""))
 
-        def take(branch: str, strategy: str | None = None) -> object:
+        def take(branch: str, strategy: Winner | None = None) -> object:
             return self.table.revert(_name(commit), branch, parent=given, strategy=strategy)
 
         if commit.node == head.node:
@@ -259,7 +259,7 @@ class PickChecks:
         self.tell("refused")
 
     def _decided(
-        self, kind: str, inputs: MergeInputs, told: MergeConflictError, take: Take, trial: str, strategy: str
+        self, kind: str, inputs: MergeInputs, told: MergeConflictError, take: Take, trial: str, strategy: Winner
     ) -> None:
         """Hold that a conflict can be decided for either side."""
         self.tell(f"... then {strategy}")

@@ -1,5 +1,6 @@
 """Merges taken back some time after they were made, on branches that go no further."""
 
+from lance_dagster import Winner
 from tests.properties.merging.change_ranges import ChangeRange
 from tests.properties.merging.operation_context import Dice
 from tests.properties.merging.pick_checks import PickChecks, Take
@@ -32,7 +33,7 @@ class RevertChecks(PickChecks):
             self._forks.clear()
 
     def _take_back(self, name: str) -> Take:
-        def take(branch: str, strategy: str | None = None) -> object:
+        def take(branch: str, strategy: Winner | None = None) -> object:
             return self.table.revert(name, branch, parent=1, strategy=strategy)
 
         return take

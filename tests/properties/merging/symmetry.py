@@ -9,14 +9,14 @@ in turn.
 
 from collections.abc import Iterable
 
-from lance_dagster import LanceTable, MergePreview
+from lance_dagster import LanceTable, MergePreview, Winner
 from lance_dagster.merge.rules.strategy import Conflict
 from tests.properties.merging.laws import hold
 from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS
 from tests.properties.replica import KEY
 from tests.table_factory import as_pylance
 
-OTHER = {SOURCE_WINS: DEST_WINS, DEST_WINS: SOURCE_WINS}
+OTHER: dict[Winner, Winner] = {SOURCE_WINS: DEST_WINS, DEST_WINS: SOURCE_WINS}
 _ONE_WAY = ("beside rows that moved", "rows without them")
 
 
