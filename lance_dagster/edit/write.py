@@ -269,7 +269,7 @@ class CommitInfo:
         return found
 
 
-def create_empty(context: TableContext, schema: pa.Schema) -> State | None:
+def create_empty(context: TableContext, schema: pa.Schema, properties: Mapping[str, str] | None = None) -> State | None:
     """Write the first version of a table, without rows; return None when the table exists already."""
     fields = fields_from_arrow(schema)
     check_storable(fields, FILE_VERSION)
@@ -278,6 +278,7 @@ def create_empty(context: TableContext, schema: pa.Schema) -> State | None:
         read_version=0,
         uuid=str(uuid.uuid4()),
         operation=Overwrite(fragments=(), fields=fields, schema_metadata=schema_metadata_from_arrow(schema)),
+        properties=properties or {},
     )
     before = empty_manifest(fields, FILE_VERSION)
     manifest = apply(before, transaction, timestamp=now_ns(), writer=WRITER)

@@ -135,7 +135,7 @@ class _RowsOnDemand:
     find: Callable[[], ConflictRows]
 
 
-def preview_on_branch(context: TableContext, name: str, source: State, head: State, *, strategy: Strategy) -> Branch:
+def preview_on_branch(context: TableContext, name: str, source: State, head: State, *, options: MergeOptions) -> Branch:
     """Make a branch that holds what merging a version into the head of a branch gives; go on where that was begun.
 
     Raises:
@@ -150,7 +150,7 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         if found is None or not _is_begun(context, found, source, head):
             raise
         made = found
-    merge(context, source, name, MergeOptions(strategy=strategy))
+    merge(context, source, name, options)
     # The metadata is set last: a branch that says it shows the merge but still holds the dest would be checked in vain.
     done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
     return context.refs.change_branch(made, lambda current: with_metadata(current, done))

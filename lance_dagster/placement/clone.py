@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, StoreError
 from lance_dagster.format import layout
@@ -44,14 +45,21 @@ _BLOB = "lance.blob"
 _LEGACY_BLOB = "lance-encoding:blob"
 
 
+class CloneOptions(TypedDict, total=False):
+    """The keyword arguments of `clone` that a caller rarely needs."""
+
+    storage_options: Mapping[str, str] | None
+    progress: Progress | None
+
+
 def clone(
     context: TableContext,
     source: State,
     uri: str,
     *,
     shallow: bool,
-    storage_options: Mapping[str, str] | None,
-    progress: Progress | None = None,
+    properties: Mapping[str, str],
+    **options: Unpack[CloneOptions],
 ) -> TableContext:
     """Clone a version to a new table and return the context of the new table.
 
@@ -60,8 +68,9 @@ def clone(
         source: The version to clone.
         uri: The URI of the clone.
         shallow: Reference the files of the source instead of copying them.
-        storage_options: The options of the clone; None for those of the source, where they apply.
-        progress: Called with the number of copied files and their total.
+        properties: Those of the first transaction, its message among them.
+        **options: `storage_options`, those of the clone; None for those of the source, where they apply. `progress`,
+            called with the number of copied files and their total.
 
     Raises:
         AlreadyExistsError: A table exists at `uri`; nothing was written.
@@ -72,13 +81,19 @@ def clone(
         manifest = shallow_clone(source.manifest, source_uri=source_uri, name=str(source))
     else:
         manifest = deep_clone(source.manifest)
-    made = open_context(uri, _options(context, manifest, uri, storage_options))
-    write_clone(context, source, made, manifest, progress=progress)
+    made = open_context(uri, _options(context, manifest, uri, options.get("storage_options")))
+    write_clone(context, source, made, manifest, properties=properties, progress=options.get("progress"))
     return made
 
 
 def write_clone(
-    context: TableContext, source: State, made: TableContext, manifest: Manifest, *, progress: Progress | None = None
+    context: TableContext,
+    source: State,
+    made: TableContext,
+    manifest: Manifest,
+    *,
+    properties: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Commit a manifest as the first version of a new table, after its files were copied or its source was tagged.
 
@@ -96,7 +111,7 @@ def write_clone(
             _pin(context, source, made.uri)
         else:
             _copy_files(context, source, made.store, progress)
-        _commit_first(context, source, made, manifest)
+        _commit_first(context, source, made, manifest, properties=properties or {})
 
 
 def _pin(context: TableContext, source: State, uri: str) -> None:
@@ -148,7 +163,9 @@ def _claimed(made: TableContext, what: str) -> Iterator[None]:
         made.store.delete(_CLAIM)
 
 
-def _commit_first(context: TableContext, source: State, made: TableContext, manifest: Manifest) -> None:
+def _commit_first(
+    context: TableContext, source: State, made: TableContext, manifest: Manifest, *, properties: Mapping[str, str]
+) -> None:
     transaction = Transaction(
         read_version=source.number,
         uuid=str(uuid.uuid4()),
@@ -158,6 +175,7 @@ def _commit_first(context: TableContext, source: State, made: TableContext, mani
             ref_version=source.number,
             ref_path=context.versions.branch_uri(source.branch),
         ),
+        properties=properties,
     )
     manifest = replace(manifest, transaction_file=transaction.file_name, writer=WRITER, timestamp=now_ns())
     if create_first(made.versions, Proposal(transaction, with_feature_flags(manifest))) is None:

@@ -19,7 +19,8 @@ because its names show whether the whole migration is complete.
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, Remedy, VersionNotFoundError
 from lance_dagster.format import layout
@@ -73,13 +74,25 @@ class Relocation:
     tags: tuple[Repointed, ...] = ()
 
 
+class RelocateOptions(TypedDict, total=False):
+    """The keyword arguments that `relocate` and `move_base` share."""
+
+    check: bool
+    dry_run: bool
+    progress: Progress | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """Options of a relocation: check files before a commit references them, commit nothing, report progress."""
+    """Options of a relocation: check files before a commit references them, commit nothing, report progress.
+
+    `properties` are those of each commit, a message of the caller among them.
+    """
 
     check: bool = True
     dry_run: bool = False
     progress: Progress | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     def tell(self, done: int, total: int) -> None:
         """Report the number of branches and tags processed, and their total."""
@@ -186,8 +199,9 @@ def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repo
             uuid=transaction_id,
             operation=UpdateBases(new_bases=changed),
             properties={
-                REPOINTED: "true",
                 COMMIT_MESSAGE: f"base paths are elsewhere: {', '.join(old for old, _ in paths)}",
+                **how.properties,
+                REPOINTED: "true",
             },
         )
         # UpdateBases only adds: it rejects an id that is in use, and here the same ids get new paths. The next
@@ -211,7 +225,7 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
     done = Repointed(name=tag.name, before=tag.ref, after=None)
     if how.dry_run:
         return done
-    found = _repeated(context, state, moves) or _forked(context, tag, state, moves, check=how.check)
+    found = _repeated(context, state, moves) or _forked(context, tag, state, moves, how=how)
     wanted = replace(
         tag, branch=found.branch, version=found.number, manifest_size=context.versions.manifest_size(found)
     )
@@ -233,7 +247,7 @@ def _repeated(context: TableContext, state: State, moves: Moves) -> State | None
     return state
 
 
-def _forked(context: TableContext, tag: Tag, state: State, moves: Moves, *, check: bool) -> State:
+def _forked(context: TableContext, tag: Tag, state: State, moves: Moves, *, how: How) -> State:
     """Fork a branch from a tagged version, correct its base paths, and return its head."""
     taken = context.refs.branches()
     names = (f"relocated-{tag.name}" if count == 1 else f"relocated-{tag.name}-{count}" for count in range(1, 10**6))
@@ -245,7 +259,7 @@ def _forked(context: TableContext, tag: Tag, state: State, moves: Moves, *, chec
     create_branch(name, state, context.refs, context.versions, exist_ok=True, metadata={REPOINTED: tag.name})
     # The moves of the tagged version are used, since the new branch has no former place of its own.
     there = dict(moves(state))
-    _repoint(context, name, lambda _: there, How(check=check))
+    _repoint(context, name, lambda _: there, How(check=how.check, properties=how.properties))
     return context.head(name)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import Ref, TableContext
+from lance_dagster.history.context import Properties, Ref, TableContext
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.refs import branch_operations, protection as protecting, rename, reset
@@ -13,6 +13,7 @@ from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_store import READY, Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.merge import merge_commit, preview
+from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.table.version_log import full_log
 
@@ -201,7 +202,16 @@ class Branches:
         found = merge_commit.find_merged(self._context, self._context.at(source), into)
         return None if found is None else self._context.versions.describe(found)
 
-    def preview(self, source: Ref, into: str = MAIN, *, name: str | None = None, strategy: Strategy = None) -> Branch:
+    def preview(
+        self,
+        source: Ref,
+        into: str = MAIN,
+        *,
+        name: str | None = None,
+        strategy: Strategy = None,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Branch:
         """Create a branch that contains the result of a merge, so that checks can run before the merge itself.
 
         The preview is an ordinary branch. Merging it instead of `source` publishes exactly the checked rows while
@@ -214,6 +224,8 @@ class Branches:
             name: The new branch; None for `preview/` and the name of the source's branch, or `main-into-` and the name
                 of `into`.
             strategy: The strategy that resolves conflicts.
+            message: The commit message of the merge.
+            properties: Stored with its transaction.
 
         Raises:
             RefNotFoundError: The source or the branch `into` does not exist.
@@ -221,6 +233,7 @@ class Branches:
             InvalidRefNameError: The name breaks a rule of the specification.
             AlreadyExistsError: A branch or a tag has the name.
         """
+        options = MergeOptions(strategy=strategy, message=message, properties=properties or {})
         state, head = self._context.at(source), self._context.head(into)
         # Conflicts are looked for first: a branch created in vain would have to be deleted, which a crash may prevent.
         found = preview.preview(self._context, state, into, strategy=strategy)
@@ -232,7 +245,7 @@ class Branches:
             )
         # The states that were read above, not the refs: a commit in between must not change what was checked.
         name = name or preview_name(state.branch, into)
-        return preview.preview_on_branch(self._context, name, state, head, strategy=strategy)
+        return preview.preview_on_branch(self._context, name, state, head, options=options)
 
     def graph(
         self, ref: Ref = MAIN, *, after: Ref | None = None, limit: int | None = None, only: LogFilter | None = None

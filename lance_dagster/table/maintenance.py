@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, Unpack
 
 from lance_dagster.edit import compaction, index_status
 from lance_dagster.edit.compaction import Goal
@@ -19,7 +19,8 @@ from lance_dagster.history.find_commits import content_id_of
 from lance_dagster.history.versions import Version, Versions
 from lance_dagster.placement import base_stores, clone, relocate
 from lance_dagster.placement.base_stores import NewBase
-from lance_dagster.placement.relocate import How, Relocation, migrate_manifest_names
+from lance_dagster.placement.clone import CloneOptions
+from lance_dagster.placement.relocate import How, RelocateOptions, Relocation, migrate_manifest_names
 from lance_dagster.verify import verify as verification
 from lance_dagster.verify.verify import VerifyReport
 from lance_dagster.verify.version_checks import Progress
@@ -101,9 +102,9 @@ class Maintenance(Generic[TableT]):
         name: str,
         uri: str | os.PathLike[str],
         *,
-        check: bool = True,
-        dry_run: bool = False,
-        progress: Progress | None = None,
+        message: str | None = None,
+        properties: Properties = None,
+        **options: Unpack[RelocateOptions],
     ) -> Relocation:
         """Change the path of a base path after its files were moved or copied, by a commit to each branch that has it.
 
@@ -113,24 +114,25 @@ class Maintenance(Generic[TableT]):
         Args:
             name: The name of the base path, or its present path when it has no name.
             uri: The new path.
-            check: Look for every file at the new path before a commit references it there.
-            dry_run: Report the changes without committing them.
-            progress: Called with the number of branches and tags processed, and their total.
+            message: The commit message of each new version.
+            properties: Stored with each transaction.
+            **options: Those of `relocate`: `check`, `dry_run` and `progress`.
 
         Raises:
             InvalidInputError: No branch has such a base path.
             CorruptFileError: Files are missing at the new place.
         """
-        options = How(check=check, dry_run=dry_run, progress=progress)
-        return relocate.move_base(self._context, name, os.fspath(uri), options)
+        info = CommitInfo.of(MAIN, message, properties)
+        how = How(**options, properties=info.as_properties())
+        return relocate.move_base(self._context, name, os.fspath(uri), how)
 
     def relocate(
         self,
         old_uri: str | os.PathLike[str] | None = None,
         *,
-        check: bool = True,
-        dry_run: bool = False,
-        progress: Progress | None = None,
+        message: str | None = None,
+        properties: Properties = None,
+        **options: Unpack[RelocateOptions],
     ) -> Relocation:
         """Repair the branches of a table that was moved or copied to this place, by one metadata commit each.
 
@@ -141,16 +143,19 @@ class Maintenance(Generic[TableT]):
 
         Args:
             old_uri: The former URI of the table; None to determine it from the branches.
-            check: Look for every file at this place before a commit references it here.
-            dry_run: Report the changes without committing them.
-            progress: Called with the number of branches and tags processed, and their total.
+            message: The commit message of each new version.
+            properties: Stored with each transaction.
+            **options: `check` looks for every file at this place before a commit references it here (True if left
+                out); `dry_run` reports the changes without committing them; `progress` is called with the number of
+                branches and tags processed, and their total.
 
         Raises:
             InvalidInputError: The former URI cannot be determined.
             CorruptFileError: Files are missing at this place.
         """
-        options = How(check=check, dry_run=dry_run, progress=progress)
-        return relocate.relocate(self._context, None if old_uri is None else os.fspath(old_uri), options)
+        info = CommitInfo.of(MAIN, message, properties)
+        how = How(**options, properties=info.as_properties())
+        return relocate.relocate(self._context, None if old_uri is None else os.fspath(old_uri), how)
 
     def clone(
         self,
@@ -158,8 +163,9 @@ class Maintenance(Generic[TableT]):
         at: Ref = MAIN,
         *,
         shallow: bool = True,
-        storage_options: Mapping[str, str] | None = None,
-        progress: Progress | None = None,
+        message: str | None = None,
+        properties: Properties = None,
+        **options: Unpack[CloneOptions],
     ) -> TableT:
         """Clone one version to a new table, and return the new table.
 
@@ -172,8 +178,10 @@ class Maintenance(Generic[TableT]):
             uri: The URI of the clone.
             at: The version to clone.
             shallow: Reference the files instead of copying them.
-            storage_options: The options of the clone; None for those of this table.
-            progress: Called with the number of copied files and their total.
+            message: The commit message of the clone's first version.
+            properties: Stored with its transaction.
+            **options: `storage_options`, those of the clone; None for those of this table. `progress`, called with the
+                number of copied files and their total.
 
         Raises:
             AlreadyExistsError: A table exists at `uri`.
@@ -185,8 +193,8 @@ class Maintenance(Generic[TableT]):
             self._context.at(at),
             os.fspath(uri),
             shallow=shallow,
-            storage_options=storage_options,
-            progress=progress,
+            properties=CommitInfo.of(MAIN, message, properties).as_properties(),
+            **options,
         )
         return self._table_of(made)
 

@@ -89,6 +89,8 @@ class LanceTable:
         *,
         storage_options: Mapping[str, str] | None = None,
         exist_ok: bool = False,
+        message: str | None = None,
+        properties: Properties = None,
     ) -> "LanceTable":
         """Create an empty table with stable row ids, as `main@1`.
 
@@ -101,11 +103,11 @@ class LanceTable:
         Raises:
             AlreadyExistsError: There is a table already.
         """
+        given = CommitInfo.of(MAIN, message, properties).as_properties()
         context = open_context(uri, storage_options)
         # `create_empty` returns None when another process created the table in between.
-        if context.versions.newest(MAIN) is None and create_empty(context, schema) is not None:
-            return cls(context)
-        if not exist_ok:
+        made = context.versions.newest(MAIN) is None and create_empty(context, schema, given) is not None
+        if not made and not exist_ok:
             raise AlreadyExistsError(f"there is a Lance table at {context.uri} already")
         return cls(context)
 

@@ -456,6 +456,18 @@ def test_a_partition_goes_to_one_side(table: LanceTable, strategy: Winner) -> No
     sound(table)
 
 
+def test_metadata_of_a_column_is_settled_under_the_unit_of_its_conflict(table: LanceTable) -> None:
+    """The kind is that of all conflicts about columns, and the unit of the conflict is what a strategy takes."""
+    table.columns.set_metadata("value", {"unit": "km"}, branch="run")
+    table.columns.set_metadata("value", {"unit": "mi"})
+    (conflict,) = table.preview_merge("run").conflicts
+    assert ("column", "metadata of column value") == (conflict.kind, conflict.unit)
+    assert "set key 'unit'" in conflict.source
+    assert conflict.hint
+    merged = table.merge("run", strategy={conflict.unit: "source-wins"})
+    assert {b"unit": b"km"} == table.schema(merged).field("value").metadata
+
+
 def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
     """Before anything is looked at."""
     table.append(entries("n", 5), branch="run")

@@ -1,16 +1,34 @@
 """The types in public signatures, and the text that values print as."""
 
+import dataclasses
+import datetime as dt
 import inspect
+import pydoc
 import re
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lance_dagster
-from lance_dagster import LanceTable
+import lance_dagster.plugin
+import lance_dagster.spark
+from lance_dagster import (
+    ChangeKind,
+    ConflictKind,
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    MergeMode,
+    Winner,
+    WriteMode,
+)
+from lance_dagster.edit.upsert import WhenMissing, WhenNotMatched
 from lance_dagster.table.branches import Branches
 from lance_dagster.table.columns import Columns
 from lance_dagster.table.config import Config
@@ -19,6 +37,22 @@ from lance_dagster.table.tags import Tags
 from tests.table_factory import entries, new_table
 
 NAMESPACES = (Branches, Columns, Config, Maintenance, Tags)
+DOORS = (lance_dagster, lance_dagster.plugin, lance_dagster.spark)
+TIME = re.compile(r"_at$|time|_ns$|^(now|since|until|older_than|grace)$")
+CALLED_BY_SPARK = ("LanceDataSource.reader", "LanceDataSource.writer")
+WITHOUT_MESSAGE = {
+    f"{owner}.{name}"
+    for owner, names in {
+        "Branches": "ahead_behind create delete get graph is_merged list protect protection rename reset "
+        "set_metadata unprotect version_numbers",
+        "Config": "get table_metadata",
+        "LanceTable": "at changes_since_base commit count_rows diff exists head log merge_base open preview_merge "
+        "read scan schema stage status to_lance write_target",
+        "Maintenance": "bases collect_garbage content_id indices migrate_manifest_names verify",
+        "Tags": "create delete get history list move protect rename roll_back set_metadata unprotect",
+    }.items()
+    for name in names.split()
+}
 
 
 def project_types(annotation: object, names: Mapping[str, object]) -> Iterator[type]:
@@ -45,19 +79,132 @@ def signatures(owner: type) -> Iterator[tuple[str, types.FunctionType]]:
             yield name, found
 
 
-@pytest.mark.parametrize("owner", [LanceTable, *NAMESPACES], ids=lambda owner: owner.__name__)
-def test_every_type_of_a_signature_is_exported(owner: type) -> None:
-    """A caller can name what a method takes and returns; the namespaces are reached through the table."""
-    exported = {getattr(lance_dagster, name) for name in lance_dagster.__all__}
-    # `Unpack[When]` stands for the keyword arguments, which are written out by name.
-    missing = {
-        f"{name}: {found.__name__}"
-        for name, function in signatures(owner)
+def public_classes() -> list[type]:
+    """Every class among the public names, and the namespaces of a table."""
+    named = (getattr(module, name) for module in DOORS for name in module.__all__)
+    return sorted({*NAMESPACES, *(found for found in named if isinstance(found, type))}, key=lambda one: one.__name__)
+
+
+def public_functions() -> Iterator[tuple[str, types.FunctionType]]:
+    """Every function among the public names, and every public method."""
+    for module in DOORS:
+        for name in module.__all__:
+            if isinstance(found := getattr(module, name), types.FunctionType):
+                yield name, found
+    for owner in public_classes():
+        for name, found in signatures(owner):
+            yield f"{owner.__name__}.{name}", found
+
+
+def public_fields() -> Iterator[tuple[str, str, object, Mapping[str, object]]]:
+    """Every public field of a dataclass among the public names, with its annotation and the names it may use."""
+    for owner in public_classes():
+        for field in dataclasses.fields(owner) if dataclasses.is_dataclass(owner) else ():
+            if not field.name.startswith("_"):
+                yield owner.__name__, field.name, field.type, vars(sys.modules[owner.__module__])
+
+
+def test_every_type_of_a_signature_is_exported() -> None:
+    """A caller can name what a function takes and returns, and what a value holds."""
+    exported = {getattr(module, name) for module in DOORS for name in module.__all__}
+    used: list[tuple[str, object, Mapping[str, object]]] = [
+        (name, annotation, function.__globals__)
+        for name, function in public_functions()
+        if name not in CALLED_BY_SPARK
         for annotation in inspect.get_annotations(function).values()
-        for found in project_types(annotation, function.__globals__)
+    ]
+    # The operations of a transaction are the vocabulary of the format: one module, with names such as `Merge`.
+    used += [(f"{owner}.{name}", found, names) for owner, name, found, names in public_fields() if name != "operation"]
+    # A TypedDict stands for keyword arguments, which are written out by name; namespaces are reached from the table.
+    missing = {
+        f"{where}: {found.__name__}"
+        for where, annotation, names in used
+        for found in project_types(annotation, names)
         if found not in exported and found not in NAMESPACES and not typing.is_typeddict(found)
     }
     assert set() == missing
+
+
+def test_the_doors_of_plugin_and_spark_are_among_the_public_names() -> None:
+    """One import serves for all of them; `replacement_schema` is for writers of data sources."""
+    behind = {name for module in DOORS[1:] for name in module.__all__} - set(lance_dagster.__all__)
+    assert {"replacement_schema"} == behind
+
+
+def test_points_in_time_are_datetimes_and_durations_timedeltas() -> None:
+    """No number, of which one has to know the unit, and no text."""
+    named = [(f"{owner}.{name}", name, found) for owner, name, found, _ in public_fields()]
+    for where, function in public_functions():
+        named += [(f"{where}({name})", name, found) for name, found in inspect.get_annotations(function).items()]
+    times = [(where, found) for where, name, found in named if TIME.search(name)]
+    wrong = {
+        where
+        for where, found in times
+        for part in typing.get_args(found) or (found,)
+        if not (isinstance(part, type) and issubclass(part, (dt.datetime, dt.timedelta, types.NoneType)))
+    }
+    assert {"Version.committed_at", "LogFilter.since", "Maintenance.collect_garbage(grace)"} <= {
+        one for one, _ in times
+    }
+    assert set() == wrong
+
+
+def test_every_method_that_commits_takes_a_message_and_properties() -> None:
+    """Every other method is listed: it reads, it writes no version, or the transaction it is given says it."""
+    methods = {
+        f"{owner.__name__}.{name}": set(inspect.signature(found).parameters)
+        for owner in (LanceTable, *NAMESPACES)
+        for name, found in signatures(owner)
+        if not isinstance(inspect.getattr_static(owner, name), property)
+    }
+    assert WITHOUT_MESSAGE == {name for name, taken in methods.items() if not {"message", "properties"} <= taken}
+
+
+def test_messages_of_methods_that_commit_rarely(tmp_path: Path) -> None:
+    """A table's first version, a clone's, a merge on a preview branch, and the commits of a relocation."""
+    said: dict[str, Any] = {"message": "for the audit", "properties": {"ticket": "7"}}
+    table = LanceTable.create(tmp_path / "t", entries("a", 1).schema, **said)
+    table.append(entries("a", 1))
+    table.branches.create("run")
+    table.append(entries("b", 2), branch="run")
+    shown = table.branches.preview("run", **said)
+    clone = table.maintenance.clone(tmp_path / "clone", "run", **said)
+    (tmp_path / "t").rename(tmp_path / "moved")
+    moved = LanceTable.open(tmp_path / "moved")
+    moved.maintenance.relocate(**said)
+    made = [moved.at("main@1"), moved.head(shown.name), moved.head("run"), clone.head()]
+    assert [("for the audit", "7")] * 4 == [(version.message, version.properties["ticket"]) for version in made]
+
+
+@pytest.mark.parametrize(
+    "choices,refused",
+    [
+        (MergeMode, lambda table: table.merge("run", mode="rebase")),
+        (Winner, lambda table: table.merge("run", strategy="ours")),
+        (ConflictKind, lambda table: table.merge("run", strategy={"cells of": "dest-wins"})),
+        (ChangeKind, lambda table: table.diff("main", "run").rows("inserted")),
+        (WhenMissing, lambda table: table.upsert(entries("a", 1), on=["key"], when_missing="drop")),
+        (WhenNotMatched, lambda table: table.upsert(entries("a", 1), on=["key"], when_not_matched="keep")),
+        (WriteMode, lambda _: LanceIOManager(lance=LanceResource(root="/nowhere"), write_mode="upsert")),
+    ],
+    ids=["mode", "winner", "kind", "rows", "when_missing", "when_not_matched", "write_mode"],
+)
+def test_what_is_no_choice_is_refused_with_the_choices(
+    tmp_path: Path, choices: object, refused: Callable[[LanceTable], object]
+) -> None:
+    """One error names all of them."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run")
+    with pytest.raises(InvalidInputError) as caught:
+        refused(table)
+    assert [] == [choice for choice in typing.get_args(choices) if choice not in str(caught.value)]
+
+
+def test_help_shows_no_inherited_and_no_private_members() -> None:
+    """`help(LanceTable)` lists the methods of a table and nothing else."""
+    text = pydoc.plain(pydoc.render_doc(LanceTable))
+    assert "inherited from" not in text
+    assert [] == re.findall(r"^ \|  (_[a-z]\w*)", text, re.MULTILINE)
 
 
 def test_values_print_as_short_text(tmp_path: Path) -> None:
