@@ -499,9 +499,8 @@ class LanceTable:
             InvalidInputError: There is no such mode or strategy, or what is to be kept is no text.
             MergeConflictError: With every reason why not; nothing was written.
         """
-        state = self._context.at(source)
         options = MergeOptions(strategy=strategy, mode=mode, message=message, properties=properties or {})
-        return self._described(merge_commit.merge(self._context, state, into, options))
+        return self._described(merge_commit.merge(self._context, self._context.at(source), into, options))
 
     def sync(
         self, branch: str, *, strategy: Strategy = None, message: str | None = None, properties: Properties = None
@@ -586,8 +585,7 @@ class LanceTable:
             ref: The version to go back to: one of that branch, or of those it was forked from, before that.
         """
         to = self._context.at(ref)
-        info = CommitInfo.of(branch, message or f"restore {to}", properties)
-        options = PickOptions(properties=info.as_properties())
+        options = PickOptions(properties=CommitInfo.of(branch, message or f"restore {to}", properties).as_properties())
         return self._described(picks.restore(self._context, to, branch, options))
 
     def _result(self, written: Written) -> WriteResult:
