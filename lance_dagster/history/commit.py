@@ -361,7 +361,7 @@ def _classify_landed(
         state = versions.load(branch, number)
     except VersionNotFoundError:
         # Committed and cleaned up since the transaction read the table: what it did cannot be looked up any more.
-        landed, who = None, "somebody"
+        landed, who = None, "an unknown writer"
         if transaction.read_version < _first_number(versions, branch):
             raise _branch_replaced(versions, f"{branch}@{number}", transaction) from None
     else:

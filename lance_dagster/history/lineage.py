@@ -375,7 +375,7 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
             before = state.manifest
             continue
         if not _follows(state, expected - 1):
-            yield Change(version=f"{branch}@{expected}", writer="somebody", transaction=None)
+            yield Change(version=f"{branch}@{expected}", writer="an unknown writer", transaction=None)
             before = None
         yield Change(
             version=f"{branch}@{number}",
@@ -386,7 +386,7 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
         )
         before, expected = state.manifest, number + 1
     if expected <= segment.number:
-        yield Change(version=f"{branch}@{expected}", writer="somebody", transaction=None)
+        yield Change(version=f"{branch}@{expected}", writer="an unknown writer", transaction=None)
 
 
 def _follows(state: State, number: int) -> bool:

@@ -109,7 +109,7 @@ class ConflictLocations:
         alive, where = np.zeros(len(offsets), np.bool_), np.full(len(offsets), ABSENT, np.int64)
         if isinstance(key, int):
             alive = _among(offsets, live_rows(base, present(base, key), self.sides[0].lookups.deleted))
-            where = np.where(alive, offsets + (key << OFFSET_BITS), ABSENT)
+            where = np.where(alive, offsets + _first_address(key), ABSENT)
         source, dest = (side.of(key, offsets, alive) for side in self._sides())
         return RowLocations(
             addresses=np.stack([where, source[0], dest[0]], axis=1), did=np.stack([source[1], dest[1]], axis=1)
@@ -152,7 +152,7 @@ class _SideLocations:
         did[alive & _among(offsets, row_changes.rewritten)] = REWRITTEN
         if row_changes.place is not None and isinstance(key, int):
             stays = _among(offsets, row_changes.stays)
-            places[stays] = offsets[stays] + (row_changes.place.id << OFFSET_BITS)
+            places[stays] = offsets[stays] + _first_address(row_changes.place.id)
             did[stays] = CHANGED if self._other_files(row_changes.place, key) else UNCHANGED
         beside = bool(self._columns.written_beside(key if isinstance(key, int) else None))
         wanted = BitMap(offsets.tolist())
@@ -160,7 +160,7 @@ class _SideLocations:
             rows = self._row_changes.relocated[number]
             there, here = (found.astype(np.int64) for found in rows.pairs(key, wanted))
             at = np.searchsorted(offsets, there)
-            places[at] = here + (number << OFFSET_BITS)
+            places[at] = here + _first_address(number)
             new = _among(here, rows.updated) | beside
             did[at] = np.where(new, CHANGED, UNCHANGED)
         did[(places != ABSENT) & ~alive] = ADDED
@@ -186,7 +186,14 @@ def _among(offsets: Addresses, rows: BitMap) -> Flags:
 
 
 def _addresses(number: int, offsets: BitMap) -> Addresses:
-    return np.array(offsets, np.int64) + (number << OFFSET_BITS)
+    return np.array(offsets, np.int64) + _first_address(number)
+
+
+def _first_address(number: int) -> np.int64:
+    """Return the address of the first row of a fragment, as the signed number of the same bits."""
+    # Ids from 2^31 on give addresses above the largest signed number, which numpy would refuse to convert.
+    signed: np.int64 = np.array([number << OFFSET_BITS], np.uint64).view(np.int64)[0]
+    return signed
 
 
 def _joined(parts: Sequence[Addresses]) -> Addresses:

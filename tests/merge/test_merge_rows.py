@@ -389,6 +389,11 @@ def test_large_fragment_ids_are_ids_like_any_other(stable: LanceTable, reserved:
     stable.delete("value = 8")
     stable.merge("late")
     assert [90] == [value for key, value in contents(stable) if key == "n"]
+    stable.branches.create("other")
+    stable.update({"value": "91"}, where="value = 90", branch="other")
+    stable.update({"value": "92"}, where="value = 90")
+    shown = stable.preview_merge("other").conflicting_rows().read_all().select(["base", "source", "dest"])
+    assert [[90, 91, 92]] == [[row[side]["value"] for side in row] for row in shown.to_pylist()]
     sound(stable)
 
 

@@ -47,7 +47,8 @@ class Protection:
         """
         for pattern, own in (*((one, self.branches) for one in branches), *((one, self.tags) for one in tags)):
             if pattern not in own:
-                raise InvalidInputError(f"nothing is protected as {pattern!r}; there is {', '.join(own) or 'nothing'}")
+                known = f"the protected patterns are {', '.join(own)}" if own else "nothing is protected yet"
+                raise InvalidInputError(f"{pattern!r} is not a protected pattern; {known}")
 
     def with_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> "Protection":
         """Return this protection with patterns added."""
