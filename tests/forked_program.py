@@ -13,7 +13,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -34,6 +36,19 @@ def ready_processes() -> ForkServerContext:
     # One list for all tests: the server starts with the first process, and reads the list only then.
     context.set_forkserver_preload(_LOADED)
     return context
+
+
+@contextmanager
+def without_server() -> Iterator[None]:
+    """End the server before and after a block that starts processes of its own from a server.
+
+    There is one server in a process, and what it forks has the environment that was there when it began.
+    """
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public ends it
+    try:
+        yield
+    finally:
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def run_program(

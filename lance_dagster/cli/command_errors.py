@@ -108,6 +108,7 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "cherry_pick": ("cherry-pick", partial(_single_change, "--onto")),
     "maintenance.relocate": ("relocate", _relocate),
     "merge": ("merge", _merge),
+    "restore": ("restore", lambda version, branch: (version, "--branch", branch)),
     "revert": ("revert", partial(_single_change, "--branch")),
     "tags.delete": ("tag", _delete_tag),
     "tags.move": ("promote", lambda name, at: ("--tag", name, "--at", at)),

@@ -44,6 +44,18 @@ def test_every_method_that_errors_name_can_be_typed(table: LanceTable) -> None:
     assert all(callable(attrgetter(name)(table)) for name in COMMANDS)
 
 
+def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:
+    """A tag names what would be dropped."""
+    table.append(entries("w", 1), branch="work")
+    table.append(entries("w", 2), branch="work")
+    table.tags.create("kept", table.head("work"))
+    target = f"work@{table.head('work').number - 1}"
+    refused = run("reset", table.uri, "work", "--at", target)
+    assert 1 == refused.exit_code
+    assert f"`lance-dagster restore {table.uri} {target} --branch work`" in refused.stderr
+    assert 0 == run("restore", table.uri, target, "--branch", "work").exit_code
+
+
 @pytest.mark.parametrize(
     "arguments,typed",
     [

@@ -65,8 +65,10 @@ def test_conflicts_are_told(table: LanceTable, command: str) -> None:
     assert (1, 1, 2) == (result.exit_code, result.stdout.count("\n"), result.stderr.count("\n"))
     shown = f"{commit}^..{commit}" if command == "cherry-pick" else f"{commit}..main"
     typed = f"lance-dagster diff {table.uri} {quoted(shown)} --rows"
-    hint = f"hint: look with `{typed}`; settle with --strategy rows=source-wins ("
-    assert result.stderr.splitlines()[1].startswith(hint)
+    onto = "--onto" if command == "cherry-pick" else "--branch"
+    settled = f"lance-dagster {command} {table.uri} {commit} {onto} main --strategy rows=source-wins"
+    assert result.stderr.splitlines()[1].startswith(f"hint: look with `{typed}`; ")
+    assert f"`{settled}`, or choose the other winner for each" in result.stderr.splitlines()[1]
     assert 0 == run("diff", table.uri, shown, "--rows").exit_code
     assert 0 == run(command, table.uri, commit, "--strategy", "source-wins").exit_code
 

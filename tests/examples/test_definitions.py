@@ -9,6 +9,7 @@ import pytest
 from example_project import assets, checks, places, publishing, reports, source
 from example_project.definitions import build_definitions, defs
 from lance_dagster import LanceTable, build_publisher
+from tests.forked_program import without_server
 
 CHECKOUT = Path(__file__).parents[2]
 MONTH = "2013-01"
@@ -105,7 +106,7 @@ def test_the_workspace_file_is_valid(tmp_path: Path) -> None:
 def test_a_month_under_the_multiprocess_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every step in its own process a broken month is stopped, and goes on to be published when it is mended."""
     monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path / "state"))
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with without_server(), dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         job, tags = dg.reconstructable(load_two_tables), {"dagster/partition": MONTH}
         config = {"ops": {"nyc__flights": {"config": {"defect": "unknown_carrier"}}}}
         broken = dg.execute_job(job, instance, config, tags)

@@ -16,7 +16,7 @@ _COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "part": pa.string(), "valu
 SCHEMA = pa.schema(_COLUMNS)
 Rows = dict[int, tuple[str, int]]
 _OPERATION_PAIRS: Mapping[str, tuple[str, str]] = {
-    "two updates": ("update", "update"),
+    "two updates": ("update", "other update"),
     "an update and a deletion": ("update", "delete"),
     "a deletion and an update": ("delete", "update"),
     "two replacements": ("replace", "replace"),
@@ -25,8 +25,9 @@ _OPERATION_PAIRS: Mapping[str, tuple[str, str]] = {
     "an update and a replacement": ("update", "replace"),
     "two appends": ("append", "append"),
     "two deletions": ("delete", "delete"),
+    "two equal updates": ("update", "update"),
 }
-"""What two runs do to one partition; the last two contradict nothing."""
+"""What two runs do to one partition; the last three contradict nothing."""
 
 
 def as_arrow(rows: Mapping[int, tuple[str, int]]) -> pa.Table:
@@ -103,7 +104,7 @@ class ConcurrentRuns:
         first = {"update": updated, "delete": without, "append": own | new[0], "replace": new[0]}[
             _OPERATION_PAIRS[how][0]
         ]
-        together = {"two appends": own | new[0] | new[1], "two deletions": without}
+        together = {"two appends": own | new[0] | new[1], "two deletions": without, "two equal updates": updated}
         self.open[name] = part, first
         self.rivals[name] = Rival(names[1], together.get(how))
 
@@ -145,6 +146,8 @@ class ConcurrentRuns:
             self.table.append(new, branch=branch, partitions=[new["part"][0].as_py()])
         elif operation == "update":
             self.table.update({"value": "value + 1000"}, where=where, branch=branch)
+        elif operation == "other update":
+            self.table.update({"value": "value + 2000"}, where=where, branch=branch)
         elif operation == "delete":
             self.table.delete(where, branch=branch)
         elif operation == "replace":
