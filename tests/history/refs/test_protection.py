@@ -139,9 +139,7 @@ def test_patterns_are_added_and_taken_back(table: LanceTable) -> None:
     table.branches.protect(["main", "hot*"])
     assert ("hot*", "main", "release/*") == table.branches.protection().branches
     assert ("main", "release/*") == table.branches.unprotect(["hot*"]).branches
-    with pytest.raises(
-        InvalidInputError, match=r"'hot\*' is not a protected pattern; .* are main, release/\*"
-    ):
+    with pytest.raises(InvalidInputError, match=r"'hot\*' is not a protected pattern; .* are main, release/\*"):
         table.branches.unprotect(["hot*"])
     with pytest.raises(InvalidInputError, match="a pattern cannot be empty"):
         table.tags.protect([""])
