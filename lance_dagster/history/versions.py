@@ -450,4 +450,6 @@ class Versions:
     def _missing(self, branch: str, number: int) -> str:
         numbers = self.numbers(branch)
         known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
+        if numbers and numbers[0] < number < numbers[-1]:
+            known += ", without those that were cleaned up or that a reset dropped"
         return f"branch {branch!r} of {self.store.uri} has no version {number}; {known}"

@@ -432,7 +432,7 @@ def _parent(context: TableContext, of: State, number: int | None) -> State:
     if number is None and len(parents) > 1:
         raise InvalidInputError(
             f"{of} of {context.uri} is a merge; say which parent its change is seen from: 1 for {parents[0]}, "
-            f"2 for {parents[1]}"
+            f"2 for {parents[1]} (parent=1, or --parent 1 in the command, is the change that the merge brought)"
         )
     if number is not None and not 1 <= number <= len(parents):
         raise InvalidInputError(f"{of} of {context.uri} has {len(parents)} parents, so no parent {number}")

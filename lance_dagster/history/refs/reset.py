@@ -23,6 +23,7 @@ import uuid
 from lance_dagster.errors import Call, CommitConflictError, ConflictError, InvalidInputError, Remedy
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import COMMIT_MESSAGE, RESET, Restore, Transaction, reset_target
+from lance_dagster.history.ancestry import VersionRef
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.inventory import copy_to_expired
 from lance_dagster.history.lineage import merge_records_of
@@ -30,6 +31,7 @@ from lance_dagster.history.refs.branch_fence import DROPPING, Dropped
 from lance_dagster.history.refs.branch_operations import refuse_renaming
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_store import READY, Branch, Refs, with_metadata
+from lance_dagster.history.refs.tag_operations import recorded_versions
 from lance_dagster.history.versions import State, Versions
 
 
@@ -80,10 +82,12 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
         ConflictError: Names what refers to which version.
     """
     name = branch.name
+    # The earlier versions of a tag too: the next rollback goes to one of them.
     needs = [
-        f"tag {tag.name!r} names {tag.ref}"
+        f"tag {tag.name!r} {'names' if str(recorded) == tag.ref else 'named'} {recorded}"
         for tag in refs.tags().values()
-        if tag.branch == name and tag.version in dropped
+        for recorded in sorted(recorded_versions(tag), key=str)
+        if recorded.branch_id in ("", branch.id) and _is_dropped(recorded.version_ref, name, dropped)
     ]
     others = [other for other in refs.branches().values() if other.name != name]
     needs += [
@@ -102,6 +106,10 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
             f"cannot reset branch {name!r} of {refs.store.uri} to {target}: {', '.join(needs)}",
             remedy=Remedy("{} makes it the next version and drops none", Call("restore", (target, name))),
         )
+
+
+def _is_dropped(place: VersionRef | None, name: str, dropped: Dropped) -> bool:
+    return place is not None and place.branch == name and place.number in dropped
 
 
 def _commit(target: State, dropped: Dropped, versions: Versions) -> None:

@@ -144,6 +144,23 @@ def test_what_needs_a_dropped_version_is_named(table: LanceTable) -> None:
     assert [2, 3, 4, 5] == table.branches.version_numbers("run")
 
 
+def test_what_a_rollback_needs_is_named(table: LanceTable) -> None:
+    """A tag that was moved away can be rolled back to the version it named."""
+    table.tags.create("production", "run@4")
+    table.tags.move("production", "main@1")
+    with pytest.raises(ConflictError, match="tag 'production' named run@4"):
+        table.branches.reset("run", "run@3")
+    table.tags.roll_back("production")
+    assert "run@4" == table.tags.get("production").ref
+
+
+def test_a_version_that_was_dropped_is_said_to_be(table: LanceTable) -> None:
+    """It lies between the versions that there are."""
+    table.branches.reset("run", "run@3")
+    with pytest.raises(VersionNotFoundError, match=r"no version 4; it has 2 to 6, without those .* a reset dropped"):
+        table.read("run@4")
+
+
 def test_references_to_kept_versions_stay(table: LanceTable) -> None:
     """A tag on an older version and a branch forked from it do not stand in the way."""
     table.tags.create("kept", "run@3")
