@@ -1,10 +1,10 @@
-"""Find the scopes that both sides mean to provide, and settle them by a strategy.
+"""Find the scopes that both sides claim, and settle them by a strategy.
 
-Rows alone cannot tell that two runs which both replace tuesday for the first time contradict each other: both remove
-nothing and add everything. So commits record what they claim. Claims are compared by name where both sides name
-partitions, and by looking at rows otherwise; the keys of an upsert are compared with those of the rows that the other
-side wrote, so that only keys which both have are contested. Where a strategy settles a scope, what the loser wrote
-there is dropped, and what it took out there is brought back.
+Rows alone do not show that two runs which both replace tuesday for the first time contradict each other: both remove no
+row and add all of theirs, so the result would have tuesday twice. So commits record what they claim. Claims are
+compared by name where both sides name partitions, and by looking at rows otherwise; the keys of an upsert are compared
+with those of the rows that the other side wrote, so that only keys which both wrote are in conflict. Where a strategy
+settles a scope, what the loser wrote there is dropped, and what it took out there is brought back.
 """
 
 from collections.abc import Iterator
@@ -100,8 +100,8 @@ def _settle(
     # Of the rows that are dropped, any may be one that the loser wrote anew, and would be lost with its old values too.
     rewritten |= bool(loss.dropped) and any(loser.rows.rewritten.values())
     if rewritten and found.scope is not None:
-        # The loser wrote rows of the scope anew, perhaps as rows outside of it. Without stable row ids nobody can tell
-        # which, and bringing the old ones back would leave both.
+        # The loser wrote rows of the scope anew, perhaps as rows outside of it. Without stable row ids it is
+        # unknown which, and if the old ones came back, the result would have both.
         return replace(finding, options=())
     return finding
 
@@ -163,7 +163,8 @@ class ClaimComparison:
     def conflicts(self) -> list[ClaimConflict]:
         """Return where one side claims rows as its own and the other put or replaced rows too, each scope once."""
         found: dict[str, ClaimConflict] = {}
-        # By name first: a partition that both sides name need not be looked up in the rows.
+        # Claims are compared by name first. Where that finds a conflict, it stands for the scope, and one that the rows
+        # show for the same unit is not reported again.
         for claim_conflict in (*self._named(), *self._found_by(self.source), *self._found_by(self.dest)):
             found.setdefault(claim_conflict.conflict.unit, claim_conflict)
         return list(found.values())
@@ -219,14 +220,18 @@ class ClaimComparison:
                     unit = f"rows where {scope}" if scope else "rows of any key"
                     conflict = Conflict(kind="partition", unit=unit, source=described[0], dest=described[1])
                     yield ClaimConflict(conflict=conflict, by_source=side.is_source, scope=scope, known=True, keys=keys)
+            # Finding the rows of a condition may read data files, so it is done only where the names of partitions do
+            # not decide.
             elif (claim.mode == UPSERT or _has_to_look(claim, other)) and self._matches(other, claim):
                 unit = _scope(claim)
                 yield _claim_conflict(_kind(claim), unit, described, claim, by_source=side.is_source)
 
     def _matches(self, side: MergeSide, claim: Claim) -> bool:
         """Tell whether a side put rows into a scope, or took rows out of it."""
+        # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
         if claim.mode == OVERWRITE and side.columns_changed:
             return True
+        # Removed rows are looked up in the base, since the side does not have them any more.
         pairs = (side.manifest, side.written), (side.base, side.removed)
         return any(self._in_scope(manifest, rows, claim.predicate) for manifest, rows in pairs if rows)
 
@@ -263,7 +268,8 @@ def _claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
 def _active_claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
     """Return what a side claims.
 
-    A side that ended where it began still claims what it says there is, unless it took that back.
+    A side that has the rows of the merge base again still claims the scopes that it replaced, unless it took a
+    change back.
     """
     if not side.ended_where_it_began:
         return _claims(side)

@@ -68,6 +68,7 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
     """Find out what became of the columns of the merge base on one side."""
     through = side.anchor if side.anchor is not None else side.manifest
     if side.anchor is not None and side.same_ids:
+        # The merge base is a version of this line, on which an anchored field has one id.
         anchored = {field.id: field.id for field in base.fields}
     else:
         anchored = _corresponding(base, through, matched, side.fields)
@@ -84,9 +85,10 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
         for own, fields in _written(change).items():
             number = origin.get(own)
             written[number] = written.get(number, frozenset()) | (fields & live)
+        # A merge records these fields once for the version and not by fragment, so they count for rows of any fragment.
         written[None] = written.get(None, frozenset()) | (_columns_moved(change) & live)
     if any(change.after is None for change in side.changes):
-        # Nobody can look up any more beside which rows they were written.
+        # A version is gone, so it is unknown beside which rows new fields were written: they count for all rows.
         written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
     return SideColumns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side), in_place=in_place)
 
@@ -168,6 +170,7 @@ def fields_across(shared: Manifest, one: SideHistory, other: SideHistory) -> Fie
         for number, path in paths_of(shared.fields).items()
         if (path in cast[0] and number in other_columns.ids) or (path in cast[1] and number in one_columns.ids)
     ]
+    # A match by the shared version wins over a match by name: a column that was renamed is still the same one.
     return FieldsAcross(by_name | found, tuple(incompatible))
 
 
@@ -187,6 +190,7 @@ def _corresponding(
         files = {file.path: file for file in two.files} if two is not None else {}
         for file in one.files:
             same = files.get(file.path)
+            # In one file, the field at the same position is the same column, whatever id each line gave it.
             if same is not None and len(same.fields) == len(file.fields):
                 pairs = zip(file.fields, same.fields, strict=True)
                 found.update(
@@ -194,6 +198,8 @@ def _corresponding(
                 )
     _add_parents(base, other, found)
     taken = set(found.values())
+    # A field that files have matched is not matched again by name: a rename may have given its old name to another
+    # column.
     for number, image in _matching_fields(base, other, known):
         if number not in found and image not in taken:
             found[number] = image
@@ -220,6 +226,7 @@ def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None
     """Match what is around matched fields: files name only what holds values."""
     base_parents, other_parents = ({field.id: field.parent_id for field in state.fields} for state in (base, other))
     for one, two in list(found.items()):
+        # Both are followed upwards together; a match that was found by files is not replaced.
         while (one := base_parents.get(one, -1)) >= 0 and (two := other_parents.get(two, -1)) >= 0:
             found.setdefault(one, two)
 
@@ -228,6 +235,7 @@ def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set
     """Return the ids of the anchor's fields that were never out of the schema since."""
     kept = {field.id for field in anchor.fields}
     known = named_fields(anchor)
+    # What each version had kept, so that a restore can go back to it.
     states = {anchor.version: set(kept)}
     for change in (*side.since, *(change for change in side.changes if change.undone)):
         after = change.before if change.undone else change.after
@@ -244,6 +252,8 @@ def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set
             }
             kept |= _around(kept, anchor) & _around(kept, after)
         else:
+            # A field that was out of the schema once does not count again: after a drop and a compaction, Lance may
+            # give its id to another column.
             kept &= {field.id for field in after.fields}
         states[after.version] = set(kept)
     return kept & {field.id for field in side.manifest.fields}
@@ -259,7 +269,7 @@ def _around(fields: Iterable[int], manifest: Manifest) -> set[int]:
 
 
 def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: MatchedFragments) -> bool:
-    """Tell whether a field has its values in the files in which it had them before: by another name, it is the same."""
+    """Tell whether a field has its values in the same files as before, so that it is the same under any name."""
     for base_id, own in matched.anchored.items():
         place, then = matched.place(base_id), anchor.fragments.find(own)
         if place is not None and then is not None and place.id in manifest.fragments.ids:
@@ -269,7 +279,7 @@ def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Ma
 
 
 def _columns_moved(change: Change) -> frozenset[int]:
-    """Return the fields of which a merge brought values for rows it moved."""
+    """Return the fields for which a merge added values with rows that it moved."""
     told = change.transaction.properties.get(COLUMNS_MOVED, "") if change.transaction is not None else ""
     return frozenset(int(number) for number in told.split(",") if number.isascii() and number.isdigit())
 
@@ -281,6 +291,8 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
     in_place = isinstance(operation, Merge | DataReplacement | Restore | Update)
     if not in_place or before is None or after is None:
         return {}
+    # Where the version names the rows that it changed, those rows count as updated. Counting the column as written too
+    # would make a conflict with changes of all other rows of the fragment.
     known = set(before.fragments.ids) - rows_in_place(change).keys()
     return {number: fields for number, fields in _backed_anew(before, after) if number in known}
 
@@ -325,12 +337,14 @@ def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, froze
 def _nulls(side: SideHistory) -> frozenset[int]:
     """Return the fields that a side added and never filled."""
     added, filled = set[int](), set[int]()
-    # Seen from another line, as by a pick, there is no anchor; what the side did that the other one has not tells.
+    # A pick looks at the side from another line, where it has no anchor. The versions that the other side does not
+    # contain are looked at then.
     for change in side.since if side.anchor is not None else side.changes:
         before, after = change.before, change.after
         if before is None or after is None or change.undone or isinstance(change.operation, Overwrite | Restore):
             return frozenset()
         added |= {field.id for field in after.fields} - {field.id for field in before.fields}
+        # A compaction writes the nulls of an added column into its new files. That does not fill the column.
         if added and not isinstance(change.operation, Rewrite):
             filled |= frozenset().union(*(fields for _, fields in _backed_anew(before, after)))
     return frozenset(added - filled)

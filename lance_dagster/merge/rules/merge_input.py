@@ -51,9 +51,9 @@ FindSharedKeys = Callable[[LocatedRows, LocatedRows, Sequence[str]], SharedKeys]
 class Lookups:
     """How a merge looks at what manifests do not hold.
 
-    `ahead` is told what `deleted` will be asked, all at once, so that the files can be read in parallel. Without
-    `shared_keys` keys are not read, and the conditions that were recorded have to do; without `equal_rows` no row
-    that both sides updated counts as updated alike.
+    `ahead` gets everything that `deleted` will be asked for, so that the files can be read in parallel. Without
+    `shared_keys` no keys are read, and the recorded conditions are compared instead; without `equal_rows` a row that
+    both sides updated is a conflict, unless both have it from one file.
     """
 
     deleted: Deleted

@@ -64,7 +64,7 @@ class MergeSide:
         """What it did to the rows of the merge base.
 
         Raises:
-            UntraceableError: Nobody can tell any more where the rows are.
+            UntraceableError: The rows can no longer be located.
         """
         deleted = self.lookups.deleted
         if self.manifest.stable_row_ids:
@@ -101,6 +101,7 @@ class MergeSide:
     def columns_changed(self) -> bool:
         """Whether it changed its schema, or values beside rows that stay where they are."""
         now = {field.id: field for field in self.manifest.fields}
+        # Ids are compared through the columns of the merge base, since another line may have given a column another id.
         kept = [now.get(self.columns.ids.get(field.id, -1)) for field in self.base.fields]
         same = len(now) == len(kept) and all(
             own is not None and (own.name, own.nullable, own.logical_type) == (was.name, was.nullable, was.logical_type)
@@ -199,10 +200,12 @@ class MergeSide:
         for base_id, fields in self.columns.written.items():
             if not inner & fields:
                 continue
+            # Fields under None may have been written beside rows of any fragment.
             places = self.base.fragments.ids if base_id is None else [base_id]
             for place in map(self.fragments.place, places):
                 if place is not None:
                     found[place.id] = BitMap(range(place.physical_rows))
+            # Rows that moved may have got the values before they moved, so they count as well.
             found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows.relocated.items()}
         return found
 
@@ -224,7 +227,7 @@ def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:
 
     @cache
     def identities() -> tuple[Identities, Identities]:
-        # Which rows both sides share is told by their row ids together: neither side knows it alone.
+        # Which rows the sides share follows from the row ids of both, so this is computed once for the two.
         return Identities.of_both(given.space, given.source.space, given.dest.space)
 
     source = MergeSide(

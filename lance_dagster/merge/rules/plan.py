@@ -78,7 +78,7 @@ class MergePlan:
     `manifest` is the dest with the result's schema, settings and next row id; its fragments are the dest's still.
     `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
     caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got,
-    `fields` which ids fields of the source have, `columns` the fields of which rows that moved brought values.
+    `fields` which ids fields of the source have, `columns` the fields for which rows taken from the source have values.
     """
 
     manifest: Manifest
@@ -122,6 +122,7 @@ def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
         # Nothing else can be compared then, and no strategy helps.
         return _refusal([*blocking, *missing_versions(given)], strategy)
     sides = source, dest = sides_of(given)
+    # The rules ask for one deletion vector after the other. Read ahead, the files come in parallel.
     _read_deletions_ahead(source, dest)
     planned = _plan_under(given, sides, strategy)
     if isinstance(planned, MergePlan):
@@ -145,7 +146,7 @@ def _plan_under(
 ) -> MergePlan | list[Finding]:
     """Plan a merge by a strategy; returns the findings where some stay open."""
     source, dest = sides
-    # What was cleaned up can be waived, and the rows are compared all the same.
+    # A strategy can waive versions that were cleaned up, so they do not stop the comparison of rows.
     findings = [*missing_versions(given)]
     try:
         settings = merge_settings(source, dest, strategy)
@@ -167,7 +168,7 @@ def _plan_under(
         conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
         return [*findings, Finding(conflict=conflict, options=())]
     findings += rows.findings
-    # Only here, for the findings of all rules: a rule that gave up by itself would hide what the rules after it find.
+    # Open findings stop the merge only here. A rule that stopped it earlier would hide the findings of later rules.
     if strategy.open_among(findings):
         return findings
     return _Build(given, sides, settings, schema, rows).plan()
@@ -195,16 +196,21 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         dest_rows=lambda: dest.rows,
         deleted=source.lookups.deleted,
     )
-    # What a claim lost comes back or is dropped, which deletion vectors do not show: the general rules decide then.
+    # Rows that come back or are dropped because a claim was lost do not show in deletion vectors. `separate_changes`
+    # goes by these vectors, so the general rules decide then.
     lost = any(loss.dropped or loss.undone for loss in (claims.source, claims.dest))
     separate = NO_SEPARATE_CHANGES if lost else separate_changes(source, dest)
+    # The final check for doubled rows leaves these fragments out: all rows that the source moved are masked there.
     builder.edits.separate = frozenset(separate.masked)
     for number, offsets in separate.masked.items():
         builder.edits.mask(number, offsets)
     for number, offsets in separate.taken.items():
         builder.edits.take(number, offsets)
+    # A fragment that the source left alone still needs a decision where the dest lost its claim to rows of it, and rows
+    # that the base lacks need one where both sides may have them.
     touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
     numbers = in_order(touched - separate.base_ids)
+    # Compared only for the fragments that are left: in `separate` ones, no row was changed by both sides.
     rules = replace(rules, alike=alike_rows(source, dest, rules.schema, numbers))
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
@@ -243,7 +249,7 @@ def _read_deletions_ahead(source: MergeSide, dest: MergeSide) -> None:
 def _with_consequences(
     given: MergeInput, sides: tuple[MergeSide, MergeSide], strategy: ParsedStrategy, findings: Sequence[Finding]
 ) -> MergeRefusal:
-    """Refuse a merge; tell the conflicts as well that the strategies which could settle it would lead to.
+    """Refuse a merge with its conflicts, and with those that arise under the strategies that could settle it.
 
     Each kind of conflict is tried with both winners, until that leads to no other kind.
     """
@@ -255,6 +261,7 @@ def _with_consequences(
         # All combinations: which conflicts a winner of one kind leads to may depend on the winner of another.
         for winners in product(BOTH, repeat=len(kinds)):
             extra: dict[str, Winner] = dict(zip(kinds, winners, strict=True))
+            # Winners that were given stay; a trial only adds winners for kinds that the strategy leaves open.
             trial = strategy.with_winners(extra)
             planned = _plan_under(given, sides, trial)
             still_open = None if isinstance(planned, MergePlan) else trial.open_among(planned)
@@ -276,7 +283,7 @@ def _undecided_kinds(findings: Collection[Finding], strategy: ParsedStrategy) ->
 
 
 def _key(conflict: Conflict) -> tuple[str, str]:
-    """Return what tells conflicts apart: rows have no names, and with other strategies there may be others."""
+    """Return what identifies a conflict: its kind and unit, or the kind alone for rows, since they have no names."""
     return conflict.kind, "" if conflict.kind == "rows" else conflict.unit
 
 
@@ -316,6 +323,8 @@ def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
     for conflict in conflicts:
         units.setdefault(conflict.kind, set()).add(conflict.unit)
     return {
+        # A strategy for one of several units would leave the others open. The unit of rows counts them, and the count
+        # changes with the strategy for other conflicts.
         kind: kind if len(found) > 1 or kind in ("rows", HISTORY) else next(iter(found))
         for kind, found in units.items()
     }
@@ -336,6 +345,8 @@ def _hint(
         ]
         for winner in BOTH
     }
+    # A winner settles the conflict for sure only if no trial with it has the conflict left. Otherwise the outcome
+    # depends on the winners of other kinds too.
     sure = [winner for winner, absent in gone.items() if absent and all(absent)]
     if sure:
         without_loss = f"; {finding.lossless!r} {finding.outcome}" if finding.lossless in sure else ""
@@ -347,7 +358,7 @@ def _hint(
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """A merge without conflicts, to be made a plan of."""
+    """Makes the plan of a merge without conflicts."""
 
     given: MergeInput
     sides: tuple[MergeSide, MergeSide]
@@ -379,10 +390,12 @@ class _Build:
         )
         changed, removed = fragments.changed()
         last = -1 if before.max_fragment_id is None else before.max_fragment_id
+        # `max_fragment_id` counts fragments that are gone as well. Fragments of one line are matched by id, so an id
+        # that was given once must never be given to another fragment.
         added = tuple(fragments.added(max(last, max(before.fragments.ids, default=-1)) + 1))
         doubled = fragments.doubled(added)
         if doubled:
-            # No known history leads here; rows that are there twice would be worse than a refusal.
+            # No known history leads here. If one did, a refusal would be better than a result that has rows twice.
             told = f"{source.name} brings them in again", f"{dest.name} has them"
             conflict = Conflict(kind=HISTORY, unit=f"{doubled} rows", source=told[0], dest=told[1])
             return [Finding(conflict=conflict, options=())]
@@ -392,6 +405,7 @@ class _Build:
             table_metadata=self.settings.table_metadata,
             config=self.settings.config,
             schema_metadata=self.settings.schema_metadata,
+            # If no fragment is added, no row of the source got an id, so none is reserved and no alias recorded.
             next_row_id=merged_space.end if before.stable_row_ids and added else before.next_row_id,
         )
         return MergePlan(
@@ -408,10 +422,12 @@ class _Build:
         )
 
     def _indexed(self, manifest: Manifest) -> Manifest:
-        """Keep of the dest's indices what stays true; those of the source are about fragments of other ids."""
+        """Keep the dest's indices as far as they stay true. Those of the source refer to other fragment ids."""
         edits = self.rows.builder.edits
+        # An index that was made while a row was deleted does not have it, so fragments with revived rows are scanned.
         manifest = uncover_fragments(drop_indices_without_fields(manifest), edits.revived)
         for number, (_, columns) in edits.columns.items():
+            # An index on columns that the merge replaces here still has the old values of these rows.
             manifest = uncover_fields(manifest, columns, [number])
         source = self.sides[0]
         before, after = ({index.name for index in indices_of(state)} for state in (source.base, source.manifest))

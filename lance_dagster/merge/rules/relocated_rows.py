@@ -2,16 +2,15 @@
 
 Which rows got new values is read from the versions the side made: an update writes its rows into new fragments under
 the ids they had, stamped as updated by that version; a compaction keeps the stamps. Where a version was cleaned up,
-the stamps of the newest one have to do, which takes a row for updated whose columns only changed before it was moved:
-more is refused then than has to be, and nothing is lost.
+the stamps of the newest version are used instead. By them, a row counts as updated if only a column was added before it
+was moved: the merge is refused more often than necessary then, and nothing is lost.
 
-Find rows of the merge base by replaying what a side did, on tables whose row ids change when rows move.
-
-A compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing
-tells which of the new ones was which: the old ones count as written anew, so that a change of the other side to the
-same rows is noticed. The same holds for a merge, which may have brought updates, and for what an update put in when
-that is taken back. Rows that are gone when a version takes a change over or back may be there again after it.
-Everything else leaves rows where they are.
+On tables whose row ids change when rows move, the rows are found by replaying the transactions of the side. A
+compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing says
+which new row was which old one: the old ones count as rewritten, so that a change of the other side to the same rows is
+noticed. The same holds for a merge, which may contain updates, and for an update that is taken back. Rows that are gone
+when a version takes a change over, or takes one back, may be there again after it. All other operations leave rows
+where they are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,6 +69,9 @@ class Identities:
 
         Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the base.
         """
+        # `both` has every row id that the two sides share. Ids that the base does not know are shared rows; the rest
+        # are rows that the base knows and may have deleted. Both sides name them by the dest's ids, so that one row has
+        # one key.
         source_ids, dest_ids, both = source.translation(base), dest.translation(base), source.translation(dest)
         shared = both.beyond(source_ids)
         gone = both.beyond(shared)
@@ -109,6 +111,7 @@ def located_by_ids(
             )
         else:
             found[number] = locate.rows(fragment, live)
+    # An update in place leaves its rows where the base has them, so `rows_out_of_place` does not return them.
     for number in sorted({number for change in side.changes for number in rows_in_place(change)}):
         own = matched.base_of(number)
         rows = None if own is None else locate.rows_in_place(present(side.manifest, number), own, found.get(number))
@@ -135,6 +138,8 @@ class _Locator:
         """Locate the rows of a fragment; deleted rows as well, unless it is in the place of one of the base."""
         ids = _ids(fragment, self.side.name)
         known = ids.through(self.identities.base.runs)
+        # After an update, the base has one row id in two fragments: deleted in the old one and alive in
+        # the new one. The live place is the one that counts.
         alive = known.through(self.base_rows.alive) if len(known) else NOWHERE
         dead = known.through(self.base_rows.dead) if len(known) else NOWHERE
         shared, gone = (ids.through(of.runs) for of in (self.identities.shared, self.identities.gone))
@@ -143,12 +148,14 @@ class _Locator:
         base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
         origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
         updated = ids.where_in(self.updated.ids).positions
+        # Where a version is gone, a stamp that differs from the one in the base is the only trace of an update.
         if self.updated.by_stamps:
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
         own = self.matched.base_of(fragment.id)
         if own is not None:
-            # Brought back to life: an older state of a row that the base has elsewhere, or one it has no more.
+            # A row that is alive again where the base has it deleted is an older state of a row that the base has in
+            # another fragment, or a row that the base has deleted for good.
             here = live - alive.positions - back
             in_place = addresses_of(fragment, own).restricted(here)
             base = RowRuns.united([alive.restricted(live), in_place])
@@ -171,7 +178,7 @@ class _Locator:
         if known is None:
             origins = Origins(base=addresses)
             return RelocatedRows(fragment=fragment, origins=origins, updated=live, back=BitMap(), live=live)
-        # Those were deleted in the merge base and are alive again.
+        # `known` has those rows of the fragment that the base has deleted and that are alive again.
         others = known.live - live
         before = known.origins.restricted(others)
         return RelocatedRows(
@@ -196,7 +203,7 @@ class _BaseRows:
 
     @cached_property
     def dead(self) -> RowRuns:
-        """The address of each deleted row by its id, without rows that were moved and are alive elsewhere."""
+        """The address of each deleted row by its id, without rows that are alive in another fragment."""
         return self.alive.gaps().through(RowRuns.first_of(self._dead.through(self._by_address).inverse()))
 
     def stamped_otherwise(self, origins: Origins, stamps: VersionRuns, common: int) -> BitMap:
@@ -214,6 +221,8 @@ class _BaseRows:
         by_position = RowRuns(pieces.at, pieces.count, pieces.at)
         both = by_position.cut(stamps)
         then, now = before.version[pieces.place[both.run]], stamps.version[both.place]
+        # After the last common version the two lines number their versions independently, so that equal numbers prove
+        # nothing. Such a row counts as updated: at worst the merge is refused.
         other = (then != now) | (then > np.uint64(common))
         return differing | bitmap_of(both.at[other], both.count[other])
 
@@ -254,6 +263,8 @@ class _Updated:
                 continue
             # Going back, the older values lie in fragments that the later version may not have any more.
             by_stamps |= change.undone
+            # A restore also takes updates back: only rows updated up to the restored version have new values after it.
+            # If that version is not among the known ones, the stamps decide.
             if isinstance(change.operation, Restore):
                 before = known.get(change.operation.version)
                 by_stamps |= before is None
@@ -277,18 +288,24 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
     """Return the ids of rows that a version wrote anew into other fragments."""
     had = set(before.fragments.ids)
     for number in after.fragments.ids:
+        # A line never gives a fragment id twice, so a fragment with a known id was not written by this version.
         if number in had:
             continue
         fragment = present(after, number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
+        # Only new rows are in it: none of these ids was assigned before. The smallest id shows that without decoding
+        # all.
         if lowest is not None and lowest >= before.next_row_id:
             continue
         ids = _ids(fragment, f"version {after.version}")
         stamps = _stamps(fragment, f"version {after.version}")
+        # A compaction copies the stamps of its rows. Only rows that this version wrote carry its number, and those of
+        # them that are inserted have ids that did not exist before.
         fresh = stamps.where(stamps.version == np.uint64(after.version))
         fresh &= ids.where_in(RowRuns.of([(0, before.next_row_id, 0)])).positions
         if fragment.deletion is not None and fresh:
-            # A merge brings a fragment for some of its rows; the others are alive elsewhere, as they were.
+            # A merge adds a fragment for some of its rows only. The others are deleted in it, and alive unchanged in
+            # the fragment they were in before.
             fresh -= deleted(after, fragment)
         yield ids.restricted(fresh)
 
@@ -302,7 +319,7 @@ def _stamps(fragment: Fragment, where: str) -> VersionRuns:
 
 
 class UntraceableError(Exception):
-    """Nobody can tell any more where the rows of the merge base are; says why."""
+    """The rows of the merge base can no longer be located; the message says why."""
 
 
 @dataclass(slots=True)
@@ -321,6 +338,8 @@ def located_by_replay(
     Raises:
         UntraceableError: A version that moved rows is gone.
     """
+    # A base fragment that is not in its place was compacted, rewritten or dropped. Without stable row ids, only the
+    # transactions tell where its rows are now.
     missing = any(matched.place(number) is None for number in matched.base.fragments.ids)
     if missing and not side.complete:
         raise UntraceableError("rows were moved by versions that are gone, and the table has no stable row ids")
@@ -335,14 +354,16 @@ def located_by_replay(
         back, origins = BitMap() if own is None else live, Origins(base=addresses)
         found[number] = RelocatedRows(fragment=fragment, origins=origins, updated=BitMap(), back=back, live=live)
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
+    # When an update is taken back, nothing tells which of the rows that return are older states of which rows. So every
+    # row of the base counts as rewritten, and a change of the other side to any of them is noticed.
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
     return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
 
 
 def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
-    """Return the rows that a side did not have where the merge base has them when that came in.
+    """Return the rows of the merge base that the side's anchor does not have in their place.
 
-    It had taken them out, or given them new values, or has them elsewhere among rows that cannot be told apart.
+    The side had deleted them, updated them, or moved them among rows that cannot be told apart.
     """
     found: dict[int, BitMap] = {}
     state = side.anchor or side.manifest
@@ -372,6 +393,8 @@ def _updates(change: Change) -> bool:
     """Tell whether a version may have written rows anew: not one that took rows out and put in others instead."""
     operation, transaction = change.operation, change.transaction
     claims = decode_claims(transaction.properties) if transaction is not None else ()
+    # A version that claims only to append or to replace took its old rows out for good, whatever its operation. They
+    # count as deleted then, and the rows it put in as inserted.
     replaces = bool(claims) and all(claim.mode in (APPEND, REPLACE) for claim in claims)
     return isinstance(operation, Update) and not operation.writes_columns and not replaces
 
@@ -414,16 +437,20 @@ class _Replay:
         if before is None or after is None:
             raise UntraceableError(f"{change.version} is gone, and the table has no stable row ids")
         match operation:
+            # This case comes first: a merge is recorded as Append, Update, Delete, Overwrite or Merge, whichever fits,
+            # and whatever it took out may be among the rows that it put in.
             case _ if change.is_merge or _updates(change):
                 gone = [self._gone(rows, number, before, after) for number in before.fragments.ids]
                 return _Rows(rows.addresses, _joined([rows.rewritten, *gone]))
             case Rewrite():
+                # Entries of the old fragments may stay, since their ids are never given again on this line.
                 addresses = dict(rows.addresses)
                 for group in operation.groups:
                     addresses.update(self._compacted(rows, group, before))
                 return _Rows(addresses, rows.rewritten)
             case Restore() if operation.version in states:
                 return states[operation.version]
+            # The rows of a version before the anchor were never followed, so nothing tells where the restored rows are.
             case Restore():
                 raise UntraceableError(f"{change.version} went back to before the merge base, without stable row ids")
             case Overwrite():
@@ -450,6 +477,7 @@ class _Replay:
             parts.append(kept.through(self._addresses(rows, fragment)).moved(at=written))
             written += len(live)
         together = RowRuns.concatenated(parts)
+        # One row too many or too few would shift every address after it, and give rows the identity of other rows.
         if written != sum(fragment.physical_rows for fragment in group.new):
             raise UntraceableError("a compaction wrote another number of rows than it read")
         found, start = {}, 0
@@ -470,6 +498,7 @@ class _Replay:
     def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""
         old, new = present(before, number), after.fragments.find(number)
+        # Deletion files are never overwritten: the same file shows, without being read, that no row was taken out.
         if new is not None and new.deletion == old.deletion:
             return {}
         taken = live_rows(before, old, self.deleted)

@@ -1,11 +1,10 @@
-"""What a merge does, in numbers and names.
+"""Turn decisions about rows into the fragments of the result, and count what the merge changes.
 
-Put together the fragments of the result: the dest's with other rows deleted, and those of the source that are new.
+The result has the dest's fragments with other rows deleted, and new fragments for the rows taken from the source.
 
 Fragments of the source get ids of the dest's, their fields and row ids those of the result. A row that the merge base
 had keeps the versions the dest says it was created and last updated at; everything else came with this version.
-
-Write down what decisions about rows mean for the fragments of both sides.
+`ResultBuilder` collects what the decisions mean for the fragments of both sides; `FragmentBuilder` makes the fragments.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,7 +111,7 @@ class FragmentEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentBuilder:
-    """What it takes to make fragments of the result out of a draft.
+    """Makes the fragments of the result out of the collected edits.
 
     `from_source` gives by field id of the source the one of the result, `row_ids` the row ids likewise. Versions up to
     `common` have the same numbers on both sides.
@@ -150,6 +149,7 @@ class FragmentBuilder:
             if not after and before:
                 fragment = replace(fragment, deletion=None)
             if number in self.edits.columns or after != before:
+                # A deletion file is written only where the set of deleted rows changed and is not empty.
                 same = after == before or not after
                 changed[number] = MergedFragment(fragment=fragment, files=files, deleted=None if same else after)
         return changed, tuple(removed)
@@ -169,17 +169,23 @@ class FragmentBuilder:
             if alive is None:
                 continue
             fragment = present(self.source.side, number)
+            # Both lines give the same field ids to different columns. Only the manifest names field ids, so that the
+            # data files need not be rewritten. A file without a column of the result is left out; one file stays in any
+            # case.
             files = tuple(self._renumbered(file) for file in fragment.files)
             files = tuple(file for file in files if any(own >= 0 for own in file.fields)) or files[:1]
             stamped = self._stamped(fragment) if self.dest.side.stable_row_ids else fragment
             # A fragment that is taken whole needs no deletion vector, and no set of all its rows to find that out.
             deleted = None if len(alive) == fragment.physical_rows else BitMap(range(fragment.physical_rows)) - alive
+            # The name of a deletion file contains the fragment id, so a fragment cannot keep its file under a new id.
             new = replace(stamped, id=first_id + len(found), files=(), deletion=None)
             found.append(MergedFragment(fragment=new, files=files, deleted=deleted))
         return found
 
     def doubled(self, added: Sequence[MergedFragment]) -> int:
         """Return how many rows of the source would be in the result twice: none, unless something was overlooked."""
+        # This check does not trust the decisions that made the result. Equal files are compared first: they show a
+        # doubled row on tables without stable row ids too.
         same = self._in_same_files(added)
         if same or not self.dest.side.stable_row_ids or not added:
             return same
@@ -193,11 +199,14 @@ class FragmentBuilder:
         ]
         every = RowRuns.set_of([whole, *parts])
         twice = whole.rows + sum(part.rows for part in parts) - every.rows
+        # The dest can only have rows whose ids it assigned, so all ids from its next row id on are new.
         known = every.through(RowRuns.of([(0, self.dest.side.next_row_id, 0)]))
         if not len(known):
             return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
         # A row that the source moved is alive in one fragment of the source, and out of the one it was in.
+        # Only these fragments of the dest can have a row of an added fragment: those not in the base, those in the
+        # place of base fragments that the source changed, and those with revived rows.
         there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
         ids = [_ids(present(self.dest.side, number), "the dest") for number in there]
         # Only of rows with these ids it is asked whether they are alive, in the few fragments that have them.
@@ -209,7 +218,7 @@ class FragmentBuilder:
         return self.edits.deleted(number, self.deleted(self.dest.side, fragment))
 
     def _in_same_files(self, added: Sequence[MergedFragment]) -> int:
-        """Count the rows that are alive in the same file on the dest: it has them by a way that nothing tells of."""
+        """Count the rows that are alive in the same file on the dest, although no record says how they came there."""
         holders = {merged_fragment.files[0].path: merged_fragment for merged_fragment in added if merged_fragment.files}
         twice = 0
         for number in self.dest.unmatched if holders else ():
@@ -228,15 +237,19 @@ class FragmentBuilder:
         merged_fragment = {path: file for path, file in found.items() if any(number >= 0 for number in file.fields)}
         kept = []
         for file in fragment.files:
+            # Two files of one fragment must not hold the same field. The older file is shared with other versions and
+            # keeps its bytes, so the field is tombstoned in the manifest and its other columns stay in use.
             fields = tuple(TOMBSTONE_FIELD if number in wanted else number for number in file.fields)
             same = merged_fragment.pop(file.path, None)
             if same is not None and same.column_indices == file.column_indices:
-                # Its values of a column that was dropped and comes back.
+                # The dest still has this file for its other columns. A column that was dropped and comes back is named
+                # in it again, so that the fragment does not list the file twice.
                 fields = tuple(new if new >= 0 else own for own, new in zip(fields, same.fields, strict=True))
             if any(number >= 0 for number in fields):
                 kept.append(replace(file, fields=fields))
         changed = replace(fragment, files=tuple(kept))
         if self.dest.side.stable_row_ids:
+            # Lance stamps rows as updated when a column is written beside them, and later merges read these stamps.
             changed = with_new_values(changed, self.version)
         return changed, tuple(merged_fragment.values())
 
@@ -256,7 +269,7 @@ class FragmentBuilder:
             created_at, updated_at = self._new_versions[key]
             return replace(fragment, row_ids=row_ids, created_at=created_at, updated_at=updated_at)
         created, updated = self._versions_of_new_rows(fragment)
-        # The deleted rows too: pylance looks up there when a row was created that it moves.
+        # Deleted rows get their versions as well: pylance reads there when a row was created that an update moves.
         for when, last in self._versions_on_dest(origins):
             created = created.overlaid(when)
             updated = updated.overlaid(last.restricted(last.positions - written) if written else last)
@@ -289,6 +302,8 @@ class FragmentBuilder:
         """Return when the rows of a fragment of the source were created and last updated, as if all were new."""
         rows = fragment.physical_rows
         own = decode_version_runs(fragment.created_at, rows, f"fragment {fragment.id} of the source")
+        # Version numbers after the last common one belong to the line of the source and mean other versions on the
+        # dest.
         created = np.where(own.version <= np.uint64(self.common), own.version, np.uint64(self.version))
         return own.with_versions(created), VersionRuns.of([(rows, self.version)])
 
@@ -300,7 +315,8 @@ class FragmentBuilder:
             if rows is None:
                 raise LookupError(f"fragment {fragment.id} of the source was not looked at")
             return rows.origins, rows.updated
-        # In the base's place still: it is taken because of the columns the source wrote.
+        # The fragment is still in the place of one of the base, and is taken because of the columns the source wrote.
+        # Files that the base does not have show that the rows got new values.
         every = BitMap(range(fragment.physical_rows))
         written = every if self._has_other_files(fragment, own) else BitMap()
         origins = Origins(base=addresses_of(fragment, own))
@@ -334,6 +350,7 @@ class FragmentBuilder:
         there = by_address(
             numbers, [RowRuns.of([(0, place.physical_rows, place.id << OFFSET_BITS)]) for place in places]
         )
+        # Rows that the dest has in place come first. What the dest moved is looked up only for the rows that are left.
         yield from self._versions_at(origins.base.through(there), places)
         missing = replace(origins, base=origins.base.without(there))
         for rows in self.dest_rows().relocated.values() if len(missing) else ():
@@ -355,7 +372,7 @@ class FragmentBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultBuilder:
-    """A draft of the result, and what it is drawn from. The dest's rows are looked up only where they matter."""
+    """Collects the edits of both sides' fragments. The rows of the dest are looked up only where they matter."""
 
     source: MatchedFragments
     dest: MatchedFragments
@@ -365,22 +382,27 @@ class ResultBuilder:
     edits: FragmentEdits = field(default_factory=FragmentEdits)
 
     def apply_decision(self, number: BaseKey, facts: Situation, decision: Decision) -> None:
-        """Write down what was decided about a fragment of the merge base."""
+        """Collect the edits that follow from the decision about one fragment of the merge base."""
         source, dest, edits = facts.source, facts.dest, self.edits
         taken = decision.from_source
         if dest.place is not None:
             back = BitMap()
             if not facts.dest_columns:
-                # The dest's files still hold them; for columns it wrote since, they would hold what nobody wrote.
+                # Rows that the dest deleted are still in its data files, so they are revived without adding a fragment.
+                # A column file that the dest wrote since has no valid values for rows that were deleted by then. Where
+                # the source wrote columns beside its rows, a row that it moved has these values in its new fragment
+                # only.
                 same = source.stays if facts.source_columns else source.stays | source.moved
                 back = taken & same - dest.alive
             taken = taken - back
+            # A row that is taken from the source has to leave the fragment of the dest, or the result has it twice.
             edits.mask(dest.place.id, dest.stays - (decision.alive - taken))
             edits.revive(dest.place.id, back | (BitMap() if facts.dest_columns else taken & source.stays))
             if source.place is not None and facts.source_columns:
                 edits.columns[dest.place.id] = source.place, facts.source_columns
         if source.place is not None and (dest.place is None or facts.dest_columns):
             edits.take(source.place.id, taken & source.stays)
+        # The same holds for rows that the dest moved or updated: every other fragment that has them gets a deletion.
         gone = (dest.moved | dest.updated) - (decision.alive - taken)
         for holder, offsets in self.dest_rows().holders(number, gone).items() if gone else ():
             edits.mask(holder, offsets)
@@ -388,7 +410,7 @@ class ResultBuilder:
             self._take(holder, offsets)
 
     def beside_others(self) -> Iterator[tuple[frozenset[int], int, BitMap]]:
-        """Find columns of the source that come beside rows it does not have there: the files hold what nobody wrote.
+        """Find columns of the source that come beside rows which the source does not have: it wrote no values for them.
 
         Returns:
             The columns, and the rows: their fragment of the merge base and their offsets in it.
@@ -403,6 +425,8 @@ class ResultBuilder:
         own = self.source.base_of(holder)
         place = None if own is None else self.dest.place(own)
         fragment = present(self.source.side, holder)
+        # The dest has the same files with the row deleted in them. Reviving it there avoids a second fragment of the
+        # same files.
         if place is not None and place.file_names == fragment.file_names:
             self.edits.revive(place.id, offsets)
         else:

@@ -37,7 +37,7 @@ class MatchedFragments:
 
     `ids` gives by the id of a fragment of the base the id of the fragment in its place: with the same rows in the same
     order, though with other files or more deleted rows. `changed` are the ids of those of the base that are gone or
-    differ; `back` is `ids` the other way round; `unmatched` are the ids of the side's fragments that are in the place
+    differ; `back` is the inverse of `ids`; `unmatched` are the ids of the side's fragments that are in the place
     of none. `anchored` is as `ids`, for the side's anchor.
     """
 
@@ -67,6 +67,8 @@ def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
         ids = _still(anchored, manifest)
         differing = _differing(side.anchor, manifest)
     else:
+        # The ids of another line prove nothing, so the base is matched with the anchor by file names. From the anchor
+        # on it is one line, and ids count again.
         through = side.anchor or manifest
         anchored, differing = _by_names(base, through)
         ids = anchored
@@ -114,6 +116,7 @@ def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]
     for fragment in base.fragments:
         names = fragment.file_names
         same = {each.id: each for name in names for each in holders.get(name, ())}
+        # A shared file alone does not prove the same rows in the same order: the number of rows has to be equal too.
         fitting = [each for _, each in sorted(same.items()) if each.physical_rows == fragment.physical_rows]
         if not fitting:
             continue
@@ -200,6 +203,7 @@ class RelocatedRows:
         """
         rows = self._by_key.get(key, NOWHERE).restricted(offsets)
         there, here = elements(rows.positions), rows.values()
+        # Origins name deleted copies too, and a deleted copy must not be taken for the row.
         live = np.isin(here, elements(bitmap_of(rows.first, rows.count) & self.live))
         return there[live], here[live]
 
@@ -260,9 +264,12 @@ class RowChanges:
         place, stays = self.matched.place(key), BitMap()
         if place is not None:
             stays = live_rows(self.matched.side, place, self.deleted)
+            # A row that the base has deleted and the side has alive was brought back: it counts among the relocated
+            # rows.
             stays -= self.deleted(self.matched.base, present(self.matched.base, key))
         in_place = stays & updated
         stays -= in_place
+        # A row that was located did not go to an unknown place.
         rewritten = self.rewritten.get(key, BitMap()) - stays - moved - updated
         if rewritten:
             rewritten -= self.deleted(self.matched.base, present(self.matched.base, key))
@@ -279,13 +286,13 @@ class RowChanges:
         return {key for key in self._gathered if isinstance(key, AbsentRows)}
 
     def holders(self, key: BaseKey, offsets: BitMap) -> dict[int, BitMap]:
-        """Return where rows of a fragment of the base lie elsewhere: offsets by fragment of the side."""
+        """Return where the relocated rows of a base fragment lie: offsets by fragment of the side."""
         numbers = self.numbers_by_key.get(key, ()) if offsets else ()
         found = {number: self.relocated[number].at(key, offsets) for number in numbers}
         return {number: here for number, here in found.items() if here}
 
     def places(self, key: BaseKey, offsets: BitMap) -> dict[int, tuple[frozenset[str], int]]:
-        """Return the files and the offset in them of rows that lie elsewhere, by their offsets in a base fragment."""
+        """Return the files and the offset in them of relocated rows, by their offsets in a base fragment."""
         found: dict[int, tuple[frozenset[str], int]] = {}
         for number in self.numbers_by_key.get(key, ()) if offsets else ():
             rows = self.relocated[number]

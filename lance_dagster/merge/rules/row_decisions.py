@@ -38,9 +38,9 @@ class Situation:
     """What both sides did to a fragment of the base, as offsets in it and ids of fields of the result.
 
     `source_columns` and `dest_columns` are the fields one side has other values of, or values at all.
-    `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable` says that rows
-    can be found wherever they are moved, so that they may be. `uncertain` says that columns were written beside rows
-    whose place in the base is unknown, so perhaps not beside these.
+    `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable` says that a row
+    can be found wherever it was moved, so that the merge may move it as well. `uncertain` says that columns were
+    written beside rows whose place in the base is unknown, so perhaps not beside these.
     """
 
     live: BitMap
@@ -59,9 +59,9 @@ class Decision:
     """What becomes of the rows: those that live on, and those of them that are taken from the source.
 
     `conflicting` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away
-    from the columns the source wrote; `lacking_dest_columns` the other way round. `both_moved` are rows that each side
-    moved away from columns of the other. `source_given_up` are rows whose new values on the source count for nothing,
-    since they are taken from where the dest's columns are; `dest_given_up` the other way round. `options` are the
+    from the columns the source wrote; `lacking_dest_columns` is the reverse. `both_moved` are rows that each side
+    moved away from columns of the other. `source_given_up` are rows that lose the new values of the source,
+    because they are taken from where the dest's columns are; `dest_given_up` is the reverse. `options` are the
     strategies that can resolve the conflict: a side is no option when its updated rows cannot be traced.
     """
 
@@ -94,7 +94,8 @@ class RowRules:
     """What holds for the rows of all fragments: the sides, the merged schema, what claims lost, the strategy.
 
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
-    not count, since it lost the claim to them. `alike` are rows that both sides gave the same values, by `alike_rows`.
+    not count, since it lost the claim to them. `alike` are rows that both sides updated to the same
+    values, as `alike_rows` finds them.
     `returning` says that rows which the dest took back come again.
     """
 
@@ -116,14 +117,18 @@ class RowRules:
         absence = number.why if isinstance(number, AbsentRows) else None
         fragment = None if isinstance(number, AbsentRows) else present(self.source.base, number)
         both = source, dest = self._compared(number)
-        # What came to both sides by other ways would be in a merge base that contains both; what the base has deleted
-        # is not there.
+        # Rows that reached both sides through other branches count as live in the base, as they would be in a merge
+        # base that contains these branches. Rows that the base has deleted do not. Where the dest took back the version
+        # with these rows (`returning`), only those that it still has count: the others come again as new rows of the
+        # source.
         unknown = dest.alive if self.returning else source.alive | dest.alive
         unknown = unknown if absence is Absence.SHARED else BitMap()
         live = unknown if fragment is None else live_rows(self.source.base, fragment, self.source.lookups.deleted)
         source_undone = self.source_undone.get(number, BitMap())
         dest_undone = self.dest_undone.get(number, BitMap())
         written = self._differing_fields(number, fragment, both)
+        # A source that left all rows in place and wrote no column gives no reason to change the dest. Rows to which the
+        # dest lost its claim have to be restored all the same.
         untouched = source.stays == live and not (source.moved or source.updated)
         if untouched and not written[0] and not dest_undone:
             return None
@@ -166,12 +171,18 @@ class RowRules:
         """
         source, dest = self.source.of(number), self.dest.of(number)
         both = source.updated & dest.updated
+        # Both sides can have the same update, from a third branch or because they computed equal values. A conflict
+        # about such rows would refuse a merge in which nothing can be lost.
         if both and (same := self._in_one_place(number, both) | (self.alike.get(number, BitMap()) & both)):
             of_source, of_dest = (self._in_result(side, side.backed(number, same)) for side in (self.source, self.dest))
+            # The side with values of more columns keeps the update, since a copy from the other side would be null in
+            # the additional columns. Where each side has a column that the other lacks, the rows stay in conflict.
             if of_source <= of_dest:
                 source = replace(source, updated=source.updated - same, moved=source.moved | same)
             elif of_dest < of_source:
                 dest = replace(dest, updated=dest.updated - same, moved=dest.moved | same)
+        # A revert does not show which columns it filled, so two revived copies of a row may have different values. Only
+        # copies at the same offset of the same file are certainly equal.
         was_deleted = isinstance(number, AbsentRows) and number.why is Absence.DELETED
         if was_deleted and self.dest.hides_filled_columns and (back := source.moved & dest.moved - both):
             other = back - self._in_one_place(number, back)
@@ -204,6 +215,8 @@ class RowRules:
         if shared:
             of_source, of_dest = (self._in_result(side, side.backed(number, shared)) for side in sides)
             source, dest = source | (of_source - of_dest), dest | (of_dest - of_source)
+        # A field that the result does not have needs no values, so no row can lack it. Of a field that the source
+        # dropped and the strategy keeps, the dest's values count as written: rows taken from the source would be null.
         kept = self.schema.paths.keys()
         return frozenset(source & kept), frozenset((dest | self.schema.kept) & kept)
 
@@ -214,7 +227,7 @@ class RowRules:
         fields = written[0] & written[1]
         if not fields:
             return {}
-        # Where both have the same file, an earlier merge brought it to both: that is no conflict.
+        # If both have the same file, an earlier merge added it to one of them: that is no conflict.
         same = self._in_same_files(fields, both)
         return dict.fromkeys(fields - same, both[0].alive & both[1].alive)
 
@@ -261,6 +274,7 @@ def alike_rows(source: MergeSide, dest: MergeSide, schema: MergedSchema, keys: I
         # What the dest did is looked up only where the source updated something.
         if updated and (both := updated & dest.rows.moved_from(key)[1]):
             contested[key] = both
+    # The comparison reads data files, so its cost is bounded. Rows that are not compared stay conflicts, which is safe.
     if not 0 < sum(map(len, contested.values())) <= MOST_ROWS_COMPARED:
         return {}
     here = {one.id for one in dest.manifest.fields}
@@ -280,20 +294,26 @@ def _addresses(side: MergeSide, key: BaseKey, rows: BitMap) -> U64Array:
     found = np.zeros(len(offsets), np.uint64)
     for number in side.rows.numbers_by_key.get(key, ()):
         there, here = side.rows.relocated[number].pairs(key, rows)
+        # The rows of one base fragment may lie in several fragments of the side. Each address gets the rank that its
+        # row has in the base, so that the same rows of both sides are compared pairwise.
         found[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
     return found
 
 
 def _changed(number: BaseKey, fragment: Fragment | None, changes: FragmentRowChanges, side: MergeSide) -> set[int]:
+    """Return the fields, by the ids of the side, that may differ from the merge base in rows of a fragment."""
     columns, changed = side.columns, set[int]()
     if changes.place is None or fragment is None or changes.moved or changes.updated:
-        # Rows that moved have what was written beside them on the way.
+        # A moved row took with it the values that were written beside it before it moved.
         changed |= columns.written_beside(None if fragment is None else fragment.id)
     if changes.place is not None and fragment is not None:
+        # Lance never rewrites a data file, so a column has other values than in the base only if another file holds it.
         had, has, base_ids = backing(fragment), backing(changes.place), columns.base_ids
         changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
-        # Values that were taken out again: there are nulls.
+        # The base has values of these columns and the side has none any more, so its rows are null there.
         changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
+        # An update in place writes a new file for the whole column and names the rows that it changed. These rows count
+        # as updated; for all other rows the new file repeats the values of the base.
         changed -= columns.of_single_rows(fragment.id)
     if side.hides_filled_columns and fragment is not None:
         # A column the base does not have may have been there before any change that is looked at.
@@ -314,18 +334,25 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     # What does not count leaves a row as the base has it: there or not.
     s_alive = (source.alive - facts.source_undone) | (facts.source_undone & live)
     d_alive = (dest.alive - facts.dest_undone) | (facts.dest_undone & live)
+    # A row that was rewritten untraceably counts as updated. If it counted as deleted, its new copy would come back
+    # unnoticed where the other side deleted the row.
     s_new = (source.updated | source.rewritten) - facts.source_undone
     d_new = (dest.updated | dest.rewritten) - facts.dest_undone
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
-    # A deletion of both sides is none. One side's deletion beside the other's new values is: either loses something.
+    # A row that both sides deleted is no conflict. A deletion against new values is one: whichever side wins, the
+    # change of the other side is lost.
     conflicting = (s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)
     winner = s_alive if rows == SOURCE_WINS else d_alive
+    # A live row of the base survives if both sides have it. A row that the base has deleted survives if at least one
+    # side brought it back: the side that left it deleted changed nothing.
     alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - conflicting | (conflicting & winner)
     updated = (source.updated - facts.source_undone) & alive
     kept_updates = updated - conflicting if rows != SOURCE_WINS else updated
+    # A row that is alive only on the source can be taken from nowhere but there.
     origins = _RowOrigins(facts, alive, kept_updates | ((alive - dest.alive) & source.alive))
     origins.settle(*columns)
     if facts.dest_undone:
+        # Where the dest lost its claim to a row, its copy has values that do not count. The source's copy replaces it.
         origins.taken |= alive & dest.updated & facts.dest_undone & source.alive
     # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay.
     options: list[Winner] = []
@@ -362,18 +389,22 @@ class _RowOrigins:
         source, dest = self._facts.source, self._facts.dest
         rest = self._alive - self.taken
         if self._facts.dest_columns:
+            # The source wrote its copies of these rows without the dest's columns: they are null there or have old
+            # values.
             self.lacking_dest = (self.taken & source.updated & dest.alive) | source.rewritten
             if of_dest == DEST_WINS:
                 self.source_given_up = self.taken & self.lacking_dest
                 self.taken -= self.source_given_up
-        # Beside a row that the dest has where it was, the source's columns are put as beside any other.
+        # A row that the dest updated in place still lies in the fragment of the base, so the source's column file fits
+        # beside it as beside every other row of that fragment.
         changed = (rest & (dest.updated - dest.in_place)) | dest.rewritten
         if self._facts.source_columns:
             self.lacking_source = changed
             if of_source == SOURCE_WINS:
                 self.dest_given_up = changed & dest.updated & source.alive
                 self.taken |= self.dest_given_up
-                # There they have what the dest wrote beside rows as little as what it wrote into them.
+                # The source's copies lack the dest's new values, and also the columns that the dest wrote beside the
+                # rows.
                 self.lacking_dest |= self.dest_given_up if self._facts.dest_columns else BitMap()
         self._unchanged(rest - dest.updated)
 
@@ -382,12 +413,18 @@ class _RowOrigins:
         source, dest, facts = self._facts.source, self._facts.dest, self._facts
         away = rows & source.moved
         if facts.source_columns:
-            # The source's columns lie beside the rows as the source has them.
+            # A row that the source does not have, because its deletion does not count or because the dest brought the
+            # row back, has no values in the source's columns.
             self.both_moved = (rows & dest.alive) - source.alive
+            # Where a side has the row in another fragment than the base, the source's column file and the dest's
+            # fragment have their rows in different orders, so the file cannot be put beside them. Such rows are taken
+            # from the source, unless that would lose values of columns that the dest wrote.
             apart = (rows & dest.moved & source.alive) | (away & dest.alive)
             if facts.dest_columns:
                 self.both_moved |= apart
             else:
                 self.taken |= apart
         elif facts.traceable and not facts.dest_columns:
+            # The source's compaction is taken over only for rows that the dest left in place. Where both sides moved a
+            # row, the dest's layout stays, and so do its indices.
             self.taken |= away & dest.stays

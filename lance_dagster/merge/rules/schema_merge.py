@@ -127,8 +127,10 @@ class _SchemaMerge:
                 self._keep_or_change(field, source_id, dest_id)
             elif source_id is not None:
                 self._dropped_by_dest(field)
+            # A column that both sides dropped is no conflict, unless one of them dropped it to cast it.
             elif self._paths[field.id] in self._cast_apart:
                 self._dropped_and_cast(field)
+        # The dest's new fields come before the source's: `_bring` looks among them for the same column.
         by_dest = self._added(self._dest, dest_ids)
         by_source = self._added(self._source, source_ids)
         self._fields |= {number: self._dest[number] for number in by_dest}
@@ -150,9 +152,12 @@ class _SchemaMerge:
         if source_id is not None:
             self._fields[dest_id] = self._facets(base, self._source[source_id], dest)
             self._from_source[source_id] = dest_id
+        # The strategy kept the column around this field, so the field stays with it.
         elif dest.parent_id in self._kept:
             self._fields[dest_id] = dest
             self._kept.add(dest_id)
+        # Where the column around it was dropped too, the conflict is reported there and not once more for each inner
+        # field.
         elif not _around_is_gone(base, self._source_side.columns):
             self._dropped_by_source(base, dest_id)
 
@@ -202,6 +207,7 @@ class _SchemaMerge:
     def _facets(self, base: Field, source: Field, dest: Field) -> Field:
         result = dest
         for facet in _FACETS:
+            # Facets are merged one by one: a rename on one side does not contradict a changed nullability on the other.
             base_value, source_value, dest_value = (getattr(field, facet) for field in (base, source, dest))
             if source_value in (base_value, dest_value):
                 continue
@@ -215,6 +221,7 @@ class _SchemaMerge:
         names = (self._source_side.name, self._dest_side.name)
         unit = f"metadata of column {self._paths[base.id]}"
         states = (base.metadata, source.metadata, dest.metadata)
+        # The source changed nothing, so the dest's metadata stands.
         if base.metadata == source.metadata:
             return result
         metadata = merge_map(states, "column", names, self._strategy, unit=unit)
@@ -230,7 +237,7 @@ class _SchemaMerge:
         """Take over a field the source added, under an id of the dest's."""
         parent = -1 if field.parent_id < 0 else self._from_source.get(field.parent_id)
         if parent is None:
-            # Inside a column that is gone; whether that is a conflict was decided there.
+            # The column around it is gone. Whether that is a conflict was decided for that column.
             return None
         same_named = next(
             (self._dest[n] for n in by_dest if (self._dest[n].name, self._dest[n].parent_id) == (field.name, parent)),
@@ -240,16 +247,22 @@ class _SchemaMerge:
             # A third branch was merged into both, or both added it for rows to come.
             self._from_source[field.id] = same_named.id
             return None
+        # A merge may have brought the column to the dest, where it was renamed. Without this check the result would
+        # have the column twice.
         if same_named is None and (renamed := self._renamed(field, by_dest)) is not None:
             self._from_source[field.id] = renamed
             return None
         if same_named is not None:
             path = paths_of(self._source_side.manifest.fields)[field.id]
             did = f"{self._who(self._source_side)} added it", f"{self._who(self._dest_side)} added it too"
+            # The winner's column replaces the other as a whole. Of columns with inner fields, only the outer field
+            # would be replaced, and the inner fields of the loser would stay.
             options = BOTH if self._is_leaf_of_both(field, same_named) else ()
             if self._found(f"column {path}", did, options) != SOURCE_WINS:
                 return None
             self._fields.pop(same_named.id, None)
+        # The id that the field has on the source may be another column's on the dest, since both lines count on from
+        # the same number.
         number = next_field_id(self._dest_side.manifest) if self._next is None else self._next
         self._next = number + 1
         self._from_source[field.id] = number
@@ -261,14 +274,18 @@ class _SchemaMerge:
 
         Rows that were put in since bring their own.
         """
+        # Each side converted the values by itself, so equal values are not certain.
         if field.name in self._cast_by_source & self._cast_by_dest:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in _FACETS):
             return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
+        # Neither column has values for rows of the base, so both read as null there.
         if not any(filled):
             return True
         source_files, dest_files = (_files_of(side.manifest, number) for side, number in self._sides(field, same_named))
+        # Equal files prove equal values. One side may have written more fragments since, so one set may contain the
+        # other.
         return (all(filled) or self._crosswise) and (
             source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
         )
@@ -308,6 +325,8 @@ class _SchemaMerge:
                 del self._fields[field.id]
 
     def _check_names(self, fields: tuple[Field, ...]) -> None:
+        # Two columns can get one name though no field changed on both sides, such as by a rename on one side and an
+        # added column on the other. So names are checked on the merged schema.
         seen: dict[tuple[int, str], Field] = {}
         for field in fields:
             other = seen.setdefault((field.parent_id, field.name), field)
@@ -336,6 +355,7 @@ class _SchemaMerge:
         by_dest = [base_of_dest[n] for n in self._dest if base_of_dest.get(n) in shared]
         dest_order = list(self._dest)
         if by_dest == shared and by_source != shared:
+            # Only the shared columns change places; columns that the dest added keep theirs.
             moved = iter([dest_ids[number] for number in by_source])
             places = {dest_ids[number] for number in shared}
             dest_order = [next(moved) if number in places else number for number in dest_order]
@@ -346,6 +366,7 @@ class _SchemaMerge:
                 following[field.parent_id] = new
             elif new is not None:
                 follower[new] = following.get(field.parent_id)
+        # Fields with the same follower keep their order, because they are inserted from the first to the last.
         for new, before in reversed(follower.items()):
             dest_order.insert(len(dest_order) if before is None else dest_order.index(before), new)
         return dest_order
@@ -400,6 +421,7 @@ def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> It
             rows = on_side(writer.written, source=writer.is_source)
             for path, did in changed:
                 yield Finding(conflict=_conflict(path, did, changer, writer), options=(), rows=rows)
+        # A column that was made not null fits every row that has a value, so the rows of the other side are looked at.
         for number, path in changer.made_required.items():
             nulls = writer.nulls(number, path)
             if nulls:
@@ -455,6 +477,8 @@ def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy)
     """Merge the table metadata, the configuration and the schema metadata of two sides."""
     base, one, other = source.base, source.manifest, dest.manifest
     names = (source.name, dest.name)
+    # Only the dest's records of merges stay. Those of the source give row ids and fields that its line has, and would
+    # be wrong for the dest.
     own = without_merge_records(base.table_metadata), without_merge_records(one.table_metadata)
     metadata = merge_map((*own, other.table_metadata), "table_metadata", names, strategy)
     config = merge_map((base.config, one.config, other.config), "config", names, strategy)
@@ -488,9 +512,10 @@ def merge_map(
     """
     base, source, dest = states
     result, findings = dict(dest), []
+    # A key that only the dest has is in the result already, and stays.
     for key in sorted(base.keys() | source.keys()):
         base_value, source_value, dest_value = base.get(key), source.get(key), dest.get(key)
-        # Unchanged by the source, or changed alike: the dest's value stands in both cases.
+        # The source changed nothing, or both sides made the same change: the dest's value stands in both cases.
         if source_value in (base_value, dest_value):
             continue
         if dest_value != base_value:

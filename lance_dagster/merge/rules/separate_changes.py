@@ -38,7 +38,7 @@ NO_SEPARATE_CHANGES = SeparateChanges(base_ids=frozenset(), masked={}, taken={},
 def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
     """Find the fragments of the merge base in which the sides took out different rows, or the source dropped all.
 
-    No claim may have been lost: what a side loses is not told by deletion vectors.
+    No claim may have been lost: deletion vectors do not show what a side loses.
     """
     if not source.base.stable_row_ids:
         return NO_SEPARATE_CHANGES

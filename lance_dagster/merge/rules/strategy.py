@@ -164,7 +164,7 @@ class ParsedStrategy:
         return winner if winner in finding.options else None
 
     def winner_for_columns(self, paths: Iterable[str]) -> Winner | None:
-        """Return the strategy that holds for several columns alike; None when they differ or have none."""
+        """Return the one strategy that holds for all of several columns; None when they differ or have none."""
         paths = sorted(paths)
         # A conflict about several columns names them in one unit, which a strategy may be given for as well.
         together = self.winners.get(column_unit(paths))
