@@ -142,7 +142,7 @@ def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:
 class FieldsAcross:
     """By the id of every field of one version, its id in another one, or `NO_FIELD`; and paths of unlike columns.
 
-    Unlike is a column that both have, of which only one changed the type: values of the one are none of the other.
+    Unlike is a column that both have, of which only one changed the type: values of one do not fit the other.
     """
 
     ids: Mapping[int, int]
@@ -235,7 +235,6 @@ def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set
     """Return the ids of the anchor's fields that were never out of the schema since."""
     kept = {field.id for field in anchor.fields}
     known = named_fields(anchor)
-    # What each version had kept, so that a restore can go back to it.
     states = {anchor.version: set(kept)}
     for change in (*side.since, *(change for change in side.changes if change.undone)):
         after = change.before if change.undone else change.after

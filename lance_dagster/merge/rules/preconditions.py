@@ -34,6 +34,7 @@ def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswi
     if not base.stable_row_ids == one.stable_row_ids == other.stable_row_ids:
         has = [f"{side.name} {_verb(side.manifest)} them" for side in (source, dest)]
         yield Conflict(kind="history", unit="stable row ids", source=has[0], dest=has[1])
+    # Data files of the legacy format 0.1 and of later formats must never be in one table.
     if _first_generation(one) != _first_generation(other):
         has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
         yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])

@@ -390,7 +390,7 @@ def _replayed(side: SideHistory, matched: MatchedFragments, deleted: Deleted) ->
 
 
 def _updates(change: Change) -> bool:
-    """Tell whether a version may have written rows anew: not one that took rows out and put in others instead."""
+    """Tell whether a version may have rewritten rows, and did not merely replace some rows by others."""
     operation, transaction = change.operation, change.transaction
     claims = decode_claims(transaction.properties) if transaction is not None else ()
     # A version that claims only to append or to replace took its old rows out for good, whatever its operation. They
@@ -400,7 +400,7 @@ def _updates(change: Change) -> bool:
 
 
 def _puts_in(change: Change) -> bool:
-    """Tell whether rows that a version put in may be others written anew."""
+    """Tell whether rows that a version put in may be new copies of rows that were there."""
     return (change.is_merge or _updates(change)) and not isinstance(change.operation, Append)
 
 
@@ -459,7 +459,7 @@ class _Replay:
                 return rows
 
     def doubting(self, rows: _Rows, change: Change) -> _Rows:
-        """Take rows that are gone for written anew where a version may bring them back."""
+        """Count rows that are gone as rewritten where a version may bring them back."""
         if change.before is None or not _brings_back(change):
             return rows
         return _Rows(rows.addresses, _joined([rows.rewritten, self._dead(rows, change.before)]))

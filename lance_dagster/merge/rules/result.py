@@ -169,9 +169,8 @@ class FragmentBuilder:
             if alive is None:
                 continue
             fragment = present(self.source.side, number)
-            # Both lines give the same field ids to different columns. Only the manifest names field ids, so that the
-            # data files need not be rewritten. A file without a column of the result is left out; one file stays in any
-            # case.
+            # Both lines give the same field ids to different columns. Only the manifest names field ids, so the data
+            # files need not be rewritten.
             files = tuple(self._renumbered(file) for file in fragment.files)
             files = tuple(file for file in files if any(own >= 0 for own in file.fields)) or files[:1]
             stamped = self._stamped(fragment) if self.dest.side.stable_row_ids else fragment

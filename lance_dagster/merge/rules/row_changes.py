@@ -243,7 +243,7 @@ class FragmentRowChanges:
 
     @property
     def alive(self) -> BitMap:
-        """Rows that can be pointed at."""
+        """Rows that were located on the side."""
         return self.stays | self.moved | self.updated
 
 

@@ -95,8 +95,7 @@ class RowRules:
 
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
     not count, since it lost the claim to them. `alike` are rows that both sides updated to the same
-    values, as `alike_rows` finds them.
-    `returning` says that rows which the dest took back come again.
+    values, as `alike_rows` finds them. `returning` says that rows which the dest took back come again.
     """
 
     source: MergeSide
@@ -227,7 +226,7 @@ class RowRules:
         fields = written[0] & written[1]
         if not fields:
             return {}
-        # If both have the same file, an earlier merge added it to one of them: that is no conflict.
+        # If both have the same file, its values were written once and came to a side by an earlier merge: no conflict.
         same = self._in_same_files(fields, both)
         return dict.fromkeys(fields - same, both[0].alive & both[1].alive)
 

@@ -221,7 +221,6 @@ class _SchemaMerge:
         names = (self._source_side.name, self._dest_side.name)
         unit = f"metadata of column {self._paths[base.id]}"
         states = (base.metadata, source.metadata, dest.metadata)
-        # The source changed nothing, so the dest's metadata stands.
         if base.metadata == source.metadata:
             return result
         metadata = merge_map(states, "column", names, self._strategy, unit=unit)

@@ -44,7 +44,8 @@ def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
         return NO_SEPARATE_CHANGES
     untouched = _columns_untouched(source) and _columns_untouched(dest)
     matched, relocated = source.fragments, source.rows.relocated
-    # Rows that came back to life in a fragment have to leave it on the dest first: the general rules know how.
+    # A row that the source revived in its place has to be removed from the fragment that the dest has it in. Only the
+    # general rules do that.
     in_place = [rows for number, rows in relocated.items() if matched.base_of(number) is not None]
     revived = {number for rows in in_place for number in rows.base_keys}
     masked: dict[int, BitMap] = {}

@@ -152,8 +152,8 @@ class ParsedStrategy:
     def winner(self, kind: ConflictKind, unit: str) -> Winner | None:
         """Return the strategy given for a unit, else for its kind, else for everything.
 
-        A strategy for everything does not hold for the history: where what a side did is unknown, it cannot be
-        meant to lose that.
+        A strategy for everything does not hold for the history: it must not discard changes of a side that
+        nothing describes any more.
         """
         fallback = self.winners.get(EVERYTHING) if kind != HISTORY else None
         return self.winners.get(unit, self.winners.get(kind, fallback))
