@@ -66,6 +66,7 @@ def _unprotect(option: str, patterns: Sequence[str]) -> Sequence[str]:
 
 
 def _merge(source: str, into: str, **options: object) -> Sequence[str]:
+    # The command has a flag for each mode but the default, and no option with the mode as its value.
     mode = options.pop("mode", None)
     return (source, "--into", into, *_given(options), *([] if mode is None else [f"--{mode}"]))
 
@@ -131,6 +132,7 @@ def error_line(error: LanceDagsterError, table: str) -> str:
         text = str(error)
     else:
         text = f"{error.complaint}; {error.remedy.said(partial(command_for, table))}"
+    # A line that ends in a colon introduces the next one, so it takes no semicolon.
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":;", ":")
 
 

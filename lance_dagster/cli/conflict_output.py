@@ -66,7 +66,7 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
         hints.append(f"look with {command_line('diff', table_as_typed(), changes, '--rows')}")
     if remedy is not None:
         settle = remedy.said(partial(command_for, table_as_typed()))
-        # Only whoever made the versions that are gone can know whether that may be waived.
+        # Only the people who made the deleted versions can know whether this conflict may be waived.
         waived = any(map(can_be_waived, known))
         hints.append(f"if no version that was cleaned up replaced rows, {settle}" if waived else settle)
     elif of_rows:
@@ -140,7 +140,9 @@ class PrintedRows:
             return cls({}, [])
         keys, limit = options["keys"], options["limit"]
         columns = list(dict.fromkeys([*keys, *options["columns"]])) if options["columns"] else None
+        # One row more than is shown tells whether there are more.
         reader = found.conflicting_rows(columns=columns, on=keys or None, limit=limit + 1)
+        # The dest comes first, since all versions use its names for the columns.
         types = [reader.schema.field(name).type for name in (_DEST, _BASE, _SOURCE)]
         names = list(dict.fromkeys(each.field(place).name for each in types for place in range(each.num_fields)))
         rows = first_rows(reader, limit + 1)

@@ -212,6 +212,7 @@ def _kind_count(kind: str, files: int) -> str:
 def _spans(branch: str, numbers: Sequence[int]) -> Iterator[str]:
     """Yield each run of consecutive numbers as one span of versions."""
     first = numbers[0]
+    # The None at the end closes the last span.
     for number, following in pairwise((*numbers, None)):
         if following is None or following != (number or 0) + 1:
             yield f"{branch}@{first}" if first == number else f"{branch}@{first} to {branch}@{number}"
@@ -251,6 +252,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
 
     Makes two versions: the first one reserves the ids of the new fragments.
     """
+    # A wrong property is refused before any fragment is rewritten.
     properties = properties_from(options["properties"])
     before = table.head(branch)
     with bar() as progress:
@@ -283,6 +285,7 @@ def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Se
     A shallow clone lives as long as the files of TABLE do: tag the version that is cloned. History, branches and tags
     stay with TABLE.
     """
+    # An empty mapping would mean no options at all; None means those of TABLE.
     options = storage_options_from(to_options) or None
     # Resolved once: the version that is printed is the one that was cloned, although the branch may move meanwhile.
     source = table.at(at)

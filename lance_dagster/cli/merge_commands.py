@@ -113,6 +113,7 @@ def merge(
             rows = PrintedRows.of(found, options)
         _write_preview(output, found, rows, hint_for(found.conflicts, found.remedy, f"{into}...{source}"))
         return
+    # The head is read before the merge: the answer says whether a version was made, and how many rows it added.
     before = table.head(into)
     with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
         made = table.merge(
@@ -153,12 +154,13 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
     """Delete the branch that has the name of a preview.
 
     Raises:
-        ConflictError: It is no preview, so it may hold somebody's work.
+        ConflictError: It is no preview, so it may hold other work.
     """
     from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
     from lance_dagster.table.branches import preview_name
 
     found = table.branches.get(name or preview_name(table.at(source).branch, into))
+    # A preview whose merge was interrupted has the second key only, and may be replaced too.
     if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():
         raise ConflictError(f"branch {found.name!r} of {table.uri} is no preview; give another --name, or delete it")
     table.branches.delete(found.name)
@@ -178,6 +180,7 @@ def sync(
     strategy, properties = strategy_from(strategies), properties_from(options["properties"])
 
     def changes() -> str:
+        # The range is computed only for a conflict, since finding the parent reads the branch file.
         return f"{branch}...{table.branches.get(branch).parent_branch}"
 
     with report_conflicts(output, changes), busy("merging"):
@@ -229,6 +232,7 @@ def revert(table: "LanceTable", output: Output, version: str, branch: str, **opt
     parent, strategy = options["parent"], strategy_from(options["strategies"])
     message, properties = options["message"], properties_from(options["properties"])
     before = table.head(branch)
+    # What was done after the version is what can conflict with taking it back, so the hint shows that range.
     with report_conflicts(output, lambda: f"{version}..{branch}"), busy("merging"):
         made = table.revert(version, branch, parent=parent, strategy=strategy, message=message, properties=properties)
     write_version(output, before, made, f"nothing to do: {made} does not have the change")
@@ -257,17 +261,20 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
         made: The version that has the result.
         nothing: What to print when that version was there before.
     """
+    # A merge that was made before returns the version that has it, which is no newer than the head.
     new = made.number > before.number
     document = {"made": new, "before": str(before), "version": version_document(made), "conflicts": []}
     grown = made.rows - before.rows
     rows = counted(made.rows, "row") + (f" ({grown:+,})" if grown else "")
     lines = [f"{before} -> {made}  {rows}  {first_line(made.message)}".rstrip() if new else nothing]
+    # The property of an older version says nothing about this call.
     lacking = json.loads(made.properties.get(NEEDS_BACKFILL, "{}")) if new else {}
     lines += [f"needs backfill: {path}, null in {counted(count, 'row')}" for path, count in lacking.items()]
     output.write(document, lines)
 
 
 def _write_preview(output: Output, found: "MergePreview", rows: PrintedRows, hint: str) -> None:
+    # The remedy is printed as a hint, and private fields are no part of the document.
     facts = {name: value for name, value in asdict(found).items() if not name.startswith("_") and name != "remedy"}
     output.write({"ok": not found.conflicts, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
     if found.conflicts:

@@ -131,6 +131,7 @@ class ColumnLayout:
         if room is None:
             return cls(tuple(widths))
         room -= indent
+        # A column is left out only if it does not fit even at its narrowest.
         least = [each if place in whole else min(each, _NARROWEST) for place, each in enumerate(widths)]
         shown = len(widths)
         while shown > 1 and _line_width(least[:shown]) > room:
@@ -335,6 +336,7 @@ def _show_seconds(doing: str, done: Event) -> None:
     seconds = 0
     while True:
         click.echo(f"\r{doing}{f', {seconds} s' if seconds else ''} ...", nl=False, err=True)
+        # The thread waits for the event and does not sleep, so the display ends as soon as the work does.
         if done.wait(_SECOND):
             return
         seconds += 1

@@ -164,6 +164,7 @@ def create(
     options = storage_options_from(storage_options)
     if (columns is None) == (like is None):
         raise click.UsageError("give --schema NAME:TYPE,... or --like FILE.parquet, one of them")
+    # The columns are read before the table is created, so that a wrong one leaves nothing behind.
     schema = parsed_schema(columns) if columns is not None else _parquet_schema(str(like))
     made = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
     if exist_ok:
@@ -232,6 +233,7 @@ def _parsed_type(text: str, column: str) -> "pa.DataType":
 
     text = text.strip()
     again = functools.partial(_parsed_type, column=column)
+    # pyarrow has no aliases for types with an element type, a time zone or a precision, so these are parsed first.
     if match := _LIST.fullmatch(text):
         return (pa.large_list if match[1] else pa.list_)(again(match[2]))
     if match := _VECTOR.fullmatch(text):

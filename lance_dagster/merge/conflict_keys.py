@@ -51,6 +51,7 @@ def _key(fields: Sequence[Field], refusal: MergeRefusal) -> tuple[str, ...]:
     )
     if declared or refusal.sides is None:
         return tuple(field.name for field in declared)
+    # An upsert names the columns by which it matched rows; they identify rows as well as a declared key does.
     claims = (claim for side in refusal.sides for change in side.history.changes for claim in change.claims)
     return next((claim.on for claim in claims if claim.mode == UPSERT and claim.on), ())
 
@@ -60,6 +61,7 @@ def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) ->
     if conflict.kind not in _KINDS_WITH_ROWS:
         return ()
     try:
+        # One row more than is named tells whether an ellipsis is needed.
         reader = found.stream(conflict, columns=columns, on=None, limit=MOST_ROWS_NAMED + 1)
         rows = reader.read_all().to_pylist()
     except (LanceDagsterError, OSError):

@@ -71,14 +71,16 @@ class ConflictLocations:
         try:
             return self._locate(found)
         except UntraceableError:
+            # The conflict is still reported; only its rows cannot be shown.
             return _put_in(_joined([]), SOURCE)
 
     def put_in(self, side: int) -> Addresses:
-        """Return where all rows lie that a side put in, as far as that can be told."""
+        """Return the addresses of all rows that a side inserted, as far as its history tells them from moved ones."""
         rows = self.sides[side - SOURCE].rows.relocated
         return _joined([_addresses(number, here.inserted) for number, here in sorted(rows.items())])
 
     def _locate(self, found: Sequence[ConflictingRows]) -> RowLocations:
+        # Several rules may note the same row for one conflict. The union of their bitmaps gives it one line.
         base: dict[BaseKey, BitMap] = {}
         alone: tuple[dict[int, BitMap], dict[int, BitMap]] = {}, {}
         for conflicting_rows in found:
@@ -107,6 +109,7 @@ class ConflictLocations:
         """Find rows of a fragment of the base, or rows that it does not have."""
         base = self.sides[0].base
         alive, where = np.zeros(len(offsets), np.bool_), np.full(len(offsets), ABSENT, np.int64)
+        # Rows that the merge base lacks have a key that is no fragment id, and no address there.
         if isinstance(key, int):
             alive = _among(offsets, live_rows(base, present(base, key), self.sides[0].lookups.deleted))
             where = np.where(alive, offsets + _first_address(key), ABSENT)
@@ -128,6 +131,7 @@ class _SideLocations:
         """Sort rows, given by where they lie on the side, into those the merge base has and those put in."""
         for number, offsets in rows.items():
             found = self._row_changes.relocated.get(number)
+            # Rows out of place were moved or inserted. All others lie at their offset in the fragment of the base.
             away = BitMap() if found is None else offsets & found.live
             if found is not None and away:
                 add_rows(alone, number, away & found.inserted)
@@ -159,15 +163,19 @@ class _SideLocations:
         for number in self._row_changes.numbers_by_key.get(key, ()):
             rows = self._row_changes.relocated[number]
             there, here = (found.astype(np.int64) for found in rows.pairs(key, wanted))
+            # `offsets` ascends, so a binary search finds the line of each row.
             at = np.searchsorted(offsets, there)
             places[at] = here + _first_address(number)
             new = _among(here, rows.updated) | beside
             did[at] = np.where(new, CHANGED, UNCHANGED)
+        # This comes last: a row that the merge base lacks was added, whatever the fragment it lies in suggests.
         did[(places != ABSENT) & ~alive] = ADDED
         return places, did
 
     def _other_files(self, place: Fragment, number: int) -> bool:
         """Tell whether some values beside rows that stayed lie in other files than in the base."""
+        # Comparing file names reads no data. A file that was written anew may hold equal values, so this errs towards
+        # reporting a change.
         had, base_ids = backing(present(self._base, number)), self._columns.base_ids
         return any(had.get(base_ids.get(own, ABSENT)) != path for own, path in backing(place).items())
 

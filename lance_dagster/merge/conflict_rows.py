@@ -49,7 +49,7 @@ Manifests = tuple[Manifest, Manifest, Manifest]
 
 @dataclass(frozen=True, slots=True)
 class SharedColumn:
-    """A column of three versions: a name for all; what each calls it, None where it is not; its id on the dest."""
+    """A column of three versions: one name for all, the name in each (None where it is missing), its id on the dest."""
 
     name: str
     names: tuple[str | None, str | None, str | None]
@@ -60,7 +60,7 @@ class ConflictColumns:
     """The columns of three versions beside each other."""
 
     def __init__(self, manifests: Manifests, ids: Sequence[Mapping[int, int]]) -> None:
-        """Find out which is which.
+        """Match the columns of the three versions.
 
         Args:
             manifests: The three versions.
@@ -107,7 +107,7 @@ class ConflictColumns:
         to_source, to_dest = self._matched
         from_dest = {own: number for number, own in to_dest.items()}
         base_fields, source_fields = {field.id: field for field in base}, {field.id: field for field in source}
-        # What only the sides have is the same where it is called the same.
+        # Columns that the merge base lacks have no id in common, so those of source and dest are matched by name.
         new = {field.name: field for field in source if field.id not in set(to_source.values())}
         taken: set[str] = set()
         found: list[SharedColumn] = []
@@ -121,6 +121,7 @@ class ConflictColumns:
                 number = None if other is None else other.id
                 found.append(SharedColumn(_free(known.name, taken), (base_name, source_name, dest_name), number))
 
+        # The dest's columns are put first and keep their names: `_free` renames a later column of an equal name.
         for field in dest:
             was = base_fields.pop(from_dest.get(field.id, -1), None)
             own = new.pop(field.name, None) if was is None else source_fields.get(to_source.get(was.id, -1))
@@ -133,7 +134,7 @@ class ConflictColumns:
 
 
 def _matched(base: Fields, side: Fields, ids: Mapping[int, int]) -> dict[int, int]:
-    """Match fields by their ids, and columns that are left by their names: a column that was cast is the same."""
+    """Match fields by their ids, and the remaining columns by name: a cast column has a new id and its old name."""
     found = {number: own for number, own in ids.items() if number in base.by_id and own in side.by_id}
     taken = set(found.values())
     left = {field.name: field.id for field in side.below(None) if field.id not in taken}
@@ -145,6 +146,7 @@ def _matched(base: Fields, side: Fields, ids: Mapping[int, int]) -> dict[int, in
 
 def _free(name: str, taken: set[str]) -> str:
     """Return a name that is not taken."""
+    # Two versions may use one name for different columns, but a request by name must mean one of them.
     free = next(candidate for suffix in count() if (candidate := name + "_" * suffix) not in taken)
     taken.add(free)
     return free
@@ -152,9 +154,9 @@ def _free(name: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKeys:
-    """How rows are known: the columns of the key, as the source has them beside the merge base, and as the dest has.
+    """How rows are identified: the key columns of merge base and source, and those of merge base and dest.
 
-    `put_in` returns where all rows lie that a side put in.
+    `put_in` returns the addresses of all rows that a side inserted.
     """
 
     versions: Sequence[VersionedRows]
@@ -167,22 +169,27 @@ class RowKeys:
         Raises:
             InvalidInputError: Two rows of one version have the same key.
         """
+        # Each side is paired with the merge base first, so that a row which both sides rewrote gets one line. Only rows
+        # that no row of the base corresponds to are then paired between the sides.
         for side in (SOURCE, DEST):
             locations = self._with_base(locations, side)
         return self._with_each_other(locations)
 
     def _with_base(self, locations: RowLocations, side: int) -> RowLocations:
-        """Look for rows of the merge base that a side does not have among those it put in."""
+        """Search the rows that a side inserted for the rows of the merge base that it does not have."""
         addresses, did = locations.addresses.copy(), locations.did.copy()
         missing = np.flatnonzero((addresses[:, BASE] != ABSENT) & (addresses[:, side] == ABSENT))
         alone = np.flatnonzero(_only(locations, side))
         pool = addresses[alone, side]
         untold = did[missing, side - SOURCE] == REWRITTEN
+        # Where a removal cannot be told from an update, the new row may lie outside of the conflict, so all rows that
+        # the side inserted are searched. Rows of the conflict stay first in the pool, where `alone` gives their lines.
         if untold.any():
             pool = np.concatenate([pool, np.setdiff1d(self.put_in(side), pool)])
         olds, news, unknown = self._paired((BASE, addresses[missing, BASE]), (side, pool), side)
         gone = np.ones(len(missing), np.bool_)
         gone[olds], gone[unknown] = False, False
+        # A key that no inserted row has proves the removal. A row with a null in its key stays `REWRITTEN`.
         did[missing[gone & untold], side - SOURCE] = REMOVED
         addresses[missing[olds], side] = pool[news]
         did[missing[olds], side - SOURCE] = CHANGED
@@ -191,7 +198,7 @@ class RowKeys:
         )
 
     def _with_each_other(self, locations: RowLocations) -> RowLocations:
-        """Bring rows together that source and dest put in."""
+        """Give one line to a row that source and dest both inserted under the same key."""
         addresses, did = locations.addresses.copy(), locations.did.copy()
         source_only, dest_only = (np.flatnonzero(_only(locations, side)) for side in (SOURCE, DEST))
         source_places, dest_places, _ = self._paired(
@@ -206,6 +213,7 @@ class RowKeys:
     ) -> tuple[RowPositions, RowPositions, RowPositions]:
         """Return the places of rows of two versions that have the same key, and those of the first without a key."""
         nothing: RowPositions = np.empty(0, np.int64)
+        # Without rows of one version there are no pairs, and the keys of the other version need not be read.
         if not len(one[1]) or not len(other[1]):
             return nothing, nothing, nothing
         (olds, old_null), (news, new_null) = (
@@ -216,6 +224,7 @@ class RowKeys:
             )
             for version, addresses in (one, other)
         )
+        # Null is no key: two rows with a null in it are not the same row.
         found = paired_by_values(olds[~old_null], news[~new_null])
         return np.flatnonzero(~old_null)[found.before], np.flatnonzero(~new_null)[found.after], np.flatnonzero(old_null)
 
@@ -265,6 +274,7 @@ class ConflictRows:
         self._conflicts = found.conflicts
         self._locations = None if found.sides is None else ConflictLocations(lookups=found.rows, sides=found.sides)
         self._versions = [VersionedRows(context, state, after=place != BASE) for place, state in enumerate(states)]
+        # A refusal without sides was made before anything was compared; columns are then matched by name alone.
         ids = [] if found.sides is None else [side.columns.ids for side in found.sides]
         base, source, dest = (state.manifest for state in states)
         self._columns = ConflictColumns((base, source, dest), ids or [{}, {}])
@@ -310,7 +320,7 @@ class ConflictRows:
             *(pa.field(name, pa.string()) for name in DID),
         ]
         if request.keys is not None:
-            # Rows of all versions are known by it: in the type in which the dest has it.
+            # One column identifies the rows of all three versions, so it has one type: that of the dest.
             marks.append(pa.field(KEY, pa.struct(self._fields(request.keys, DEST)), nullable=False))
         locations = [
             pa.field(name, pa.struct(self._fields(request.columns, place))) for place, name in enumerate(VERSION_FIELDS)
@@ -320,6 +330,7 @@ class ConflictRows:
     def _fields(self, columns: Sequence[SharedColumn], version: int) -> "list[pa.Field[Any]]":
         names = {own: column.name for column in columns if (own := column.names[version]) is not None}
         return [
+            # A line is null where the version lacks the row, even in a column that forbids nulls.
             field.with_name(names[field.name]).with_nullable(nullable=True)
             for field in (self._versions[version].schema(list(names)) if names else ())
         ]
@@ -328,11 +339,13 @@ class ConflictRows:
         if self._locations is None:
             return
         left = request.limit
+        # A batch holds rows of all three versions: the version with the widest rows limits it.
         step = min(batch_size(version.dataset.schema) for version in self._versions)
         for conflict in request.conflicts:
             locations = self._found(self._locations, conflict, request)
             for part in parts_of(len(locations), step):
                 lines = self._with_differing_values(locations.at(part)) if locations.fields else locations.at(part)
+                # The limit counts rows that are shown, so it is applied after rows without a difference are left out.
                 lines = lines if left is None else lines.at(slice(left))
                 left = None if left is None else left - len(lines)
                 if len(lines):
@@ -344,6 +357,7 @@ class ConflictRows:
         found = locations.rows_of(conflict)
         if request.keys is None:
             return found
+        # Keys pair rows of a whole conflict, so this comes before the rows are cut into batches.
         own, other = (self._columns.compared(request.keys, side) for side in (SOURCE, DEST))
         return RowKeys(versions=self._versions, columns=(own, other), put_in=locations.put_in).applied(found)
 
@@ -362,6 +376,7 @@ class ConflictRows:
         both = there[:, BASE] & there[:, side]
         differ: Flags = ~both
         if not compared:
+            # Values that cannot be compared may differ, and no row in conflict may be hidden.
             return np.ones(len(locations), np.bool_)
         if both.any():
             olds, news = (
@@ -399,13 +414,15 @@ class ConflictRows:
         there = addresses != ABSENT
         if not names or not there.any():
             return {}
+        # Only rows that the version has are read. A null index leaves a null in the lines of all others.
         places = pa.array(np.cumsum(there) - 1, mask=~there)
         rows = self._versions[version].take(_unsigned(addresses[there]), list(names.values()))
         return {name: _whole(rows.column(own).take(places)) for name, own in names.items()}
 
     def _row_ids(self, locations: RowLocations) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-        """Return what readers know rows by: of the first version that has one, its id, or else its address."""
+        """Return the stable id of each row in the first version that has the row, or its address without stable ids."""
         there = locations.addresses != ABSENT
+        # Every line has its row in at least one version, so `argmax` finds the first of them.
         first = there.argmax(axis=1)
         ids = _unsigned(np.take_along_axis(locations.addresses, first[:, None], axis=1)[:, 0])
         for place, version in enumerate(self._versions):
@@ -437,6 +454,7 @@ def _coalesced(read: "Sequence[Mapping[str, pa.Array[Any]]]", there: FlagsOfRows
     """Return rows as structs, each as the first version has it that does."""
     fields: list[pa.Field[Any]] = [kind.field(place) for place in range(kind.num_fields)]
     rows = len(there)
+    # The columns of the versions are concatenated, so row `r` of version `v` is element `v * rows + r`.
     first = pa.array(there.argmax(axis=1) * rows + np.arange(rows))
     found = []
     for field in fields:

@@ -1,4 +1,4 @@
-"""Gather what a merge needs to know: what both sides did since their merge base, and how to look at their rows.
+"""Gather the input of a merge: what both sides did since their merge base, and functions that read their rows.
 
 The rules are pure, so everything they may ask of the store is handed to them as a value or as a function in `Lookups`.
 """
@@ -36,17 +36,20 @@ _FEW, _READERS, _PARTS_EACH = 4, 16, 2
 
 
 def lookups(context: TableContext) -> Lookups:
-    """Return how to look at what manifests do not hold."""
+    """Return the functions that read what manifests do not hold: deletions, keys and values of rows."""
+    # Several rules ask for the deletions of the same fragment, and each read of a file is a request.
     known: dict[tuple[int, int, int, int], BitMap] = {}
 
     def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
         if fragment.deletion is None:
             return BitMap()
-        # Its id is random: the same file, whatever base path a version names it through.
+        # The id is random, so two versions that name it mean the same file, also through different base paths. The
+        # base path is therefore no part of the cache key.
         deletion = fragment.deletion
         file = (fragment.id, deletion.id, deletion.read_version, deletion.deleted_rows)
         if file not in known:
             known[file] = deleted_offsets(context.versions, state_of(manifest), fragment)
+        # A bitmap is mutable: a caller that changed the cached one would change what later callers read.
         return known[file].copy()
 
     def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
@@ -96,7 +99,7 @@ def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers
 def lineage_at(context: TableContext, state: State) -> Lineage:
     """Return what a version contains."""
     found = lineage_of(state, context.refs)
-    # Looked at again as the newest one of its line.
+    # Under the id of its branch, the version is found again without a request.
     context.versions.cache(found.id, state)
     return found
 
@@ -104,11 +107,14 @@ def lineage_at(context: TableContext, state: State) -> Lineage:
 def gather_merge_input(
     context: TableContext, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
 ) -> MergeInput:
-    """Gather what a merge needs to know."""
+    """Gather the input of a merge from the merge base and both sides."""
     source_side = side_history(source, dest, base, context.versions)
     dest_side = side_history(dest, source, base, context.versions)
+    # A pick inserts rows of another version without making that version a parent. As after crossing merges, both
+    # sides can then have rows that their merge base lacks.
     picked = picked_across(source_side.changes, dest, base) or picked_across(dest_side.changes, source, base)
     source_changes, dest_changes = source_side.changes, dest_side.changes
+    # A change that both sides have must not claim anything: it would conflict with its own copy.
     source_side = replace(source_side, changes=claiming(source_changes, source, dest_changes, dest))
     dest_side = replace(dest_side, changes=claiming(dest_changes, dest, source_changes, source))
     return MergeInput(

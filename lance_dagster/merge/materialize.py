@@ -1,7 +1,7 @@
 """Carry out the plan of a merge: files under the table's root, deletion vectors stored, the operation that says so.
 
-Files are copied and written before the version is committed. Whoever dies in between leaves files that no version
-names, which garbage collection removes; the next attempt finds copied files in place and writes new deletion vectors.
+Files are copied and written before the version is committed. A crash in between leaves files that no version names,
+which garbage collection removes; the next attempt finds copied files in place and writes new deletion vectors.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,9 +55,12 @@ def materialize(
     last = max(added.ids, default=head.manifest.max_fragment_id)
     manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
     manifest = drop_unused_files(manifest, head.manifest.fields)
+    # No file of the dest is left, so the table takes the file version of the files that replace them.
     if added and len(plan.removed) == len(head.manifest.fragments):
         manifest = replace(manifest, file_version=source.manifest.file_version)
     manifest = _open_to_file_versions(manifest, finished)
+    # Other writers treat the table as replaced after an `Overwrite`, so it is recorded only where that is true: the
+    # source did overwrite, and no fragment of the dest is left.
     overwrites = len(plan.removed) == len(head.manifest.fragments) and any(
         isinstance(change.operation, Overwrite) for change in changes
     )
@@ -79,6 +82,8 @@ def _recorded(
     """Choose the operation to record: the one that lets most commits that are in flight be rebased onto the merge."""
     if overwrites:
         return Overwrite(fragments=added, fields=manifest.fields, schema_metadata=manifest.schema_metadata)
+    # An append that is in flight is rebased over a `Merge` only if that preserves nullability, so the flag must be true
+    # to the result.
     if plan.changes_columns:
         return Merge(
             fragments=manifest.fragments,
@@ -108,9 +113,11 @@ class _Materializer:
 
     def finished(self, merged_fragment: MergedFragment) -> Fragment:
         """Return a fragment as the result names it, its files placed and its deletion vector stored."""
+        # The result must not name files in the branch's own folder: they disappear when the branch is deleted.
         for file in merged_fragment.files:
             if self._is_elsewhere(file):
                 self._bring(file)
+        # `with_root_base` takes fragments; of this one only the files are used.
         materializer = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
         files: tuple[DataFile, ...] = ()
         if merged_fragment.files:

@@ -3,7 +3,7 @@
 A merge is always a commit, also where the dest did nothing since the merge base: its record needs a place. The second
 parent stands in the transaction's properties, for the log, and in the table metadata, which outlives the clean-up of
 transactions and is what the next merge of the branch starts from. A squash records no parent, so the branch can only
-be deleted or reset after it: merging it again would bring its rows twice.
+be deleted or reset after it: merging it again would insert its rows a second time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,6 +46,7 @@ class MergeOptions:
 
     def call(self, source: State, into: str) -> Call:
         """Return the call of a table's method that asks for the merge, without the strategy."""
+        # The default mode is left out, so that a hint shows only what the caller gave.
         mode = self.mode if self.mode != MERGE_COMMIT else None
         options = {"mode": mode, "message": self.message, "properties": dict(self.properties)}
         return call_with("merge", (str(source), into), options)
@@ -68,6 +69,7 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
         MergeConflictError: With every reason; nothing was written.
     """
     check_mode(options.mode)
+    # The source is one fixed version. The head of the dest may move, so its lineage is read again for each attempt.
     source_lineage = lineage_at(context, source)
 
     def prepare(head: State) -> ProposedMerge | State:
@@ -81,6 +83,7 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
         given = gather_merge_input(context, source_lineage, dest_lineage, base, strategy=options.strategy)
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
+            # Without this, each merged and deleted run branch would leave a record in every later manifest.
             kept = kept_records(dest_lineage, metadata, context.refs, context.versions)
             return kept | _records(options, source_lineage, dest_lineage, base=base, plan=plan)
 
@@ -98,10 +101,10 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
 
 
 def check_mode(mode: str) -> None:
-    """Refuse what is no way to merge.
+    """Refuse an unknown mode of merging.
 
     Raises:
-        InvalidInputError: Says which there are.
+        InvalidInputError: With the modes that exist.
     """
     if mode not in _MODES:
         raise InvalidInputError(f"{mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
@@ -124,8 +127,12 @@ def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, b
     if options.mode == FAST_FORWARD and not source.contains(dest):
         told = f"{dest.state} has changes that {source.state} does not contain"
         return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=told),)
+    # Squashed versions do not count as contained, so a later merge cannot tell which rows of their branch are there
+    # already: a side that has versions of that branch would insert these rows a second time.
     source_squashed, dest_squashed, base_squashed = (_squashed(lineage) for lineage in (source, dest, base))
     source_beyond, dest_beyond = _beyond(source_squashed, dest, source), _beyond(dest_squashed, source, dest)
+    # Where both sides squashed one branch, nothing tells which rows of the two copies are the same. A squash that the
+    # merge base has gave both sides the same rows.
     both = sorted(source_squashed.keys() & dest_squashed.keys() - base_squashed.keys())
     told = "{} has {} by a squash, so which rows both have is unknown; reset or delete the branch it is of"
     if source_beyond or dest_beyond or both:
@@ -156,6 +163,7 @@ def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str |
 
 
 def _properties(options: MergeOptions, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
+    # Later entries win: given properties may replace the message, but nothing that a later merge relies on.
     properties = {
         COMMIT_MESSAGE: options.message
         or f"{'squash' if options.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
@@ -163,6 +171,7 @@ def _properties(options: MergeOptions, source: Lineage, head: State, changes: It
         CLAIMS: encode_claims(all_claims(changes)),
     }
     if options.mode != SQUASH:
+        # The branch id is recorded beside the name: the branch may be renamed, or its name given to another branch.
         properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}
     return properties
 
@@ -171,8 +180,8 @@ def _records(
     options: MergeOptions, source: Lineage, dest: Lineage, *, base: Lineage, plan: MergePlan
 ) -> dict[str, str]:
     if options.mode == SQUASH:
-        # A squash brings the rows of branches that were merged into the source as well: merging one of these branches
-        # later would bring its rows twice.
+        # A squash copies the rows of branches that were merged into the source as well: merging one of these branches
+        # later would insert its rows a second time.
         new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
         squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}
         return squashed | records_for_aliases(dest.state.manifest, plan.aliases)
@@ -186,6 +195,7 @@ def all_claims(changes: Iterable[Change]) -> list[Claim]:
             claim
             for change in changes
             if change.transaction is not None
+            # `change.claims` knows the overwrite of a program that records no claims.
             for claim in decode_claims(change.transaction.properties) or change.claims
         )
     )

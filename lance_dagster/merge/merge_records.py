@@ -5,8 +5,8 @@ that a picked merge brought, and those the picked version was picked from itself
 
 Which records of merges a branch can do without: those of branches that are gone, unless they may come in again.
 
-A branch that is gone cannot be merged any more, but another one that has it can. When the merge base of the two has it
-as well, nothing comes twice; else the record is what tells.
+A deleted branch cannot be merged any more, but another branch that contains it can. Where their merge base contains it
+as well, no row is inserted twice; otherwise only the record tells which rows are there already.
 """
 
 import re
@@ -27,14 +27,16 @@ _ORIGIN = re.compile(r"(.+)@([0-9]{1,20})")
 
 
 def origins(of: Lineage, parent: Lineage) -> str:
-    """Return what says which versions the way from a version's parent to it is from."""
+    """Return as text the versions that a version contains beyond its parent, and those it was picked from."""
     before = of.state.transaction.properties.get(PICKED_FROM, "") if of.state.transaction else ""
+    # A pick of a pick keeps the earlier origins, so that the change is recognised by the branch it was first made on.
     new = (f"{own}@{number}" for own, number in of.contained.items() if number > parent.contained.get(own, -1))
     return " ".join(dict.fromkeys([*new, *before.split()]))
 
 
 def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> bool:
-    """Tell whether rows were put in by taking over a change that the other side contains, and the base does not."""
+    """Tell whether a side inserted rows by a pick of a change that the other side contains and the base does not."""
+    # A picked deletion inserts no rows, so no row can be there twice.
     return any(_is_of(change, other, base) and not isinstance(change.operation, Delete) for change in changes)
 
 
@@ -47,6 +49,7 @@ def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Cha
         other_changes: What the other side did.
         other: The other side.
     """
+    # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
     taken = {f"{names[own]}@{number}" for change in other_changes for own, number in _origins(change) if own in names}
     return [
@@ -82,6 +85,8 @@ def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, version
     recorded = _recorded(metadata)
     if len(recorded) <= _FEW_RECORDS:
         return dict(metadata)
+    # The branches are listed first, and their heads are read only if enough records could be dropped: each head is a
+    # request.
     branches = refs.branches().values()
     gone = recorded - {MAIN, *(branch.id for branch in branches)}
     if len(gone) <= _FEW_RECORDS:
@@ -94,16 +99,18 @@ def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, version
 
 
 def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
-    """Return the branches of which another one has something that its merge base with the dest has not."""
+    """Return the deleted branches of which a living branch has more than its merge base with the dest has."""
     refs, versions = of
     try:
         head = versions.head(branch)
+        # A head without any of these records spares the search for a merge base.
         if not gone & _recorded(head.manifest.table_metadata):
             return set()
         other = lineage_of(head, refs)
         base = merge_base(other, dest, refs, versions)
     except (NotFoundError, InvalidInputError):
-        # Deleted meanwhile, or what both have in common is gone. All records are kept: a merge must not fail for that.
+        # The branch was deleted meanwhile, or the merge base was cleaned up. All records are kept: a merge must not
+        # fail because old records cannot be told from needed ones.
         return gone
     return {branch_id for branch_id in gone if _brings(branch_id, other, base)}
 
@@ -111,6 +118,7 @@ def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Vers
 def _brings(branch_id: str, other: Lineage, base: Lineage) -> bool:
     """Tell whether a version has more of a branch than another one: versions of it, a squash, or single rows."""
     metadata = [lineage.state.manifest.table_metadata for lineage in (other, base)]
+    # A squash is looked at before versions: it stands for rows of the branch without containing its versions.
     if branch_id in _squashed(metadata[1]):
         return False
     if branch_id in _squashed(metadata[0]):
@@ -118,6 +126,7 @@ def _brings(branch_id: str, other: Lineage, base: Lineage) -> bool:
     numbers = [lineage.contained.get(branch_id, NO_VERSION) for lineage in (other, base)]
     if max(numbers) > NO_VERSION:
         return numbers[0] > numbers[1]
+    # A pick takes rows over without their version. Then only the recorded ids of the rows can be compared.
     records = [merge_records_of(lineage.state.manifest).get(branch_id) for lineage in (other, base)]
     rows = [
         Translation(tuple(sorted((alias.first, alias.end, alias.here) for alias in (record.aliases if record else ()))))

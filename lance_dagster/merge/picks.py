@@ -116,6 +116,7 @@ class ChangeRange:
     @property
     def carries_rows(self) -> bool:
         """Whether rows may come, with values of all columns."""
+        # Taking an append back only removes rows, and changes of columns, settings or indices add none.
         comes = self.puts_in if self.kind == PICKED else not isinstance(self._operation, Append)
         return comes and not isinstance(self._operation, Project | UpdateConfig | CreateIndex)
 
@@ -125,7 +126,7 @@ class ChangeRange:
 
     @property
     def older(self) -> State:
-        """The one of both that is before the other."""
+        """The earlier of the base and the source."""
         return self.base if self.kind == PICKED else self.source
 
     @property
@@ -160,8 +161,10 @@ class ChangeRange:
             return self.picks.marks(context)
         marks = {self.kind: identity(self.of)}
         if self.kind == PICKED:
+            # The committer of a pick is the author of the change, so the one who picked it is recorded separately.
             marks[PICKED_BY] = committer() or writer_name(WRITER)
             marks[PICKED_FROM] = origins(lineage_of(self.of, context.refs), lineage_of(self.base, context.refs))
+            # Without its claims, a picked replacement of a partition would not conflict with rows added there since.
             marks[CLAIMS] = encode_claims(all_claims(self.changes))
         return marks
 
@@ -196,9 +199,11 @@ def apply_change(
         change_range = range_from(head)
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
-            # Row ids of the rows that came: a later merge of the picked version's branch must not bring them again.
+            # The ids of the rows that came are recorded: a later merge of the picked branch must not insert them again.
             return {**metadata, **records_for_aliases(head.manifest, _aliases_of_brought(plan))}
 
+        # Later entries win: what the caller gave replaces what is taken from the picked version. Nothing replaces the
+        # marks, by which later merges and reverts recognise the change.
         own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
         info = change_range.info(context)
         return ProposedMerge(
@@ -223,17 +228,21 @@ def _gather_merge_input(
     context: TableContext, change_range: ChangeRange, head: State, options: PickOptions
 ) -> MergeInput:
     base, source, dest = (lineage_of(state, context.refs) for state in (change_range.base, change_range.source, head))
-    # One may know rows by a record that another one has no more: they had it when they parted.
+    # A record of row ids may have been dropped from one of the three versions. Counted from the version that they
+    # share, the row space of each has the records that were made since, dropped or not.
     shared = merge_base(lineage_of(change_range.older, context.refs), dest, context.refs, context.versions)
     spaces = [row_space_since(one, shared, context.versions) for one in (base, source, dest)]
     same_line = _on_one_line(base, source) or _on_one_line(source, base)
     dest_history, incompatible = side_history(dest, base, base, context.versions), tuple[str, ...]()
+    # Base and dest are on different lines, which number new fields independently: their ids are translated through
+    # the version that both descend from.
     if not dest_history.same_ids and shared.state != base.state:
         across = fields_across(
             shared.state.manifest, *(side_history(one, shared, shared, context.versions) for one in (base, dest))
         )
         dest_history, incompatible = (
             replace(dest_history, fields=across.ids),
+            # Values written under another type would be read as nulls; without rows there are no such values.
             across.incompatible if change_range.carries_rows else (),
         )
     return MergeInput(
@@ -243,6 +252,7 @@ def _gather_merge_input(
             name=change_range.name,
             manifest=change_range.source.manifest,
             changes=change_range.changes,
+            # Only along one line do fragments and fields keep their ids.
             anchor=change_range.base.manifest if same_line else None,
             since=change_range.since,
             same_ids=same_line,
@@ -254,6 +264,8 @@ def _gather_merge_input(
         strategy=options.strategy,
         incompatible=incompatible,
         returning=change_range.returning,
+        # The dest may have had the picked rows before, by a merge or another pick: those that it deleted since must
+        # not come back.
         crosswise=change_range.puts_in
         and (
             dest.contains(source)
@@ -274,6 +286,7 @@ def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
     for merged_fragment in plan.added if plan.aliases else ():
         rows = merged_fragment.fragment.physical_rows
         ids = decode_row_runs(merged_fragment.fragment.row_ids, rows, f"fragment {merged_fragment.fragment.id}")
+        # A masked row did not come, and a later merge has to insert it.
         if merged_fragment.deleted:
             ids = ids.restricted(BitMap(range(rows)) - merged_fragment.deleted)
         brought.append(ids)
@@ -307,6 +320,8 @@ def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickO
     pick = ChangeRange(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
 
     def range_from(head: State) -> ChangeRange:
+        # The rows of a change that was taken back are known to the branch under their ids, so a plain pick would find
+        # nothing new. The revert is undone instead, unless it took back more than this change.
         back = last_revert(context, commit_, parent, head)
         if back is None or not back.whole:
             return pick if back is None else replace(pick, returning=True)
@@ -327,12 +342,16 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
     parent = _parent(context, commit_, options.parent)
     head = context.head(branch)
     to = parent if len(context.versions.describe(commit_).parents) > 1 else None
+    # The caller names the original version. Where its revert was reverted, the change is there through that later
+    # version, which is the one to take back.
     reinstated = _latest_reinstated(context, commit_, head, to)
     if reinstated is not commit_:
         commit_, parent, to = reinstated, _parent(context, reinstated, None), None
+    # A repeated call makes no second version.
     if _takes_back(head, commit_, to) or _changes_no_row(commit_):
         return head
     if to is not None:
+        # A merge can be taken back to either parent; which change is gone depends on it, so the parent is recorded.
         options = replace(options, properties={**options.properties, REVERTED_TO: identity(to)})
     changes = [replace(_change(parent, commit_), undone=True)]
     change_range = ChangeRange(kind=REVERTED, of=commit_, base=commit_, source=parent, changes=changes)
@@ -357,6 +376,7 @@ def restore(context: TableContext, to: State, branch: str, options: PickOptions)
 
     def change_range(head: State) -> ChangeRange:
         of = lineage_of(head, context.refs)
+        # Branch ids are compared and not names: another branch may have the name by now.
         if not any(line.id == target.id and to.number <= line.number for line in of.segments):
             anew = Remedy("{} makes the branch anew from it", Call("branches.reset", (branch, str(to))))
             raise InvalidInputError(
@@ -381,12 +401,13 @@ def _operation(of: State) -> Operation | None:
 
 
 def _latest_reinstated(context: TableContext, commit_: State, head: State, to: State | None) -> State:
-    """Return the version that a change stands by: the last one that took back that it was taken back."""
+    """Return the version by which the branch has a change: the last revert of a revert of it, or the version itself."""
     commit_lineage, head_lineage = lineage_of(commit_, context.refs), lineage_of(head, context.refs)
     if not head_lineage.contains(commit_lineage):
         return commit_
     reverts = (change for change in changes_since(head_lineage, commit_lineage, context.versions) if _reverts(change))
     later = [context.load_recorded(RecordedVersion(change.version)) for change in reverts]
+    # Each round follows one revert and the revert of it, until the last revert stands or there is none.
     while back := next((state for state in later if _takes_back(state, commit_, to)), None):
         again = next((state for state in later if _says(state, REVERTED, back)), None)
         if again is None:
@@ -427,6 +448,7 @@ def _parent(context: TableContext, of: State, number: int | None) -> State:
     """
     version = context.versions.describe(of)
     parents = version.parents
+    # The first version of a branch repeats the version it was forked from, so it has no change of its own.
     if not parents or isinstance(_operation(of), Clone):
         raise InvalidInputError(f"{of} of {context.uri} changed nothing: it is where a table or branch begins")
     if number is None and len(parents) > 1:
@@ -438,6 +460,7 @@ def _parent(context: TableContext, of: State, number: int | None) -> State:
         raise InvalidInputError(f"{of} of {context.uri} has {len(parents)} parents, so no parent {number}")
     if number in (None, 1):
         return context.load_recorded(RecordedVersion(parents[0]))
+    # The second parent is found by the id of its branch, which may have been renamed since the merge.
     ancestry = Ancestry(context.refs, context.versions)
     merged = ancestry.merged(version)
     if merged is None:

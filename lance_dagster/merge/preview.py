@@ -122,7 +122,7 @@ class MergePreview:
         return self._rows.find().stream(conflict, columns=columns, on=on, limit=limit)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        """Pickle without the way to the storage, which holds secrets."""
+        """Pickle without the storage options, which may hold secrets."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "_rows"}
         return _copied, (values, *self._rows.request)
 
@@ -142,6 +142,7 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         AlreadyExistsError: A tag has the name, or another branch.
         MergeConflictError: With every reason why not.
     """
+    # After a crash, this metadata lets the next call recognise and finish its own branch, and refuse any other one.
     begun = {PREVIEWING: source.id}
     try:
         made = create_branch(name, head, context.refs, context.versions, exist_ok=False, metadata=begun)
@@ -150,8 +151,9 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         if found is None or not _is_begun(context, found, source, head):
             raise
         made = found
+    # A merge that landed before a crash is found again here and not repeated.
     merge(context, source, name, options)
-    # The metadata is set last: a branch that says it shows the merge but still holds the dest would be checked in vain.
+    # The metadata is set last: after a crash before the merge, checks must not take the unmerged dest for the result.
     done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
     return context.refs.change_branch(made, lambda current: with_metadata(current, done))
 
@@ -174,6 +176,8 @@ def _is_begun(context: TableContext, branch: Branch, source: State, head: State)
     """Tell whether a branch was made to show the same merge, and has no other commit."""
     if branch.parent != str(head) or branch.metadata.get(PREVIEWING) != source.id:
         return False
+    # The merge may have landed before the crash, so that only the metadata is missing. Any other commit means that the
+    # branch is used for something else.
     newest = context.head(branch.name)
     merged = newest.transaction is not None and newest.transaction.properties.get(MERGE) == str(source)
     return merged or newest.number == branch.first
@@ -190,6 +194,7 @@ def preview(
 def _previewed(context: TableContext, source: State, head: State, options: MergeOptions) -> MergePreview:
     source_lineage, dest_lineage = lineage_at(context, source), lineage_at(context, head)
     base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
+    # Versions are kept by the ids of their branches, so that a pickled preview finds them after a renaming.
     request = context.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
 
     def rows(found: MergeRefusal) -> _RowsOnDemand:
@@ -233,6 +238,7 @@ def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
     """Return the names of indices that do not speak for every fragment of the result, or that only the source has."""
     names = {index.name for index in indices_of(plan.manifest)}
     missing = {index.name for index in indices_of(source.manifest)} - names
+    # Indices cover fragments by id, so a fragment that only changed needs no look; the plan's new fragments do.
     changed = plan.manifest.fragments.changed(plan.removed, {}).added(
         [merged_fragment.fragment for merged_fragment in plan.added]
     )
@@ -248,17 +254,20 @@ def _as_reported(found: MergeRefusal | MergePlan | None, conflicts: tuple[Confli
     if not isinstance(found, MergeRefusal):
         return MergeRefusal(conflicts=conflicts)
     pairs = zip(conflicts, found.conflicts, strict=False)
+    # A conflict that does not recur is still reported, but without rows.
     same = [(told, again) for told, again in pairs if (told.kind, told.unit) == (again.kind, again.unit)]
     return replace(found, conflicts=conflicts, rows={told: found.rows.get(again, ()) for told, again in same})
 
 
 def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:
     def again() -> ConflictRows:
+        # There are no storage options here: they may be secrets and were not pickled.
         context = open_context(uri, None)
         base_at, source, dest = map(context.load_recorded, versions)
         base, source_lineage, dest_lineage = (lineage_at(context, state) for state in (base_at, source, dest))
         found = (
             plan_merge(gather_merge_input(context, source_lineage, dest_lineage, base, strategy=strategy))
+            # A merge without conflicts has no rows to show, so it is not planned again.
             if copy.conflicts
             else None
         )

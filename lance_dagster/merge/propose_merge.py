@@ -58,7 +58,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
     Raises:
         MergeConflictError: With every reason; nothing was written.
     """
-    # One for all attempts: a commit whose answer was lost is recognised by it, and not made a second time.
+    # All attempts share one id: a commit whose response was lost is recognised by it and not made a second time.
     transaction_id = str(uuid.uuid4())
 
     def propose(head: State) -> Proposal | State:
@@ -68,6 +68,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         plan = _plan(context, wanted, head)
         operation, result = materialize(context, plan, wanted.source, head, changes=wanted.given.source.changes)
         result = replace(result, table_metadata=wanted.table_metadata(plan, result.table_metadata))
+        # A pick or revert without effect makes no version. A merge makes one even then: its record is needed.
         if not wanted.is_merge and result == head.manifest:
             return head
         transaction = Transaction(
@@ -76,6 +77,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
             operation=operation,
             properties={**wanted.properties, **_strategy_used(wanted.given), **_noted(plan)},
         )
+        # A protected branch takes merges and maintenance; a pick, a revert or a restore counts as a direct commit.
         if not wanted.is_merge:
             refuse_direct_commit(context.store, branch, transaction)
         return Proposal(
@@ -91,12 +93,14 @@ def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePla
     Raises:
         MergeConflictError: With every reason.
     """
+    # Conflicts that do not depend on what the sides did spare the plan, which may read deletion files and rows.
     with naming_damaged_manifests(context, wanted.source, head):
         plan = MergeRefusal(conflicts=wanted.refused) if wanted.refused else plan_merge(wanted.given)
     if isinstance(plan, MergePlan):
         return plan
     headline = f"cannot {wanted.attempt} of {context.uri}; nothing was written:"
     states = state_of(wanted.given.base), wanted.source, head
+    # Key columns are read only for a merge that is refused: a merge that succeeds does not pay for them.
     refusal = with_keys(context, states, plan, context.uri)
     raise MergeConflictError(headline, refusal.conflicts, remedy=remedy_for(refusal, wanted.call))
 
@@ -126,6 +130,7 @@ def naming_damaged_manifests(context: TableContext, source: State, head: State) 
     try:
         yield
     except CorruptFileError as error:
+        # The error of a reader has the path of the file already.
         if context.uri in error.path:
             raise
         raise CorruptFileError(f"{source} or {head} of {context.uri}", f"{error.path}: {error.problem}") from error

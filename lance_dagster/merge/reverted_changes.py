@@ -29,14 +29,14 @@ from lance_dagster.merge.merge_records import origins
 from lance_dagster.transactions.claims import Change
 
 _TELLS = CHANGE_ORIGIN_PROPERTIES | {MERGE}
-"""Versions without any of these properties neither bring a change of another version nor take one back."""
+"""Versions without any of these properties neither introduce a change of another version nor take one back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRevert:
     """The last version that took a change back, and the version before it, which had the change.
 
-    `whole` says that it took back this change and nothing else, so that undoing it brings this change and nothing else.
+    `whole` says that it took back this change and nothing else, so that undoing it restores only this change.
     """
 
     by: State
@@ -62,7 +62,7 @@ def last_revert(context: TableContext, of: State, parent: State, head: State) ->
 
 @dataclass(frozen=True, slots=True)
 class _Brought:
-    """How a version brought the change: nothing but it, and by a merge into which version."""
+    """How a version introduced the change: `whole` if nothing else came with it, `into` the head before a merge."""
 
     whole: bool
     into: str | None = None
@@ -72,7 +72,7 @@ class _Brought:
 class _Walk:
     """Follows a change through the versions of a branch, oldest first.
 
-    `brought` and `reverted` have the commit ids of the versions that brought the change and took it back. `at` keeps
+    `brought` and `reverted` have the commit ids of the versions that introduced the change and took it back. `at` keeps
     by number what stood after each version, since a branch may be restored to any of them.
     """
 
@@ -90,7 +90,9 @@ class _Walk:
         if change.transaction is None or change.after is None:
             return
         if isinstance(change.operation, Restore):
+            # A restore brings back the state after that version, with the reverts made up to it and none made later.
             self.last = self.at.get(change.operation.version)
+        # Loading a version takes requests, so versions that cannot matter are passed over.
         elif change.version == str(self.of) or not _TELLS.isdisjoint(change.transaction.properties):
             self._follow(self.context.load_recorded(RecordedVersion(change.version)), change.transaction)
         self.at[change.after.version] = self.last
@@ -98,10 +100,13 @@ class _Walk:
     def _follow(self, state: State, transaction: Transaction) -> None:
         properties = transaction.properties
         target = properties.get(REVERTED, "")
+        # A merge that was reverted to its second parent keeps the change: only a revert to the version it went into
+        # takes the change back.
         if target in self.brought and properties.get(REVERTED_TO) in (None, self.brought[target].into):
             self._take_back(state, whole=self.brought[target].whole)
         elif target in self.reverted:
             self._bring(state, _Brought(whole=self.reverted[target].whole))
+        # Going back to before the fork takes back everything since, so undoing it would restore more than this change.
         elif RESTORED in properties and self.brought and self.last is None:
             self._take_back(state, whole=False)
         elif (brought := self._brought_by(state, properties)) is not None:

@@ -31,7 +31,7 @@ def shared_keys(
     dest: tuple[LanceDataset, Mapping[int, BitMap]],
     columns: Sequence[str],
 ) -> SharedKeys:
-    """Return those of some rows of two versions whose key the rows of the other one have too; null is no key.
+    """Return the rows whose key occurs among the given rows of both versions; null is no key.
 
     Args:
         source: A version, and rows of it by fragment.
@@ -46,6 +46,7 @@ def shared_keys(
         of_source, of_dest = one.among(other), other.among(one)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidInputError(f"the keys {', '.join(columns)} of both versions cannot be compared") from error
+    # Sorted keys give the same condition whatever the order of the rows in their fragments.
     keys = one.keys.take(of_source).select(list(columns)).sort_by([(name, "ascending") for name in columns])
     condition = predicate_of(keys, columns) if len(of_source) else None
     return SharedKeys(source=one.rows_at(of_source), dest=other.rows_at(of_dest), condition=condition)
@@ -66,6 +67,7 @@ def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int])
     fields = Fields.of(before.state.manifest.fields), Fields.of(after.state.manifest.fields)
     columns, refused = compared_columns(*fields, matched)
     different = np.zeros(len(olds), np.bool_)
+    # A column whose values cannot be compared may differ, so no row counts as equal.
     if refused or not columns:
         return different
     try:
@@ -84,6 +86,7 @@ class _Keyed:
         if missing:
             raise InvalidInputError(f"{dataset.uri} has no column {', '.join(missing)}")
         parts = [part for number, offsets in rows.items() for part in scan_fragment(dataset, number, columns, offsets)]
+        # pyarrow cannot concatenate an empty list of tables.
         empty = pa.schema([dataset.schema.field(name) for name in columns]).empty_table()
         together = pa.concat_tables([part.rows.select(list(columns)) for part in parts]) if parts else empty
         values = {name: comparable_values(together.column(name), name) for name in columns}
@@ -94,11 +97,13 @@ class _Keyed:
     def among(self, other: "_Keyed") -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """Return the places of the rows whose key another version's rows have."""
         there = other.keys.select(self._columns).group_by(self._columns).aggregate([])
+        # A null matches nothing in a join, so rows without a key share none.
         found = self.keys.join(there, keys=self._columns, join_type="left semi", use_threads=False)
         return np.sort(found.column(_PLACE).to_numpy())
 
     def rows_at(self, places: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[int, BitMap]:
         """Return rows by fragment, given their places."""
         addresses = self._addresses[places]
+        # The upper half of an address is the fragment id, the lower half the offset.
         fragments, offsets = addresses >> np.uint64(32), addresses & np.uint64(0xFFFFFFFF)
         return {int(number): BitMap(offsets[fragments == number].tolist()) for number in np.unique(fragments)}
