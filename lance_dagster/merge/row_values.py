@@ -21,7 +21,6 @@ from lance_dagster.edit.upsert import comparable_values, predicate_of
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.merge.rules.merge_input import SharedKeys
 
-_PLACE = "place"
 LocatedRow = tuple[VersionedRows, Addresses]
 """A version, and addresses of rows of it."""
 
@@ -92,14 +91,16 @@ class _Keyed:
         values = {name: comparable_values(together.column(name), name) for name in columns}
         self._columns = list(columns)
         self._addresses = np.concatenate([np.empty(0, np.uint64), *(part.addresses for part in parts)])
-        self.keys = pa.table({**values, _PLACE: pa.array(np.arange(together.num_rows))})
+        # The number of each row goes through the join beside the key, under a name that no column of the key has.
+        self._place = "_".join(("place", *columns))
+        self.keys = pa.table({**values, self._place: pa.array(np.arange(together.num_rows))})
 
     def among(self, other: "_Keyed") -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """Return the places of the rows whose key another version's rows have."""
         there = other.keys.select(self._columns).group_by(self._columns).aggregate([])
         # A null matches nothing in a join, so rows without a key share none.
         found = self.keys.join(there, keys=self._columns, join_type="left semi", use_threads=False)
-        return np.sort(found.column(_PLACE).to_numpy())
+        return np.sort(found.column(self._place).to_numpy())
 
     def rows_at(self, places: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[int, BitMap]:
         """Return rows by fragment, given their places."""

@@ -103,3 +103,19 @@ def test_of_two_replacements_only_the_shared_scope_is_contested(table: LanceTabl
     assert ["partition 2"] == [conflict.unit for conflict in table.preview_merge("run").conflicts]
     table.merge("run", strategy=strategy)
     assert {-1: 0, 1: 1, 2: 1 if strategy == "source-wins" else 2, 3: 2} == values_of(table)
+
+
+def test_a_key_may_have_any_name(tmp_path: Path) -> None:
+    """Also the one under which the comparison of keys numbers its rows."""
+    uri = str(tmp_path / "places")
+    lance.write_dataset(pa.table({"place": ["z"], "v": [0]}), uri, enable_stable_row_ids=True)
+    made = LanceTable.open(uri)
+    made.branches.create("run")
+    made.upsert(pa.table({"place": ["x", "y"], "v": [1, 1]}), on=["place"], branch="run")
+    made.upsert(pa.table({"place": ["p", "q", "y"], "v": [2, 2, 2]}), on=["place"])
+    preview = made.preview_merge("run")
+    assert ["rows where `place` IN ('y')"] == [conflict.unit for conflict in preview.conflicts]
+    made.merge("run", strategy="dest-wins")
+    found = as_pylance(made).to_table().to_pylist()
+    assert {"z": 0, "x": 1, "p": 2, "q": 2, "y": 2} == {row["place"]: row["v"] for row in found}
+    assert 5 == len(found)

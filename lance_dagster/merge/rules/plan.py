@@ -371,7 +371,6 @@ class _Build:
         source, dest = self.sides
         before, ids, space = dest.manifest, self.schema.from_source, source.history.space
         merged_space, aliases = space.brought_to(dest.history.space)
-        # The ids of all rows of the source are reserved, taken or not: aliases stay a few stretches of ids.
         if merged_space.end > MAX_ROW_ID:
             raise InvalidInputError(
                 f"version {before.version} gave row ids up to {before.next_row_id}; there are no more ids after it"
@@ -405,7 +404,6 @@ class _Build:
             table_metadata=self.settings.table_metadata,
             config=self.settings.config,
             schema_metadata=self.settings.schema_metadata,
-            # If no fragment is added, no row of the source got an id, so none is reserved and no alias recorded.
             next_row_id=merged_space.end if before.stable_row_ids and added else before.next_row_id,
         )
         return MergePlan(
