@@ -25,7 +25,7 @@ from lance_dagster.transactions.base_paths import data_folder
 # An evaluation costs about two milliseconds, however few rows there are, so the rows of small batches are collected.
 _ROWS_AT_ONCE = 64 * 1024
 _SHOWN = 3
-# Virtual columns of a scan. They have other values in memory than in the table, and rows get theirs by the commit.
+# Virtual columns of a scan. They have other values in memory than in the table, and the commit gives rows their values.
 _VIRTUAL = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 
 

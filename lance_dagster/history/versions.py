@@ -398,7 +398,8 @@ class Versions:
         before = numbers[place - 1] if place else 0
         wanted = summary.number - 1
         if RESET in summary.properties and summary.read_version < wanted:
-            # A reset was made from the version it went back to. Some versions between the two may be left for now.
+            # A reset was made from the version it went back to. Versions between the two exist until the reset has
+            # dropped them, and are no parents.
             made_from = summary.read_version
             return (f"{branch}@{made_from}",), made_from not in numbers
         # Never plain `number - 1` for a merge: a sync skips numbers on purpose, to be numbered after the version it

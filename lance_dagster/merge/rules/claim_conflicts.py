@@ -1,7 +1,7 @@
 """Find the scopes that both sides claim, and settle them by a strategy.
 
 Rows alone do not show that two runs which both replace tuesday for the first time contradict each other: both remove no
-row and add all of theirs, so the result would have tuesday twice. So commits record what they claim. Claims are
+row and add all of their rows, so the result would have tuesday twice. So commits record what they claim. Claims are
 compared by name where both sides name partitions, and by looking at rows otherwise; the keys of an upsert are compared
 with those of the rows that the other side wrote, so that only keys which both wrote are in conflict. Where a strategy
 settles a scope, what the loser wrote there is dropped, and what it took out there is brought back.

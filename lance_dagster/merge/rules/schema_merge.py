@@ -354,7 +354,7 @@ class _SchemaMerge:
         by_dest = [base_of_dest[n] for n in self._dest if base_of_dest.get(n) in shared]
         dest_order = list(self._dest)
         if by_dest == shared and by_source != shared:
-            # Only the shared columns change places; columns that the dest added keep theirs.
+            # Only the shared columns change places; columns that the dest added keep their places.
             moved = iter([dest_ids[number] for number in by_source])
             places = {dest_ids[number] for number in shared}
             dest_order = [next(moved) if number in places else number for number in dest_order]
