@@ -327,17 +327,22 @@ class _SchemaMerge:
         # Two columns can get one name though no field changed on both sides, such as by a rename on one side and an
         # added column on the other. So names are checked on the merged schema.
         seen: dict[tuple[int, str], Field] = {}
+        paths = paths_of(fields)
+        # A column that a strategy kept may stand beside the one that replaced it. That is the conflict about this
+        # column again, which the strategy does not settle, and no further one.
+        decided = {finding.conflict.unit for finding in self._findings if finding.conflict.kind == "column"}
         for field in fields:
             other = seen.setdefault((field.parent_id, field.name), field)
             if other is not field:
+                again = f"column {paths[field.id]}" in decided
                 self._found(
-                    f"column {field.name}",
+                    f"column {paths[field.id] if again else field.name}",
                     (
                         f"{self._who(self._source_side)} gave a column this name",
                         f"{self._who(self._dest_side)} gave another column the same",
                     ),
                     (),
-                    "schema",
+                    "column" if again else "schema",
                 )
 
     def _order(self) -> list[int]:
