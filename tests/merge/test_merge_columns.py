@@ -346,6 +346,20 @@ def write_anew(table: LanceTable, branch: str, column: str, value: object) -> No
     lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
 
 
+@pytest.mark.parametrize("cast_by", ["run", "main"])
+def test_a_cast_beside_values_written_in_place_is_one_conflict(table: LanceTable, cast_by: str) -> None:
+    """Whichever side casts: the column that a strategy would keep beside the cast one is no second conflict."""
+    write_anew(table, "main" if cast_by == "run" else "run", "value", 9)
+    _cast(table, cast_by)
+    units = [(conflict.kind, conflict.unit) for conflict in table.preview_merge("run").conflicts]
+    assert [("column", "column value")] == units
+    winner: Winner = "source-wins" if cast_by == "run" else "dest-wins"
+    table.merge("run", strategy=winner)
+    assert pa.int32() == table.schema().field("value").type
+    assert [1, 2, 3, 4] == sorted(table.read()["value"].to_pylist())
+    sound(table)
+
+
 def test_an_index_still_answers_right(table: LanceTable) -> None:
     """Of the dest; for rows the merge brought, changed or brought back it does not speak."""
     as_pylance(table).create_scalar_index("value", "BTREE")
