@@ -56,13 +56,6 @@ def with_deleted(versions: Versions, state: State, fragment: Fragment, offsets: 
     return changed
 
 
-def read_deletion(versions: Versions, state: State, fragment: Fragment) -> bytes:
-    """Read the bytes of a fragment's deletion file."""
-    if fragment.deletion is None:
-        raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
-    return _found(*_locate_deletion(versions, state, fragment))
-
-
 def _found(store: Store, key: str) -> bytes:
     data = store.get(key)
     if data is None:

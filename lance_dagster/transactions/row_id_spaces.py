@@ -152,10 +152,6 @@ class Translation:
                 left.append((at, end, there + at - start))
         return Translation(tuple(left))
 
-    def shifted(self, by: int) -> "Translation":
-        """Return a translation to ids that are greater by a number."""
-        return Translation(tuple((start, end, there + by) for start, end, there in self.stretches))
-
     @cached_property
     def runs(self) -> RowRuns:
         """The translation as a map to look ids up in: `ids.through(translation.runs)`.
