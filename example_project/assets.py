@@ -19,8 +19,8 @@ GROUP = "nyc"
 MONTHS = dg.MonthlyPartitionsDefinition(
     start_date=f"{source.YEAR}-01", end_date=f"{source.YEAR + 1}-01", fmt="%Y-%m", timezone="America/New_York"
 )
-_MONTHLY = {"partition_expr": "time_hour"}
-_REPLACED = {"write_mode": "overwrite"}
+_MONTHLY = {"lance/partition_expr": "time_hour"}
+_REPLACED = {"lance/write_mode": "overwrite"}
 _VECTORS = {"lance/vectors": {features.VECTOR: features.DIMENSIONS}}
 # The strongest wind ever measured at the ground.
 _RECORD_WIND_MPH = 253

@@ -28,7 +28,7 @@ _OVERTAKEN = (
     group_name=GROUP,
     ins={
         "training_set": dg.AssetIn(
-            key=dg.AssetKey(["production", "nyc", "training_set"]), metadata={"columns": ["carrier", "late"]}
+            key=dg.AssetKey(["production", "nyc", "training_set"]), metadata={"lance/columns": ["carrier", "late"]}
         ),
         "airlines": dg.AssetIn(key=dg.AssetKey(["production", "nyc", "airlines"])),
     },

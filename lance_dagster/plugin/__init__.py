@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from lance_dagster.plugin.checks import (
+from lance_dagster.plugin.checks.built_in_checks import (
     Audit,
     CheckOutcome,
     InRange,
@@ -15,11 +15,11 @@ from lance_dagster.plugin.checks import (
     Unique,
     build_table_checks,
 )
-from lance_dagster.plugin.io_manager import LanceIOManager, WriteMode
-from lance_dagster.plugin.publish import PublishConfig, build_publisher
+from lance_dagster.plugin.io.io_manager import LanceIOManager, WriteMode
+from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
+from lance_dagster.plugin.publish.publisher import PublishConfig, build_publisher
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, TableAddress
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
-from lance_dagster.plugin.sensors import build_ref_sensor, ref_asset_specs
 
 __all__ = [
     "Audit",

@@ -157,7 +157,7 @@ def shop_at(root: str, *, checks: Sequence[dg.AssetCheckKey] = ()) -> Shop:
     @dg.asset(key=ORDERS)
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         script = _script(root)
-        context.add_output_metadata({"write_mode": script.mode})
+        context.add_output_metadata({"lance/write_mode": script.mode})
         return pa.table({"id": list(script.orders)})
 
     @dg.asset(key=CUSTOMERS)

@@ -18,7 +18,7 @@ from lance_dagster import (
     Unique,
     build_table_checks,
 )
-from lance_dagster.plugin.checks import Audit, Check, CheckOutcome
+from lance_dagster.plugin.checks.built_in_checks import Audit, Check, CheckOutcome
 from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
 
 NAN = float("nan")

@@ -83,7 +83,9 @@ def test_values_of_every_library_are_stored_alike(lake: LanceResource, value: ob
 def test_stream_is_written_batch_by_batch(lake: LanceResource) -> None:
     """A reader is consumed once, and its rows are counted on the way."""
 
-    @dg.asset(key=NUMBERS, partitions_def=dg.StaticPartitionsDefinition(["a"]), metadata={"partition_expr": "name"})
+    @dg.asset(
+        key=NUMBERS, partitions_def=dg.StaticPartitionsDefinition(["a"]), metadata={"lance/partition_expr": "name"}
+    )
     def numbers() -> pa.RecordBatchReader:
         batches = pa.table({"id": [0, 1, 2], "name": ["a", "a", "a"]}).to_batches(max_chunksize=1)
         return pa.RecordBatchReader.from_batches(batches[0].schema, batches)
@@ -169,7 +171,7 @@ def test_spark_frames_go_both_ways(lake: LanceResource, spark: SparkSession) -> 
 def test_vectors_get_a_fixed_length(lake: LanceResource, make: Any, mode: str) -> None:
     """The same metadata works for lists of every library, when the table is made and later."""
 
-    @dg.asset(key=NUMBERS, metadata={"lance/vectors": {"v": 2}, "write_mode": mode})
+    @dg.asset(key=NUMBERS, metadata={"lance/vectors": {"v": 2}, "lance/write_mode": mode})
     def numbers() -> Any:
         return make()
 
@@ -186,7 +188,7 @@ def test_retried_step_leaves_no_row_twice(lake: LanceResource, mode: str) -> Non
         key=NUMBERS,
         retry_policy=dg.RetryPolicy(max_retries=1),
         partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-        metadata={"partition_expr": "name", "write_mode": mode},
+        metadata={"lance/partition_expr": "name", "lance/write_mode": mode},
     )
     def numbers() -> pa.Table:
         return pa.table({"id": [1, 2], "name": ["a", "a"]})
@@ -201,7 +203,7 @@ def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
     """The table's own log answers where rows come from, without Dagster."""
     partitions = dg.StaticPartitionsDefinition(["a", "b"])
 
-    @dg.asset(key=NUMBERS, partitions_def=partitions, metadata={"partition_expr": "name"})
+    @dg.asset(key=NUMBERS, partitions_def=partitions, metadata={"lance/partition_expr": "name"})
     def numbers() -> pa.Table:
         return pa.table({"id": [1], "name": ["a"]})
 
@@ -220,9 +222,9 @@ def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
 def test_output_metadata_overrides_the_assets_write_mode(lake: LanceResource) -> None:
     """The mode can be chosen at run time."""
 
-    @dg.asset(key=NUMBERS, metadata={"write_mode": "overwrite"})
+    @dg.asset(key=NUMBERS, metadata={"lance/write_mode": "overwrite"})
     def numbers(context: dg.AssetExecutionContext) -> pa.Table:
-        context.add_output_metadata({"write_mode": "append"})
+        context.add_output_metadata({"lance/write_mode": "append"})
         return ROWS
 
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
@@ -244,7 +246,7 @@ def test_rows_that_do_not_fit_are_refused(lake: LanceResource) -> None:
     """An append with another column names it, and the branch has no new version."""
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
 
-    @dg.asset(key=NUMBERS, metadata={"write_mode": "append"})
+    @dg.asset(key=NUMBERS, metadata={"lance/write_mode": "append"})
     def numbers() -> pa.Table:
         return ROWS.append_column("extra", pa.array([1, 2, 3]))
 
@@ -300,7 +302,7 @@ def test_output_of_a_plain_op_is_refused(lake: LanceResource) -> None:
 @pytest.mark.parametrize(
     "fields,says",
     [
-        ({"write_mode": "upsert"}, "write_mode is one of"),
+        ({"lance/write_mode": "upsert"}, "write_mode is one of"),
         ({"writemode": "append"}, "LanceIOManager has no field 'writemode'; did you mean 'write_mode'?"),
     ],
 )
@@ -328,7 +330,7 @@ def test_input_can_be_pinned_and_narrowed(lake: LanceResource) -> None:
     table = LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
     table.append(ROWS)
     table.append(ROWS)
-    wanted = {"lance/ref": "main@2", "columns": ["id"], "filter": "id > 1"}
+    wanted = {"lance/ref": "main@2", "lance/columns": ["id"], "lance/filter": "id > 1"}
     assert read_with(lake, pa.Table, **wanted)[1] == [pa.table({"id": [2, 3]})]
     assert read_with(lake, pl.LazyFrame, **wanted)[1][0].collect().to_dict(as_series=False) == {"id": [2, 3]}
     (pinned,) = read_with(lake, PinnedTable, **wanted)[1]

@@ -12,7 +12,7 @@ from tests.conftest import S3Storage
 DAYS = dg.StaticPartitionsDefinition(["mon", "tue"])
 
 
-@dg.asset(key_prefix="shop", partitions_def=DAYS, metadata={"partition_expr": "day"})
+@dg.asset(key_prefix="shop", partitions_def=DAYS, metadata={"lance/partition_expr": "day"})
 def orders(context: dg.AssetExecutionContext) -> pd.DataFrame:
     """Three orders a day."""
     return pd.DataFrame({"day": [context.partition_key] * 3, "amount": [1, 2, 3]})

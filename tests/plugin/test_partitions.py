@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
-from lance_dagster.plugin.io_manager import Write, write_mode
-from lance_dagster.plugin.partitions import PartitionFilter, partition_filter, quote_name, quote_text
+from lance_dagster.plugin.io.io_manager import Write, write_mode
+from lance_dagster.plugin.io.partitions import PartitionFilter, partition_filter, quote_name, quote_text
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 
 EVENTS = dg.AssetKey(["log", "events"])
@@ -106,7 +106,7 @@ def test_sets_of_two_dimensions() -> None:
 @pytest.mark.parametrize(
     "definition,expr,says",
     [
-        (REGIONS, None, 'metadata {"partition_expr": "<column>"}'),
+        (REGIONS, None, 'metadata {"lance/partition_expr": "<column>"}'),
         (BOTH, None, '{"day": "<column>", "region": "<column>"}'),
         (BOTH, "day", "partition_expr of log/events must be"),
         (BOTH, {"day": "day"}, "partition_expr of log/events must be"),
@@ -171,7 +171,7 @@ def test_rows_outside_are_counted() -> None:
 def test_rows_of_another_partition_are_refused(lake: LanceResource, mode: str, *, stream: bool) -> None:
     """They would be there twice once their own partition is written; nothing is written instead."""
 
-    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"partition_expr": "day", "write_mode": mode})
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/partition_expr": "day", "lance/write_mode": mode})
     def events() -> Any:
         rows = pa.table({"day": [dt.date(2024, 1, 1), dt.date(2024, 1, 2)]})
         return rows.to_reader(max_chunksize=1) if stream else rows
@@ -185,7 +185,7 @@ def test_rows_of_another_partition_are_refused(lake: LanceResource, mode: str, *
 def test_an_append_without_a_partition_column_is_not_checked(lake: LanceResource) -> None:
     """The partitions of such rows are what the asset says they are."""
 
-    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"write_mode": "append"})
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/write_mode": "append"})
     def events() -> Any:
         return pa.table({"day": [dt.date(2024, 1, 2)]})
 
@@ -243,7 +243,7 @@ def found(lake: LanceResource) -> dict[tuple[str, str], str]:
 
 def partitioned(definition: Any, expr: object, **options: Any) -> Any:
     """The events, partitioned."""
-    make = dg.asset(key=EVENTS, partitions_def=definition, metadata={"partition_expr": expr}, **options)
+    make = dg.asset(key=EVENTS, partitions_def=definition, metadata={"lance/partition_expr": expr}, **options)
     return make(rows_for)
 
 
@@ -288,7 +288,7 @@ def test_dynamic_partitions(lake: LanceResource, instance: dg.DagsterInstance) -
     definition = dg.DynamicPartitionsDefinition(name="cities")
     instance.add_dynamic_partitions("cities", ["oslo", "rome"])
 
-    @dg.asset(key=EVENTS, partitions_def=definition, metadata={"partition_expr": "region"})
+    @dg.asset(key=EVENTS, partitions_def=definition, metadata={"lance/partition_expr": "region"})
     def cities(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"region": [context.partition_key], "run": [context.run.run_id]})
 
@@ -315,7 +315,7 @@ def test_inputs_see_their_partitions(lake: LanceResource) -> None:
 
         return read
 
-    upstream = dg.AssetSpec(EVENTS, partitions_def=DAYS, metadata={"partition_expr": "day"})
+    upstream = dg.AssetSpec(EVENTS, partitions_def=DAYS, metadata={"lance/partition_expr": "day"})
     gaps = dg.SpecificPartitionsPartitionMapping(["2024-01-01", "2024-01-05"])
     run(lake, upstream, reader("same", None, DAYS), partition_key="2024-01-02")
     run(lake, upstream, reader("gaps", gaps, None))

@@ -13,7 +13,7 @@ from lance_dagster import (
     build_table_checks,
 )
 from lance_dagster.plugin import RowCount
-from lance_dagster.plugin.publication import (
+from lance_dagster.plugin.publish.publication import (
     Publication,
     find_by_run,
     merge_all,
@@ -245,7 +245,7 @@ SALES, PRODUCTION_SALES = dg.AssetKey(["shop", "sales"]), dg.AssetKey(["producti
 def sales_of(lake: LanceResource, *, partitioned: bool) -> tuple[list[Any], dict[str, Any]]:
     """A table that is replaced month by month."""
 
-    @dg.asset(key=SALES, partitions_def=MONTHS, metadata={"partition_expr": "month"})
+    @dg.asset(key=SALES, partitions_def=MONTHS, metadata={"lance/partition_expr": "month"})
     def sales(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"month": [context.partition_key], "run": [context.run.run_id]})
 
@@ -334,7 +334,7 @@ GOLD_ORDERS, GOLD_EVENTS = dg.AssetKey(["gold", "shop", "orders"]), dg.AssetKey(
 
 def test_promoted_nodes_point_at_their_candidates() -> None:
     """Lineage per table, the tag as first part of the key, metadata that inputs and pages read."""
-    publisher = build_publisher(["shop/orders", dg.AssetSpec("events", metadata={"schema": "raw"})], tag="gold")
+    publisher = build_publisher(["shop/orders", dg.AssetSpec("events", metadata={"lance/schema": "raw"})], tag="gold")
     orders, events = publisher.specs_by_key[GOLD_ORDERS], publisher.specs_by_key[GOLD_EVENTS]
     assert publisher.op.name == "publish_gold"
     assert publisher.op.pool == "lance_publish"

@@ -22,7 +22,7 @@ from tests.plugin.shop import ORDERS, Shop
         ("shop/orders", {}, "", "shop/orders"),
         ("eu/shop/orders", {}, "", "shop/orders"),
         ("shop/orders", {}, "raw", "raw/orders"),
-        ("shop/orders", {"schema": "gold"}, "raw", "gold/orders"),
+        ("shop/orders", {"lance/schema": "gold"}, "raw", "gold/orders"),
         ("production/shop/orders", {"lance/table": "shop/orders"}, "", "shop/orders"),
         ("production/shop/orders", {"lance/table": "shop/orders"}, "raw", "raw/orders"),
     ],

@@ -22,9 +22,9 @@ from lance_dagster.format.layout import DATA
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.frames import Destination, Rows, handler_for, handlers
-from lance_dagster.plugin.partitions import PartitionFilter, partition_filter
-from lance_dagster.plugin.publication import landed_as
+from lance_dagster.plugin.io.frames import Destination, Rows, handler_for, handlers
+from lance_dagster.plugin.io.partitions import PartitionFilter, partition_filter
+from lance_dagster.plugin.publish.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, all_of, check_fields
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, started_at
 from lance_dagster.table import LanceTable
@@ -200,8 +200,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
     The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars,
     Arrow or staged files. An input without an annotation is a lazy `lance.LanceDataset`. A partitioned asset
-    replaces the rows of its partitions, which its metadata `partition_expr` identifies; an asset without
-    partitions overwrites its table. The metadata `write_mode` (`append`, `overwrite`, `replace`) of the asset,
+    replaces the rows of its partitions, which its metadata `lance/partition_expr` identifies; an asset without
+    partitions overwrites its table. The metadata `lance/write_mode` (`append`, `overwrite`, `replace`) of the asset,
     or of the output at run time, overrides this.
 
     An append is safe to retry: the commit of the retry also removes the rows that an earlier attempt of the
@@ -275,8 +275,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
         The version is the first of these that applies: `lance/ref` in the input's metadata; the tag of a
         promoted node; the branch of the run that produced the value, or of a run that this one continues; the
-        resource's `read_ref`. The metadata `columns` and `filter` of the input, and the partitions of the run,
-        narrow what is read.
+        resource's `read_ref`. The metadata `lance/columns` and `lance/filter` of the input, and the partitions of
+        the run, narrow what is read.
         """
         kind = _type_of_input(context)
         return handler_for(kind, handlers(self.spark)).load(self._view(context), kind)

@@ -10,7 +10,7 @@ count under a filter, or the columns that it compares.
 """
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.partitions import quote_name, quote_text
+from lance_dagster.plugin.io.partitions import quote_name, quote_text
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
 Bound = int | float | str | dt.date | dt.datetime
 _SHOWN = 5
@@ -330,11 +331,7 @@ def _slug(column: str) -> str:
     return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column).lower()
 
 
-RESOURCE_KEY = "lance"
-CheckedAsset = dg.AssetKey | str | Sequence[str] | dg.AssetsDefinition | dg.AssetSpec
-
-
-def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.AssetChecksDefinition]:
+def build_table_checks(asset: TableAsset, checks: Iterable[Check]) -> list[dg.AssetChecksDefinition]:
     """Build one blocking asset check for each check value.
 
     A check that fails stops the downstream assets in its run, and the publisher refuses the version in every run.
@@ -359,25 +356,6 @@ def build_table_checks(asset: CheckedAsset, checks: Iterable[Check]) -> list[dg.
     if doubled:
         raise InvalidInputError(f"two checks of {key.to_user_string()} are named {', '.join(doubled)}")
     return [_build(key, metadata_of(asset), check) for check in found]
-
-
-def asset_key_of(asset: CheckedAsset) -> dg.AssetKey:
-    """Return the key of an asset that is given as a key or as the definition of one asset.
-
-    A string is a path: `shop/orders` means the key `["shop", "orders"]`.
-    """
-    if isinstance(asset, (dg.AssetsDefinition, dg.AssetSpec)):
-        return asset.key
-    if isinstance(asset, dg.AssetKey):
-        return asset
-    return dg.AssetKey(asset.split("/") if isinstance(asset, str) else list(asset))
-
-
-def metadata_of(asset: CheckedAsset) -> dict[str, object]:
-    """Return the metadata of an asset's definition; empty when only the key is given."""
-    if isinstance(asset, dg.AssetsDefinition):
-        return dict(asset.metadata_by_key[asset.key])
-    return dict(asset.metadata) if isinstance(asset, dg.AssetSpec) else {}
 
 
 def _build(key: dg.AssetKey, metadata: dict[str, object], check: Check) -> dg.AssetChecksDefinition:

@@ -29,8 +29,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
-from lance_dagster.plugin.publication import (
+from lance_dagster.plugin.publish.publication import (
     Publication,
     check_mergeable,
     find_by_ref,
@@ -40,9 +39,10 @@ from lance_dagster.plugin.publication import (
     move_tags,
     retire_all,
 )
-from lance_dagster.plugin.publish_gate import Subject, blocking_checks, reasons_against, was_materialized
+from lance_dagster.plugin.publish.publish_gate import Subject, blocking_checks, reasons_against, was_materialized
 from lance_dagster.plugin.resource import LanceResource, table_address
 from lance_dagster.plugin.run_branch import RunChain, run_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
 POOL = "lance_publish"
 # The tags by which Dagster says who or what launched a run. A person comes before an automatism.
@@ -78,7 +78,7 @@ class PublishConfig(dg.Config):
 
 
 def build_publisher(
-    tables: Sequence[CheckedAsset],
+    tables: Sequence[TableAsset],
     *,
     tag: str = "production",
     name: str | None = None,
@@ -151,7 +151,7 @@ class _Node:
     spec: dg.AssetSpec
 
     @classmethod
-    def of(cls, table: CheckedAsset, tag: str, *, partitioned: bool) -> "_Node":
+    def of(cls, table: TableAsset, tag: str, *, partitioned: bool) -> "_Node":
         candidate, metadata = asset_key_of(table), metadata_of(table)
         promoted = dg.AssetKey([tag, *candidate.path])
         # The promoted node stands for the same table, so it needs the metadata that decides about its place. With

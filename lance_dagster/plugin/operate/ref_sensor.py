@@ -26,9 +26,9 @@ from lance_dagster.format.validation import require_sequence, string_list
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks import RESOURCE_KEY, CheckedAsset, asset_key_of, metadata_of
-from lance_dagster.plugin.publication import find_tag
+from lance_dagster.plugin.publish.publication import find_tag
 from lance_dagster.plugin.resource import LanceResource, table_address
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 from lance_dagster.table import LanceTable
 
 BUDGET_SECONDS = 20.0
@@ -47,7 +47,7 @@ class SensorOptions(TypedDict, total=False):
 
 def build_ref_sensor(
     name: str,
-    tables: Sequence[CheckedAsset],
+    tables: Sequence[TableAsset],
     *,
     refs: Sequence[str] = (MAIN,),
     from_start: bool = False,
@@ -98,7 +98,7 @@ def build_ref_sensor(
     return ref_sensor
 
 
-def ref_asset_specs(tables: Sequence[CheckedAsset], *, lance: LanceResource | None = None) -> list[dg.AssetSpec]:
+def ref_asset_specs(tables: Sequence[TableAsset], *, lance: LanceResource | None = None) -> list[dg.AssetSpec]:
     """Return the external assets that stand for the `main` branch of some tables, in the group `main`.
 
     Args:

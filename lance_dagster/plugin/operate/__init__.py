@@ -1,0 +1,1 @@
+"""Sensors and jobs that operate tables from day to day."""
