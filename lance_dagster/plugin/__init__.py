@@ -15,7 +15,8 @@ from lance_dagster.plugin.checks.built_in_checks import (
     Unique,
     build_table_checks,
 )
-from lance_dagster.plugin.io.io_manager import LanceIOManager, WriteMode
+from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
 from lance_dagster.plugin.publish.publisher import PublishConfig, build_publisher
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, TableAddress

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
-from lance_dagster.plugin.io.io_manager import Write, write_mode
+from lance_dagster.plugin.io.outputs import Write, write_mode
 from lance_dagster.plugin.io.partitions import PartitionFilter, partition_filter, quote_name, quote_text
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 

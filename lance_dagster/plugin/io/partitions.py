@@ -224,6 +224,16 @@ def _literal(value: str | int | bool) -> str:  # noqa: FBT001
     return quote_text(value) if isinstance(value, str) else str(value)
 
 
+def partitions_definition(
+    context: dg.OutputContext | dg.InputContext,
+) -> dg.PartitionsDefinition | None:
+    """Return the partitions of a context's asset, or None when it has none or was built without them."""
+    try:
+        return context.asset_partitions_def
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
 def quote_text(value: str) -> str:
     """Return text as a string literal of Lance SQL."""
     return "'" + value.replace("'", "''") + "'"
