@@ -271,8 +271,8 @@ def returned(value: object, **metadata: object) -> dg.AssetsDefinition:
     [
         (returned(None), "lab/numbers returned None"),
         (returned(7), "a Lance table is no builtins.int"),
-        (returned(ROWS, write_mode="upsert"), "write_mode is one of append, overwrite, replace, not 'upsert'"),
-        (returned(ROWS, write_mode="replace"), "'replace' of lab/numbers needs partitions"),
+        (returned(ROWS, **{"lance/write_mode": "upsert"}), "write_mode is one of append, overwrite, replace, not 'upsert'"),
+        (returned(ROWS, **{"lance/write_mode": "replace"}), "'replace' of lab/numbers needs partitions"),
         (returned(ROWS, **{"lance/vectors": {"name": 3}}), "'name', which is string and no list"),
         (returned(ROWS, **{"lance/vectors": 3}), "lance/vectors must be {column: length}, not 3"),
     ],
@@ -302,7 +302,7 @@ def test_output_of_a_plain_op_is_refused(lake: LanceResource) -> None:
 @pytest.mark.parametrize(
     "fields,says",
     [
-        ({"lance/write_mode": "upsert"}, "write_mode is one of"),
+        ({"write_mode": "upsert"}, "write_mode is one of"),
         ({"writemode": "append"}, "LanceIOManager has no field 'writemode'; did you mean 'write_mode'?"),
     ],
 )
@@ -335,9 +335,9 @@ def test_input_can_be_pinned_and_narrowed(lake: LanceResource) -> None:
     assert read_with(lake, pl.LazyFrame, **wanted)[1][0].collect().to_dict(as_series=False) == {"id": [2, 3]}
     (pinned,) = read_with(lake, PinnedTable, **wanted)[1]
     assert ("main@2", 2) == (pinned.ref, pinned.count_rows())
-    result, _ = read_with(lake, LanceDataset, filter="id > 1")
+    result, _ = read_with(lake, LanceDataset, **{"lance/filter": "id > 1"})
     assert "which a lance.LanceDataset cannot carry" in error_of(result)
-    result, _ = read_with(lake, pa.Table, columns="id")
+    result, _ = read_with(lake, pa.Table, **{"lance/columns": "id"})
     assert "columns in the metadata of an input: a list such as ['id'] is wanted, not 'id'" in error_of(result)
 
 
