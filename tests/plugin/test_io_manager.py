@@ -271,7 +271,10 @@ def returned(value: object, **metadata: object) -> dg.AssetsDefinition:
     [
         (returned(None), "lab/numbers returned None"),
         (returned(7), "a Lance table is no builtins.int"),
-        (returned(ROWS, **{"lance/write_mode": "upsert"}), "write_mode is one of append, overwrite, replace, not 'upsert'"),
+        (
+            returned(ROWS, **{"lance/write_mode": "upsert"}),
+            "is one of append, overwrite, replace, not 'upsert'",
+        ),
         (returned(ROWS, **{"lance/write_mode": "replace"}), "'replace' of lab/numbers needs partitions"),
         (returned(ROWS, **{"lance/vectors": {"name": 3}}), "'name', which is string and no list"),
         (returned(ROWS, **{"lance/vectors": 3}), "lance/vectors must be {column: length}, not 3"),
