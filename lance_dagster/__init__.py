@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from lance_dagster.history.refs.protection import Protection as Protection
     from lance_dagster.history.refs.ref_store import Branch as Branch, Tag as Tag
+    from lance_dagster.history.refs.tag_hold import TagHold as TagHold
     from lance_dagster.history.refs.tag_operations import TagMove as TagMove
     from lance_dagster.history.table_uri import split_table_uri as split_table_uri, table_uri as table_uri
     from lance_dagster.history.versions import (
@@ -166,6 +167,7 @@ _HOMES = {
     "lance_dagster.history.log": ("LogFilter",),
     "lance_dagster.history.refs.protection": ("Protection",),
     "lance_dagster.history.refs.ref_store": ("Branch", "Tag"),
+    "lance_dagster.history.refs.tag_hold": ("TagHold",),
     "lance_dagster.history.refs.tag_operations": ("TagMove",),
     "lance_dagster.history.table_uri": ("split_table_uri", "table_uri"),
     "lance_dagster.history.versions": ("Version",),

@@ -113,6 +113,7 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "revert": ("revert", partial(_single_change, "--branch")),
     "tags.delete": ("tag", _delete_tag),
     "tags.move": ("promote", lambda name, at: ("--tag", name, "--at", at)),
+    "tags.release": ("tag", lambda name, reason: (name, "--release", reason)),
     "tags.unprotect": ("protect", partial(_unprotect, "--tag")),
 }
 """By method of a table, the subcommand and a function that returns the words after TABLE."""

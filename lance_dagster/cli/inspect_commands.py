@@ -31,6 +31,7 @@ from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, COMMITTER
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_store import Branch, Tag
+    from lance_dagster.history.refs.tag_hold import TagHold
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable, RefStatus
 
@@ -79,12 +80,8 @@ def _status_row(found: "RefStatus") -> tuple[str, ...]:
         return (found.name, "gone", "", "")
     counts = [f"{count} {word}" for count, word in ((found.ahead, "ahead"), (found.behind, "behind")) if count]
     distance = ", ".join(counts) or "as main"
-    return (
-        found.name,
-        found.version,
-        counted(found.rows or 0, "row"),
-        f"{distance} (squashed)" if found.squashed else distance,
-    )
+    marks = (" (squashed)" if found.squashed else "") + (f", {printable(found.held)}" if found.held else "")
+    return (found.name, found.version, counted(found.rows or 0, "row"), f"{distance}{marks}")
 
 
 class _ShowOptions(TypedDict):
@@ -226,7 +223,7 @@ def tags(table: "LanceTable", output: Output, pattern: str | None) -> None:
             tag.name,
             tag.ref,
             f"{tag.updated_at:%Y-%m-%d %H:%M:%S}Z" if tag.updated_at else "",
-            "immutable" if tag.immutable else "",
+            ", ".join([*(["immutable"] if tag.immutable else []), *([printable(str(tag.hold))] if tag.hold else [])]),
         )
         for tag in found
     ]
@@ -258,11 +255,20 @@ def _branch_document(found: "Branch") -> dict[str, object]:
     }
 
 
+def hold_document(hold: "TagHold | None") -> dict[str, str | None] | None:
+    """Return the hold of a tag for programs; None when the tag is free."""
+    if hold is None:
+        return None
+    held_at = None if hold.held_at is None else hold.held_at.isoformat()
+    return {"version": hold.version, "reason": hold.reason, "held_by": hold.held_by, "held_at": held_at}
+
+
 def _tag_document(found: "Tag") -> dict[str, object]:
     return {
         "name": found.name,
         "version": found.ref,
         "updated_at": found.updated_at.isoformat() if found.updated_at else None,
         "immutable": found.immutable,
+        "hold": hold_document(found.hold),
         "metadata": given_properties(found.metadata),
     }

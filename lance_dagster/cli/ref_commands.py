@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from lance_dagster.cli.arguments import BRANCH, REF, TAG, about_table, refuse_beside, refuse_without
+from lance_dagster.cli.inspect_commands import hold_document
 from lance_dagster.cli.output import Output, aligned, counted, printable
 from lance_dagster.errors import (
     Call,
@@ -49,6 +50,8 @@ class _TagOptions(TypedDict):
     force: bool
     rename: str | None
     history: bool
+    hold: str | None
+    release: str | None
 
 
 @click.command(epilog="Example: lance-dagster branch orders.lance run/1 --at production")
@@ -84,20 +87,28 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
 @click.option("--force", is_flag=True, help="With --delete: also an immutable tag.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the tag another name.")
 @click.option("--history", is_flag=True, help="Show which versions the tag named, newest first.")
+@click.option("--hold", metavar="REASON", help="Keep the tag where it is until it is released.")
+@click.option("--release", metavar="REASON", help="Let a held tag move again.")
 def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOptions]) -> None:
-    """Create the tag NAME at a version of TABLE, delete it, rename it, or show which versions it named.
+    """Create the tag NAME at a version of TABLE, delete it, rename it, hold it, or show which versions it named.
 
     To move an existing tag, use promote.
     """
     if options["delete"]:
-        refuse_beside("--delete", "at", "immutable", "rename", "history")
+        refuse_beside("--delete", "at", "immutable", "rename", "history", "hold", "release")
         table.tags.delete(name, force=options["force"])
         _write_deleted(output, name)
         return
     refuse_without("--delete", "force")
     if options["rename"] is not None:
-        refuse_beside("--rename", "at", "immutable", "history")
+        refuse_beside("--rename", "at", "immutable", "history", "hold", "release")
         _write_tag(output, table.tags.rename(name, options["rename"]))
+    elif options["hold"] is not None:
+        refuse_beside("--hold", "at", "immutable", "history", "release")
+        _write_tag(output, table.tags.hold(name, reason=options["hold"]))
+    elif options["release"] is not None:
+        refuse_beside("--release", "at", "immutable", "history")
+        _write_tag(output, table.tags.release(name, reason=options["release"]))
     elif options["history"]:
         refuse_beside("--history", "at", "immutable")
         moves = table.tags.history(name)
@@ -283,8 +294,14 @@ def _write_branch(output: Output, found: "Branch") -> None:
 
 
 def _write_tag(output: Output, found: "Tag") -> None:
-    document = {"name": found.name, "version": found.ref, "immutable": found.immutable}
-    output.write(document, [f"{found.name}: {found.ref}{', immutable' if found.immutable else ''}"])
+    document = {
+        "name": found.name,
+        "version": found.ref,
+        "immutable": found.immutable,
+        "hold": hold_document(found.hold),
+    }
+    marks = (", immutable" if found.immutable else "") + (f", {printable(str(found.hold))}" if found.hold else "")
+    output.write(document, [f"{found.name}: {found.ref}{marks}"])
 
 
 def _write_move(output: Output, before: str | None, after: "Tag") -> None:

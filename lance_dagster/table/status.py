@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
@@ -22,7 +22,7 @@ class RefStatus:
 
     `ahead` is the number of versions that only the ref contains, `behind` of those that only `main` contains. When the
     version was removed, `version` is None and the counts are 0. `squashed` tells that its changes reached `main` by a
-    squash merge, which records no second parent.
+    squash merge, which records no second parent. `held` says who holds a tag where it is and why; None when it is free.
     """
 
     name: str
@@ -31,6 +31,7 @@ class RefStatus:
     ahead: int = 0
     behind: int = 0
     squashed: bool = False
+    held: str | None = None
 
     @property
     def merged(self) -> bool:
@@ -77,7 +78,9 @@ def status_of(context: TableContext) -> TableStatus:
     return TableStatus(
         main=versions.describe(main),
         branches=tuple(survey.status(name, found) for name, found in zip(ready, heads, strict=True)),
-        tags=tuple(survey.status(tag.name, survey.version(tag.branch, tag.version)) for tag in tags),
+        tags=tuple(
+            replace(survey.status(tag.name, survey.version(tag.branch, tag.version)), held=_held(tag)) for tag in tags
+        ),
     )
 
 
@@ -120,6 +123,10 @@ class _Survey:
 
 def _name(tag: Tag) -> str:
     return tag.name
+
+
+def _held(tag: Tag) -> str | None:
+    return None if tag.hold is None else str(tag.hold)
 
 
 def _squashed(main: State, branch: Branch | None, state: State) -> bool:

@@ -1,4 +1,4 @@
-"""`table.tags`: create tags, move them by compare-and-swap, roll them back, and read their history."""
+"""`table.tags`: create tags, move them by compare-and-swap, roll them back, hold them, and read their history."""
 
 from collections.abc import Mapping, Sequence
 
@@ -79,7 +79,7 @@ class Tags:
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
             RefNotFoundError: There is no such tag and one was expected; or no such version, or its branch was deleted
                 meanwhile.
-            ProtectedError: It is immutable; or protected, and the version on a branch that is not.
+            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not.
         """
         refs, versions = self._context.refs, self._context.versions
         target = TagTarget(state=self._context.at(at), metadata=metadata or {})
@@ -119,7 +119,7 @@ class Tags:
             InvalidInputError: The history has fewer moves; or a key of the metadata starts with `lance_dagster.`.
             VersionNotFoundError: The earlier version was removed, by garbage collection or with its branch.
             RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
-            ProtectedError: It is immutable; or protected, and the version on a branch that is not.
+            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not.
         """
         # The tag is read once: its history and the expected value of the swap must belong to the same state.
         current = self.get(name)
@@ -127,6 +127,56 @@ class Tags:
         target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps)
         where = current.ref if expected is None else str(expected)
         return tag_operations.move_tag(name, target, self._context.refs, self._context.versions, expected=where)
+
+    def hold(
+        self,
+        name: str,
+        *,
+        reason: str,
+        who: str = "",
+        at: Ref | None = None,
+        expected: Version | str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Tag:
+        """Keep a tag where it is until `release`: `move`, `roll_back`, `rename` and `delete` are refused meanwhile.
+
+        The hold is stored with the tag, as `Tag.hold`, and stays in `Tag.holds` after the release. Other programs do
+        not check it. A repeated call with the same reason changes nothing.
+
+        Args:
+            name: The tag.
+            reason: Why; whoever is refused reads it.
+            who: Who holds it; empty for the committer.
+            at: Another version, to which the same compare-and-swap moves the tag.
+            expected: With `at`, the version the tag must point to now.
+            metadata: With `at`, replaces the metadata of the tag; stored with the move in its history too.
+
+        Raises:
+            RefNotFoundError: There is no such tag, or no such version.
+            InvalidInputError: The reason is empty or too long.
+            RefMovedError: The tag does not point to `expected`, or another writer moved it at the same time.
+            ProtectedError: It is held already; or it may not be moved, as for `move`.
+        """
+        refs = self._context.refs
+        if at is None:
+            return tag_operations.hold_tag(name, (reason, who), refs)
+        target = TagTarget(state=self._context.at(at), metadata=metadata or {}, hold=(reason, who))
+        where = None if expected is None else str(expected)
+        return tag_operations.move_tag(name, target, refs, self._context.versions, expected=where)
+
+    def release(self, name: str, *, reason: str, who: str = "") -> Tag:
+        """Let a held tag move again; a tag that is not held is left as it is.
+
+        Args:
+            name: The tag.
+            reason: Why it may move again; kept in `Tag.holds`.
+            who: Who releases it; empty for the committer.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+            InvalidInputError: The reason is empty or too long.
+        """
+        return tag_operations.release_tag(name, reason, who, self._context.refs)
 
     def history(self, name: str) -> tuple[TagMove, ...]:
         """Return the last moves of a tag, newest first; the creation is the oldest move.
@@ -145,7 +195,7 @@ class Tags:
             InvalidRefNameError: The new name breaks a rule of the specification.
             RefNotFoundError: There is no such tag.
             AlreadyExistsError: The new name is taken.
-            ProtectedError: It is immutable, or one of the names is protected.
+            ProtectedError: It is immutable or held, or one of the names is protected.
         """
         return rename.rename_tag(name, new_name, self._context.refs)
 
@@ -167,7 +217,7 @@ class Tags:
 
         Raises:
             RefNotFoundError: There is no such tag.
-            ProtectedError: It is protected; or immutable, and `force` is False.
+            ProtectedError: It is protected or held; or immutable, and `force` is False.
         """
         tag_operations.delete_tag(name, self._context.refs, force=force)
 

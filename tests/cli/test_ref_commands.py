@@ -71,7 +71,9 @@ def test_a_tag_is_made_renamed_and_deleted(table: LanceTable) -> None:
     assert 1 == run("promote", table.uri, "--tag", "v1").exit_code
     assert 1 == run("tag", table.uri, "v1", "--delete").exit_code
     assert ["v1 deleted"] == lines_of("tag", table.uri, "v1", "--delete", "--force")
-    assert {"name": "old", "version": "main@3", "immutable": False} == document_of("tag", table.uri, "old")
+    assert {"name": "old", "version": "main@3", "immutable": False, "hold": None} == document_of(
+        "tag", table.uri, "old"
+    )
     assert "new" == document_of("tag", table.uri, "old", "--rename", "new")["name"]
     assert {"name": "new", "deleted": True} == document_of("tag", table.uri, "new", "-d")
     assert {} == table.tags.list()

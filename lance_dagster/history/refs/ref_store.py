@@ -51,6 +51,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import branch_of_version
+from lance_dagster.history.refs.tag_hold import TagHold, hold_in_force, holds_of
 from lance_dagster.store import Store
 
 # JSON numbers stay exact up to here, and no table gets that many versions.
@@ -123,6 +124,16 @@ class Tag:
     def immutable(self) -> bool:
         """Whether the tag was created as immutable."""
         return IMMUTABLE in self.metadata
+
+    @property
+    def hold(self) -> TagHold | None:
+        """The hold that keeps the tag from moving, or None."""
+        return hold_in_force(self.metadata)
+
+    @property
+    def holds(self) -> tuple[TagHold, ...]:
+        """The last holds of the tag, oldest first, released ones included."""
+        return holds_of(self.metadata)
 
 
 def new_branch(

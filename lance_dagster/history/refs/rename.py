@@ -40,6 +40,7 @@ from lance_dagster.history.refs.ref_store import (
     Tag,
     with_metadata,
 )
+from lance_dagster.history.refs.tag_hold import refuse_held
 from lance_dagster.history.refs.tag_operations import refuse_immutable
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import copy_folder
@@ -171,7 +172,7 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
         InvalidRefNameError: The new name breaks a rule.
         RefNotFoundError: There is no tag of the old name.
         AlreadyExistsError: The new name is taken.
-        ProtectedError: The tag is immutable, or one of the names is protected.
+        ProtectedError: The tag is immutable or held, or one of the names is protected.
     """
     check_tag_name(new)
     tag, target = refs.tag(old), refs.tag(new)
@@ -182,6 +183,7 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     refuse_protected_tag("rename", old, refs.store)
     refuse_protected_tag("rename", new, refs.store)
     refuse_immutable("rename", tag)
+    refuse_held("rename", old, tag.metadata)
     if refs.branch(new) is not None:
         raise AlreadyExistsError(f"{new!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
     if target is not None and not _is_made_from(target, tag):

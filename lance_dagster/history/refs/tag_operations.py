@@ -2,7 +2,7 @@
 
 A tag keeps its last moves in its own metadata, oldest first. The move and its record are one compare-and-swap of one
 file, so they cannot disagree, and a rollback is one more move. An immutable tag records the version it was created
-for, cannot be moved away from it, and is deleted only with `force`.
+for, cannot be moved away from it, and is deleted only with `force`. A held tag cannot be changed until it is released.
 
 A recorded version carries the id of its branch. The branch may be deleted later and its name given to another one,
 whose versions have the same numbers and other content.
@@ -39,6 +39,7 @@ from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
 from lance_dagster.history.refs.protection import refuse_protected_tag
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.ref_store import IMMUTABLE, READY, RESERVED_PREFIX, Refs, Tag, with_metadata
+from lance_dagster.history.refs.tag_hold import HOLDS, TagHold, encoded_holds, given_reason, refuse_held
 from lance_dagster.history.versions import State, Versions
 
 MOVES = "lance_dagster.moves"
@@ -74,11 +75,15 @@ class TagMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagTarget:
-    """The version that a tag is to name, and the metadata of the move."""
+    """The version that a tag is to name, and the metadata of the move.
+
+    `hold`, where set, is the reason and the person of a hold that begins with the move.
+    """
 
     state: State
     metadata: Mapping[str, str]
     steps_back: int = 0
+    hold: tuple[str, str] | None = None
 
 
 def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, immutable: bool) -> Tag:
@@ -119,7 +124,7 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
     Raises:
         RefMovedError: The tag does not name `expected`, or another process moved it at the same time.
         InvalidInputError: A key of the metadata is reserved by this package.
-        ProtectedError: The tag is immutable; or it is protected, and the branch of the version is not.
+        ProtectedError: The tag is held or immutable; or it is protected, and the branch of the version is not.
         RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
     """
     refuse_reserved_keys(target.metadata)
@@ -132,10 +137,13 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
             raise RefMovedError(name, expected, current.ref)
         # Idempotent: a retry of a move that succeeded records nothing.
         if current.ref == str(target.state):
-            return current
+            return current if target.hold is None else _held(current, *target.hold)
+        refuse_held("move", name, current.metadata)
         refuse_immutable("move", current, str(target.state))
         before = current
-        return _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
+        made = _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
+        # In the same swap: between a move and a hold of its own, a publisher could move the tag on.
+        return made if target.hold is None else _held(made, *target.hold)
 
     # Before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = _ready_branch_id(target.state.branch, refs)
@@ -148,6 +156,55 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
             refs.swap_tag(before, made.ref)
         raise
     return made
+
+
+def hold_tag(name: str, hold: tuple[str, str], refs: Refs) -> Tag:
+    """Hold a tag where it is, by compare-and-swap.
+
+    Args:
+        name: The tag.
+        hold: The reason, and who holds it; empty for the committer.
+        refs: The refs of the table.
+
+    Raises:
+        RefNotFoundError: There is no such tag.
+        InvalidInputError: The reason is empty or too long.
+        ProtectedError: The tag is held already, for another reason.
+    """
+    return refs.change_tag(name, lambda current: _held(current, *hold), follow=True)
+
+
+def release_tag(name: str, reason: str, who: str, refs: Refs) -> Tag:
+    """Release a held tag, by compare-and-swap; a tag that is not held is left as it is.
+
+    Raises:
+        RefNotFoundError: There is no such tag.
+        InvalidInputError: The reason is empty or too long.
+    """
+    given = given_reason(reason, "release")
+
+    def released(current: Tag) -> Tag:
+        if current.hold is None:
+            return current
+        *older, last = current.holds
+        done = replace(last, release_reason=given, released_by=_person(who), released_at=pendulum.now("UTC"))
+        return with_metadata(current, {HOLDS: encoded_holds([*older, done])})
+
+    return refs.change_tag(name, released, follow=True)
+
+
+def _held(tag: Tag, reason: str, who: str) -> Tag:
+    given, current = given_reason(reason, "hold"), tag.hold
+    # Idempotent: the retry of a hold that succeeded records nothing.
+    if current is not None and current.reason == given:
+        return tag
+    refuse_held("hold", tag.name, tag.metadata)
+    hold = TagHold(version=tag.ref, reason=given, held_by=_person(who), held_at=pendulum.now("UTC"))
+    return with_metadata(tag, {HOLDS: encoded_holds([*tag.holds, hold])})
+
+
+def _person(who: str) -> str:
+    return who or committer() or writer_name(WRITER)
 
 
 def earlier_target(tag: Tag, steps: int) -> RecordedVersion:
@@ -191,11 +248,13 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
 
     Raises:
         RefNotFoundError: There is no such tag.
-        ProtectedError: The tag is protected; or it is immutable, and `force` is False.
+        ProtectedError: The tag is protected or held; or it is immutable, and `force` is False.
     """
     tag = refs.tag(name)
     if tag is None:
         raise refs.tag_not_found(name)
+    # Also with `force`: a tag that is deleted and created again would be free to move.
+    refuse_held("delete", name, tag.metadata)
     refuse_protected_tag("delete", name, refs.store)
     if not force:
         refuse_immutable("delete", tag)
@@ -232,7 +291,7 @@ def _tag_moved_to(tag: Tag, target: TagTarget, branch_id: str, versions: Version
         before=tag.ref if moves else None,
         after=str(state),
         moved_at=pendulum.now("UTC"),
-        moved_by=committer() or writer_name(WRITER),
+        moved_by=_person(""),
         metadata=dict(target.metadata),
         steps_back=target.steps_back,
         before_id=moves[-1].after_id if moves else "",

@@ -1,0 +1,127 @@
+"""A held tag stays where it is until someone releases it, with a reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, ProtectedError, RefMovedError
+from lance_dagster.history.refs.tag_hold import HOLDS, holds_of
+from tests.cli.running import document_of, lines_of, run
+from tests.process_race import race
+from tests.table_factory import as_pylance, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table with versions 1 to 4 and a tag at the last one, held."""
+    made = new_table(tmp_path, *(entries("a", value) for value in range(3)))
+    for number in (2, 3):
+        made.tags.move("production", f"main@{number}")
+    made.tags.hold("production", reason="bad prices", who="ada")
+    return made
+
+
+def test_a_held_tag_is_not_changed(table: LanceTable) -> None:
+    """Moved, rolled back, renamed or deleted: each is refused with who, why and how to release."""
+    tags = table.tags
+    calls: list[Callable[[], object]] = [
+        lambda: tags.move("production", "main@4"),
+        lambda: tags.roll_back("production"),
+        lambda: tags.rename("production", "live"),
+        lambda: tags.delete("production", force=True),
+        lambda: tags.hold("production", reason="another"),
+        lambda: tags.hold("production", reason="another", at="main@1"),
+    ]
+    for call in calls:
+        with pytest.raises(ProtectedError, match=r"held by ada since .*Z: bad prices; tags.release\('production'"):
+            call()
+    assert "main@3" == tags.get("production").ref
+    assert "main@3" == tags.move("production", "main@3").ref
+    assert tags.get("production") == tags.hold("production", reason="bad prices", who="bob")
+
+
+def test_a_released_tag_moves_again(table: LanceTable) -> None:
+    """The hold stays in the record with who released it and why; a second release changes nothing."""
+    tags = table.tags
+    freed = tags.release("production", reason="prices mended", who="bob")
+    assert None is freed.hold
+    (hold,) = freed.holds
+    assert ("main@3", "bad prices", "ada") == (hold.version, hold.reason, hold.held_by)
+    assert ("prices mended", "bob", True) == (hold.release_reason, hold.released_by, hold.released_at is not None)
+    assert freed == tags.release("production", reason="again")
+    assert "main@4" == tags.move("production", "main@4").ref
+    assert 2 == len(tags.hold("production", reason="worse").holds)
+
+
+def test_a_tag_is_moved_and_held_at_once(table: LanceTable) -> None:
+    """One swap, so no publisher gets in between; it is a move in the history, and refused where the tag moved."""
+    tags = table.tags
+    tags.release("production", reason="prices mended")
+    with pytest.raises(RefMovedError):
+        tags.hold("production", reason="worse", at="main@2", expected="main@1")
+    held = tags.hold("production", reason="worse", at="main@2", expected="main@3", metadata={"why": "x"})
+    assert ("main@2", "worse", "main@2") == (held.ref, held.hold and held.hold.reason, held.hold and held.hold.version)
+    newest = tags.history("production")[0]
+    assert ("main@3", "main@2", {"why": "x"}) == (newest.before, newest.after, newest.metadata)
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "x" * 3000])
+def test_a_reason_is_needed(table: LanceTable, reason: str) -> None:
+    """A short one, for a hold and for a release."""
+    table.tags.create("other", "main@1")
+    for change in (table.tags.hold, table.tags.release):
+        with pytest.raises(InvalidInputError, match="reason"):
+            change("other", reason=reason)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '[{"version": "main@1"}]', "[" * 100_000])
+def test_a_damaged_record_is_a_hold(text: str) -> None:
+    """Otherwise a tag would move that someone stopped."""
+    (hold,) = holds_of({HOLDS: text})
+    assert "cannot be read" in hold.reason
+
+
+def test_pylance_reads_a_held_tag(table: LanceTable) -> None:
+    """The hold is metadata of the tag, which pylance keeps."""
+    dataset = as_pylance(table)
+    assert 3 == dataset.tags.list()["production"]["version"]
+    dataset.tags.update("production", 4)
+    held = table.tags.get("production")
+    assert ("main@4", "bad prices") == (held.ref, held.hold and held.hold.reason)
+
+
+def test_the_command_holds_and_releases(table: LanceTable) -> None:
+    """With the reason, shown by `tags` and `status`; a refusal names the command that releases."""
+    refused = run("promote", table.uri)
+    assert (1, True) == (refused.exit_code, "production --release ...`" in refused.stderr), refused.stderr
+    assert "held by ada since" in lines_of("tags", table.uri)[0]
+    assert any("bad prices" in line for line in lines_of("status", table.uri))
+    assert "bad prices" == document_of("tags", table.uri)[0]["hold"]["reason"]
+    assert ["production: main@3"] == lines_of("tag", table.uri, "production", "--release", "mended")
+    assert "worse" == document_of("tag", table.uri, "production", "--hold", "worse")["hold"]["reason"]
+    assert 2 == run("tag", table.uri, "production", "--hold", "worse", "--release", "x").exit_code
+    assert 2 == run("tag", table.uri, "production", "--release", " ").exit_code
+
+
+def compete(table: LanceTable, number: int) -> bool:
+    """Hold the tag at main@1, or move it somewhere else."""
+    try:
+        if number == 0:
+            table.tags.hold("production", reason="stop", at="main@1")
+        else:
+            table.tags.move("production", f"main@{2 + number % 3}")
+    except (ProtectedError, RefMovedError):
+        return False
+    return True
+
+
+def test_a_hold_and_moves_do_not_cross(table: LanceTable) -> None:
+    """Whichever process is first, a hold that succeeded is where the tag is."""
+    table.tags.release("production", reason="go")
+    results = race(compete, [(table, number) for number in range(3)])
+    held = table.tags.get("production")
+    assert results[0] == (held.hold is not None)
+    if held.hold is not None:
+        assert "main@1" == held.hold.version == held.ref
