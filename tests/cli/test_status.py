@@ -40,6 +40,7 @@ def test_names_stand_beside_main(tmp_path: Path) -> None:
         "ahead": 1,
         "behind": 2,
         "squashed": False,
+        "held": None,
         "merged": False,
     } == answer["branches"][1]
     table.merge("run/2", mode="squash")
