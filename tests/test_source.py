@@ -87,6 +87,7 @@ PUBLIC_NAMES = [
     "TableNotFoundError",
     "TableStatus",
     "Tag",
+    "TagHold",
     "TagMove",
     "Transaction",
     "Unique",
