@@ -285,6 +285,17 @@ def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int],
         return _matches(predicate, rows)
 
 
+def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
+    """Return the type of the values of an SQL expression over the columns of a schema.
+
+    Raises:
+        InvalidInputError: The expression is invalid.
+    """
+    with query_errors(expression, "no rows"):
+        dataset = lance.write_dataset(schema.empty_table(), f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
+    return expression_types(dataset, {"value": expression})["value"]
+
+
 def _matches(condition: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     found = np.zeros(rows.num_rows, np.bool_)
     # Lance has no function that evaluates SQL over Arrow rows; a dataset in memory costs about two milliseconds.

@@ -9,7 +9,8 @@ import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
 from lance_dagster.plugin.io.outputs import Write, write_mode
-from lance_dagster.plugin.io.partitions import PartitionFilter, partition_filter, quote_name, quote_text
+from lance_dagster.plugin.io.partition_values import PartitionFilter, quote_name, quote_text
+from lance_dagster.plugin.io.partitions import partition_filter
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 
 EVENTS = dg.AssetKey(["log", "events"])
@@ -23,6 +24,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "text": pa.string(),
     "region": pa.string(),
     "n": pa.int32(),
+    "code": pa.dictionary(pa.int32(), pa.string()),
     "ok": pa.bool_(),
     "x": pa.float64(),
 }
@@ -53,6 +55,19 @@ def both(day: str, region: str) -> dg.MultiPartitionKey:
         (["a b"], dg.DynamicPartitionsDefinition(name="d"), "text", "`text` IN ('a b')"),
         (["7", "-1"], None, "n", "`n` IN (-1, 7)"),
         (["true"], None, "ok", "`ok` IN (true)"),
+        (["eu"], REGIONS, "code", "`code` IN ('eu')"),
+        (["eu", "us"], REGIONS, "lower(region)", "(lower(region)) IN ('eu', 'us')"),
+        (["1"], None, "n % 10", "(n % 10) IN (1)"),
+        (["2024-01-02"], DAYS, "to_char(at, '%Y-%m-%d')", "(to_char(at, '%Y-%m-%d')) IN ('2024-01-02')"),
+        (
+            ["2024-01-02"],
+            DAYS,
+            "date_trunc('day', local)",
+            (
+                "(date_trunc('day', local)) >= timestamp '2024-01-02 00:00:00' AND "
+                "(date_trunc('day', local)) < timestamp '2024-01-03 00:00:00'"
+            ),
+        ),
         ([], REGIONS, "region", "false"),
         (["2024-01-02"], DAYS, "day", "`day` >= date '2024-01-02' AND `day` < date '2024-01-03'"),
         (["2024-01-02"], DAYS, "text", "`text` IN ('2024-01-02')"),
@@ -91,6 +106,28 @@ def test_time_zone_of_the_partitions(column: str, expected: str) -> None:
     assert expected == predicate(["2024-03-31"], berlin, column)
 
 
+@pytest.mark.parametrize(
+    "keys,first,last",
+    [
+        (["2024-10-27-01:00"], "01:00", "02:00"),
+        (["2024-10-27-02:00"], "02:00", "03:00"),
+        (["2024-10-27-02:00+0100"], "03:00", "03:00"),
+        (["2024-10-27-02:00+0100", "2024-10-27-02:00"], "02:00", "03:00"),
+        (["2024-10-27-03:00"], "03:00", "04:00"),
+        (["2024-03-31-01:00"], "01:00", "03:00"),
+        (["2024-03-31-03:00"], "03:00", "04:00"),
+    ],
+)
+def test_local_times_when_clocks_change(keys: list[str], first: str, last: str) -> None:
+    """A local time that occurs twice belongs to its first hour; one that does not occur to the hour before it."""
+    hours = dg.HourlyPartitionsDefinition("2024-03-01-00:00", timezone="Europe/Berlin")
+    day = keys[0][:10]
+    expected = f"`local` >= timestamp '{day} {first}:00' AND `local` < timestamp '{day} {last}:00'"
+    found = selected(keys, hours, "local")
+    assert expected == found.predicate
+    assert (first == last) == ("has no time zone" in found.hint)
+
+
 def test_sets_of_two_dimensions() -> None:
     """A full rectangle is one AND; what has equal rests shares a term; the rest is OR."""
     expr = {"day": "day", "region": "text"}
@@ -112,6 +149,9 @@ def test_sets_of_two_dimensions() -> None:
         (BOTH, {"day": "day"}, "partition_expr of log/events must be"),
         (REGIONS, {"region": "region"}, 'must be "<column>"'),
         (REGIONS, "regoin", "names column 'regoin'; the columns are day, at, local"),
+        (REGIONS, "lower(regoin)", "names no column: 'lower(regoin)'; the columns are day, at"),
+        (REGIONS, "lower(region", "partition_expr of log/events: cannot compute 'value' as 'lower(region'"),
+        (REGIONS, "lowercase(region)", "partition_expr of log/events: cannot compute 'value' as 'lowercase(region)'"),
         (REGIONS, "day", "'day' is date32[day], which only partitions by time can select from"),
         (REGIONS, "n", "partition key 'eu' is no value of column 'n', which is int32"),
         (REGIONS, "ok", "partition key 'eu' is no value of column 'ok'"),
@@ -164,6 +204,19 @@ def test_rows_outside_are_counted() -> None:
     cells = [both("2024-01-01", "eu"), both("2024-01-02", "us"), both("2024-01-05", "us")]
     assert selected(cells, BOTH, {"day": "day", "region": "text"}).outside(rows) == 2
     assert selected([], DAYS, "day").outside(rows) == 4
+
+
+def test_rows_outside_of_an_expression_are_counted() -> None:
+    """Lance evaluates an SQL expression over rows in memory as over a table, also beside plain columns."""
+    days = [dt.date(2024, 1, 1), dt.date(2024, 1, 2), None]
+    rows = pa.table({"day": days, "region": ["EU", "eu", "eu"], "x": [1.0, 2.0, 3.0]})
+    assert selected(["eu"], REGIONS, "lower(region)").outside(rows) == 0
+    assert selected(["us"], REGIONS, "lower(region)").outside(rows) == 3
+    assert selected(["us"], REGIONS, "lower(region)").outside(rows.slice(0, 0)) == 0
+    cells = [both("2024-01-01", "eu"), both("2024-01-02", "us")]
+    mixed = selected(cells, BOTH, {"day": "day", "region": "lower(region)"})
+    assert mixed.columns == ("day", "region")
+    assert mixed.outside(rows) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["table", "stream"])
@@ -271,6 +324,49 @@ def test_range_of_days_in_one_run(lake: LanceResource) -> None:
     assert set(found(lake).values()) == {result.run_id}
     metadata = result.asset_materializations_for_node("log__events")[0].metadata
     assert metadata["dagster/partition_row_count"].value == 3
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_partitions_by_an_expression(lake: LanceResource, *, wrong: bool) -> None:
+    """An SQL expression selects what is replaced, what is read, and which rows are refused."""
+    seen: list[list[str]] = []
+
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/partition_expr": "date_trunc('day', at)"})
+    def events(context: dg.AssetExecutionContext) -> pa.Table:
+        start = dt.datetime.fromisoformat(context.partition_key)
+        hours = [start + dt.timedelta(hours=hour) for hour in ((1, 25) if wrong else (1, 23))]
+        return pa.table({"at": pa.array(hours, pa.timestamp("us")), "run": [context.run.run_id] * 2})
+
+    @dg.asset(partitions_def=DAYS, ins={"events": dg.AssetIn(EVENTS)})
+    def reader(events: pa.Table) -> None:
+        seen.append(sorted(f"{row['at']:%d %H}" for row in events.to_pylist()))
+
+    if wrong:
+        with pytest.raises(InvalidInputError, match="1 row that is not in the partitions"):
+            run(lake, events, partition_key="2024-01-01")
+        return
+    for day in ("2024-01-01", "2024-01-02", "2024-01-01"):
+        last = run(lake, events, reader, partition_key=day)
+    assert [["01 01", "01 23"], ["02 01", "02 23"], ["01 01", "01 23"]] == seen
+    rows = lake.table(EVENTS).read("dev").to_pylist()
+    assert len(rows) == 4
+    assert {last.run_id} == {row["run"] for row in rows if row["at"].day == 1}
+
+
+def test_hour_that_clocks_repeat(lake: LanceResource) -> None:
+    """A column without a time zone has the repeated hour once: in its first partition, and in both together."""
+    hours = dg.HourlyPartitionsDefinition("2024-10-27-00:00", end_date="2024-10-27-06:00", timezone="Europe/Berlin")
+
+    @dg.asset(key=EVENTS, partitions_def=hours, metadata={"lance/partition_expr": "at"})
+    def events(context: dg.AssetExecutionContext) -> pa.Table:
+        local = f"{context.partition_key[:10]}T{context.partition_key[11:16]}:00"
+        return pa.table({"at": pa.array([local]).cast(pa.timestamp("us"))})
+
+    for key in ("2024-10-27-01:00", "2024-10-27-02:00", "2024-10-27-03:00"):
+        assert run(lake, events, partition_key=key).success
+    with pytest.raises(InvalidInputError, match="a timestamp with a time zone tells them apart"):
+        run(lake, events, partition_key="2024-10-27-02:00+0100")
+    assert [1, 2, 3] == sorted(row["at"].hour for row in lake.table(EVENTS).read("dev").to_pylist())
 
 
 def test_two_dimensions(lake: LanceResource) -> None:

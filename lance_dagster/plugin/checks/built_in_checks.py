@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.io.partitions import quote_name, quote_text
+from lance_dagster.plugin.io.partition_values import quote_name, quote_text
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 

@@ -15,7 +15,8 @@ from lance_dagster.format.layout import DATA
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.frames import Destination, Rows, handler_for, handlers
-from lance_dagster.plugin.io.partitions import PartitionFilter, partition_filter, partitions_definition
+from lance_dagster.plugin.io.partition_values import PartitionFilter
+from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
 from lance_dagster.plugin.publish.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, started_at
@@ -128,7 +129,7 @@ class Write:
             raise InvalidInputError(
                 f"{self.asset} returned {outside} {'row that is' if outside == 1 else 'rows that are'} not in the "
                 f"partitions it was asked for ({keys}) by its {md.PARTITION_EXPR} {self.partition_expr!r}; "
-                "nothing was committed"
+                f"{scope.hint + '; ' if scope and scope.hint else ''}nothing was committed"
             )
 
     def _check_staged(self, rows: Rows, table: LanceTable) -> None:
@@ -139,11 +140,9 @@ class Write:
         scope = self.scope(rows.schema) if isinstance(rows, StagedFiles) else None
         if scope is None or not isinstance(rows, StagedFiles):
             return
-        given = self.partition_expr
-        columns = [str(name) for name in given.values()] if isinstance(given, Mapping) else [str(given)]
         for file in rows.files:
             uri = f"{table.uri}/{DATA}/{file.name}"
-            for batch in read_data_file(uri, columns, table.storage_options):
+            for batch in read_data_file(uri, scope.columns, table.storage_options):
                 self.check(pa.Table.from_batches([batch]), scope)
 
 
