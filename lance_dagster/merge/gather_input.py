@@ -68,11 +68,12 @@ def lookups(context: TableContext) -> Lookups:
 
 
 def _comparing(context: TableContext) -> EqualRows:
-    compared: dict[tuple[bytes, bytes, tuple[tuple[int, int], ...]], Flags] = {}
+    compared: dict[tuple[object, ...], Flags] = {}
 
     def equal(source: AddressedRows, dest: AddressedRows, matched: Mapping[int, int]) -> Flags:
         # Before a merge is refused it is planned under several strategies, which ask for the same rows.
-        asked = source[1].tobytes(), dest[1].tobytes(), tuple(sorted(matched.items()))
+        versions = [(manifest.branch, manifest.version) for manifest, _ in (source, dest)]
+        asked = *versions, source[1].tobytes(), dest[1].tobytes(), tuple(sorted(matched.items()))
         if asked not in compared:
             before = VersionedRows(context, state_of(source[0]), after=False), source[1]
             after = VersionedRows(context, state_of(dest[0]), after=True), dest[1]

@@ -200,7 +200,10 @@ class ClaimComparison:
         if find is None or claim.mode != UPSERT or not claim.on:
             return None
         try:
-            source, dest = (side.matching(side.written, claim.predicate) for side in (self.source, self.dest))
+            source, dest = (
+                side.without_only_moved(side.matching(side.written, claim.predicate))
+                for side in (self.source, self.dest)
+            )
             rows = (self.source.manifest, source), (self.dest.manifest, dest)
             return find(*rows, claim.on)
         except InvalidInputError:
@@ -231,17 +234,17 @@ class ClaimComparison:
         # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
         if claim.mode == OVERWRITE and side.columns_changed:
             return True
+        written = side.without_only_moved(self._in_scope(side.manifest, side.written, claim.predicate))
         # Removed rows are looked up in the base, since the side does not have them any more.
-        pairs = (side.manifest, side.written), (side.base, side.removed)
-        return any(self._in_scope(manifest, rows, claim.predicate) for manifest, rows in pairs if rows)
+        return any(written.values()) or any(self._in_scope(side.base, side.removed, claim.predicate).values())
 
-    def _in_scope(self, manifest: Manifest, rows: Rows, predicate: str | None) -> bool:
+    def _in_scope(self, manifest: Manifest, rows: Rows, predicate: str | None) -> Rows:
+        """Return the rows that may fulfil a condition."""
         try:
-            found = matching_rows(self.source.lookups, manifest, rows, predicate)
+            return matching_rows(self.source.lookups, manifest, rows, predicate) if rows else rows
         except InvalidInputError:
             # Written for columns that these rows do not have, so it may be about them.
-            return True
-        return any(found.values())
+            return rows
 
 
 def _claim_conflict(

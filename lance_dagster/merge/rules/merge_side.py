@@ -7,15 +7,22 @@ other strategies; and everything is computed at most once, when it is asked for 
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 
+import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Manifest
+from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.merge.rules.column_matching import SideColumns, backing, casts, columns_of, paths_of
 from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
-from lance_dagster.merge.rules.relocated_rows import Identities, located_by_ids, located_by_replay
+from lance_dagster.merge.rules.relocated_rows import (
+    Identities,
+    located_by_ids,
+    located_by_replay,
+    updates_show_in_stamps_only,
+)
 from lance_dagster.merge.rules.row_changes import (
     FragmentRowChanges,
     MatchedFragments,
@@ -24,9 +31,13 @@ from lance_dagster.merge.rules.row_changes import (
     match_fragments,
     present,
 )
-from lance_dagster.merge.rules.row_origins import AbsentRows, BaseKey
+from lance_dagster.merge.rules.row_origins import OFFSET_BITS, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.strategy import Rows, add_rows
 from lance_dagster.transactions.claims import SideHistory
+
+MOST_ROWS_COMPARED = 10_000
+"""Rows whose values are read at once to find out which are equal. Where there are more, all of them count as different.
+"""
 
 
 class MergeSide:
@@ -169,6 +180,75 @@ class MergeSide:
         """Return what became of the rows of one fragment of the merge base."""
         return self.rows.of(number)
 
+    @cached_property
+    def may_only_have_moved(self) -> bool:
+        """Whether a row that counts as updated may have the values that it has in the merge base."""
+        return self.manifest.stable_row_ids and updates_show_in_stamps_only(self.history)
+
+    def same_as_base(self, rows: BaseRows) -> BaseRows:
+        """Return those of some updated rows of the merge base that have the values which they have there.
+
+        Rows are read only where a row that counts as updated may have been moved and no more, and up to
+        `MOST_ROWS_COMPARED` of them. Rows that cannot be compared are not returned.
+        """
+        equal = self.lookups.equal_rows
+        # A cast gives a column another id, so that its values would not be compared.
+        if equal is None or self.casts or not self.may_only_have_moved:
+            return {}
+        asked: dict[BaseKey, BitMap] = {}
+        for key, offsets in rows.items():
+            fragment = None if isinstance(key, AbsentRows) else self.base.fragments.find(key)
+            if fragment is not None:
+                changes = self.of(key)
+                updated = offsets & (changes.updated - changes.in_place)
+                add_rows(asked, key, updated & live_rows(self.base, fragment, self.lookups.deleted))
+        for key in [key for key, offsets in asked.items() if self._has_unknown_values(key, offsets)]:
+            del asked[key]
+        if not 0 < sum(map(len, asked.values())) <= MOST_ROWS_COMPARED:
+            return {}
+        before = [
+            elements(offsets).astype(np.uint64) + np.uint64(key << OFFSET_BITS)
+            for key, offsets in asked.items()
+            if not isinstance(key, AbsentRows)
+        ]
+        after = [self.addresses(key, offsets) for key, offsets in asked.items()]
+        found = equal((self.base, np.concatenate(before)), (self.manifest, np.concatenate(after)), self.columns.ids)
+        return picked_rows(asked, found)
+
+    def without_only_moved(self, rows: Rows) -> Rows:
+        """Return rows of the side without those that count as updated and have the values of the merge base."""
+        if not rows or not self.may_only_have_moved:
+            return rows
+        updated: dict[BaseKey, BitMap] = {}
+        for number, offsets in rows.items():
+            relocated = self.rows.relocated[number]
+            for key, there in relocated.in_base(offsets & relocated.updated).items():
+                add_rows(updated, key, there)
+        left = dict(rows)
+        for key, same in self.same_as_base(updated).items():
+            for number, here in self.rows.holders(key, same).items():
+                left[number] = left.get(number, BitMap()) - here
+        return {number: offsets for number, offsets in left.items() if offsets}
+
+    def _has_unknown_values(self, number: BaseKey, rows: BitMap) -> bool:
+        """Tell whether rows may have values in columns that the merge base lacks and that are not known to be filled.
+
+        If such rows counted as moved, these values would be lost where the rows are taken from the other side.
+        """
+        beside = self.columns.written_beside(None if isinstance(number, AbsentRows) else number)
+        return bool(self.backed(number, rows) - self.columns.base_ids.keys() - self.columns.nulls - beside)
+
+    def addresses(self, key: BaseKey, rows: BitMap) -> U64Array:
+        """Return the addresses that relocated rows of a fragment of the merge base have here, in their order there."""
+        offsets = elements(rows)
+        found = np.zeros(len(offsets), np.uint64)
+        for number in self.rows.numbers_by_key.get(key, ()):
+            there, here = self.rows.relocated[number].pairs(key, rows)
+            # The rows of one base fragment may lie in several fragments of the side. Each address gets the rank that
+            # its row has in the base, so that the same rows of two versions are compared pairwise.
+            found[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
+        return found
+
     def nulls(self, number_in_base: int, path: str) -> Rows:
         """Return the rows it inserted or gave new values that have no value in a column, by its fragments."""
         written = dict(self.written)
@@ -220,6 +300,15 @@ def matching_rows(lookups: Lookups, manifest: Manifest, rows: Rows, predicate: s
         return rows
     found = lookups.matching(manifest, rows, predicate)
     return {number: rows[number] & offsets for number, offsets in found.items()}
+
+
+def picked_rows(rows: BaseRows, flags: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> BaseRows:
+    """Return the rows whose flag is set; the flags are in the order of the rows."""
+    found, start = dict[BaseKey, BitMap](), 0
+    for key, offsets in rows.items():
+        add_rows(found, key, BitMap(elements(offsets)[flags[start : start + len(offsets)]].tolist()))
+        start += len(offsets)
+    return found
 
 
 def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:

@@ -37,7 +37,7 @@ from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
 from lance_dagster.merge.rules.row_changes import present
 from lance_dagster.merge.rules.row_conflicts import row_findings
-from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules, alike_rows
+from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules, alike_rows, only_moved_rows
 from lance_dagster.merge.rules.row_origins import BaseKey, in_order
 from lance_dagster.merge.rules.schema_merge import (
     MergedSchema,
@@ -211,7 +211,12 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
     numbers = in_order(touched - separate.base_ids)
     # Compared only for the fragments that are left: in `separate` ones, no row was changed by both sides.
-    rules = replace(rules, alike=alike_rows(source, dest, rules.schema, numbers))
+    rules = replace(
+        rules,
+        alike=alike_rows(source, dest, rules.schema, numbers),
+        source_only_moved=only_moved_rows(source, dest, numbers),
+        dest_only_moved=only_moved_rows(dest, source, numbers),
+    )
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
         builder.apply_decision(each.number, each.situation, each.decision)

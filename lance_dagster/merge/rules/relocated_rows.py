@@ -131,8 +131,13 @@ class _Locator:
     deleted: Deleted
 
     @cached_property
-    def updated(self) -> "_Updated":
-        return _Updated.of(self.side, self.deleted)
+    def updated(self) -> RowRuns:
+        """The ids of rows that the versions of the side gave new values."""
+        return _updated_ids(self.side, self.deleted)
+
+    @cached_property
+    def by_stamps(self) -> bool:
+        return updates_show_in_stamps_only(self.side)
 
     def rows(self, fragment: Fragment, live: BitMap) -> RelocatedRows:
         """Locate the rows of a fragment; deleted rows as well, unless it is in the place of one of the base."""
@@ -147,9 +152,9 @@ class _Locator:
         rest = dead.positions - back - shared.positions
         base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
         origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
-        updated = ids.where_in(self.updated.ids).positions
+        updated = ids.where_in(self.updated).positions
         # Where a version is gone, a stamp that differs from the one in the base is the only trace of an update.
-        if self.updated.by_stamps:
+        if self.by_stamps:
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
         own = self.matched.base_of(fragment.id)
@@ -171,7 +176,7 @@ class _Locator:
         """
         base = self.matched.base
         live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, present(base, base_id))
-        live &= _ids(fragment, self.side.name).where_in(self.updated.ids).positions
+        live &= _ids(fragment, self.side.name).where_in(self.updated).positions
         if not live:
             return known
         addresses = addresses_of(fragment, base_id).restricted(live)
@@ -245,35 +250,43 @@ class _BaseRows:
         return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
 
-@dataclass(frozen=True, slots=True)
-class _Updated:
-    """The ids of rows that got new values since the merge base, and whether stamps have to be asked too."""
+def updates_show_in_stamps_only(side: SideHistory) -> bool:
+    """Tell whether versions are missing that would show which rows the side updated, so that stamps have to be used.
 
-    ids: RowRuns
-    by_stamps: bool
+    A stamp also differs where a row was only moved: by the merge of a branch that the merge base is on, for example.
+    Whether such a row has other values than in the merge base is known only when its values are read.
+    """
+    known = {side.anchor.version} if side.anchor is not None and side.same_ids else set[int]()
+    if side.anchor is None:
+        return True
+    for change in side.changes:
+        if change.transaction is None or change.before is None or change.after is None:
+            return True
+        # Going back, the older values lie in fragments that the later version may not have any more.
+        if change.undone:
+            return True
+        # The rows updated up to the restored version are known only if that version is one of those looked at.
+        if isinstance(change.operation, Restore) and change.operation.version not in known:
+            return True
+        known.add(change.after.version)
+    return False
 
-    @classmethod
-    def of(cls, side: SideHistory, deleted: Deleted) -> "_Updated":
-        ids = NOWHERE
-        known: dict[int, RowRuns] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
-        by_stamps = side.anchor is None
-        for change in side.changes:
-            if change.transaction is None or change.before is None or change.after is None:
-                by_stamps = True
-                continue
-            # Going back, the older values lie in fragments that the later version may not have any more.
-            by_stamps |= change.undone
-            # A restore also takes updates back: only rows updated up to the restored version have new values after it.
-            # If that version is not among the known ones, the stamps decide.
-            if isinstance(change.operation, Restore):
-                before = known.get(change.operation.version)
-                by_stamps |= before is None
-                ids = ids if before is None else before
-            elif isinstance(change.operation, Update | Merge) or change.is_merge:
-                ids = RowRuns.set_of([ids, *_rewritten(change.before, change.after, deleted)])
-                ids = RowRuns.set_of([ids, *_ids_in_place(change)])
-            known[change.after.version] = ids
-        return cls(ids, by_stamps)
+
+def _updated_ids(side: SideHistory, deleted: Deleted) -> RowRuns:
+    """Return the ids of rows that got new values since the merge base, as far as versions show it."""
+    ids = NOWHERE
+    known: dict[int, RowRuns] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
+    for change in side.changes:
+        if change.transaction is None or change.before is None or change.after is None:
+            continue
+        # A restore also takes updates back: only rows updated up to the restored version have new values after it.
+        if isinstance(change.operation, Restore):
+            ids = known.get(change.operation.version, ids)
+        elif isinstance(change.operation, Update | Merge) or change.is_merge:
+            ids = RowRuns.set_of([ids, *_rewritten(change.before, change.after, deleted)])
+            ids = RowRuns.set_of([ids, *_ids_in_place(change)])
+        known[change.after.version] = ids
+    return ids
 
 
 def _ids_in_place(change: Change) -> Iterator[RowRuns]:

@@ -21,11 +21,10 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
-from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.merge.rules.column_matching import backing
-from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide, picked_rows
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows, present
-from lance_dagster.merge.rules.row_origins import OFFSET_BITS, Absence, AbsentRows, BaseKey, BaseRows
+from lance_dagster.merge.rules.row_origins import Absence, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.schema_merge import MergedSchema
 from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, Winner, add_rows
 
@@ -95,7 +94,8 @@ class RowRules:
 
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
     not count, since it lost the claim to them. `alike` are rows that both sides updated to the same
-    values, as `alike_rows` finds them. `returning` says that rows which the dest took back come again.
+    values, as `alike_rows` finds them. `source_only_moved` and `dest_only_moved` are rows that a side seems to have
+    updated, as `only_moved_rows` finds them. `returning` says that rows which the dest took back come again.
     """
 
     source: MergeSide
@@ -105,6 +105,8 @@ class RowRules:
     dest_undone: BaseRows
     strategy: ParsedStrategy
     alike: BaseRows = field(default_factory=dict)
+    source_only_moved: BaseRows = field(default_factory=dict)
+    dest_only_moved: BaseRows = field(default_factory=dict)
     returning: bool = False
 
     def decide_fragment(self, number: BaseKey) -> DecidedFragment | None:
@@ -168,7 +170,8 @@ class RowRules:
         the dest alone; by the source where that has values of more columns. Rows that the base had deleted and both
         have again count as changed by both when they may have other values.
         """
-        source, dest = self.source.of(number), self.dest.of(number)
+        source = _without_updates(self.source.of(number), self.source_only_moved.get(number))
+        dest = _without_updates(self.dest.of(number), self.dest_only_moved.get(number))
         both = source.updated & dest.updated
         # Both sides can have the same update, from a third branch or because they computed equal values. A conflict
         # about such rows would refuse a merge in which nothing can be lost.
@@ -250,10 +253,6 @@ class RowRules:
         return source, dest
 
 
-MOST_ROWS_COMPARED = 10_000
-"""Rows updated on both sides whose values are read. Where there are more, all of them are conflicts."""
-
-
 def alike_rows(source: MergeSide, dest: MergeSide, schema: MergedSchema, keys: Iterable[BaseKey]) -> BaseRows:
     """Return the rows that both sides updated to the same values.
 
@@ -278,25 +277,34 @@ def alike_rows(source: MergeSide, dest: MergeSide, schema: MergedSchema, keys: I
         return {}
     here = {one.id for one in dest.manifest.fields}
     matched = {own: number for own, number in schema.from_source.items() if number in here}
-    addresses = [np.concatenate([_addresses(side, *pair) for pair in contested.items()]) for side in (source, dest)]
+    addresses = [np.concatenate([side.addresses(*pair) for pair in contested.items()]) for side in (source, dest)]
     found = equal((source.manifest, addresses[0]), (dest.manifest, addresses[1]), matched)
-    alike, start = dict[BaseKey, BitMap](), 0
-    for key, rows in contested.items():
-        add_rows(alike, key, BitMap(elements(rows)[found[start : start + len(rows)]].tolist()))
-        start += len(rows)
-    return alike
+    return picked_rows(contested, found)
 
 
-def _addresses(side: MergeSide, key: BaseKey, rows: BitMap) -> U64Array:
-    """Return the addresses that updated rows of a fragment of the merge base have on a side, in their order there."""
-    offsets = elements(rows)
-    found = np.zeros(len(offsets), np.uint64)
-    for number in side.rows.numbers_by_key.get(key, ()):
-        there, here = side.rows.relocated[number].pairs(key, rows)
-        # The rows of one base fragment may lie in several fragments of the side. Each address gets the rank that its
-        # row has in the base, so that the same rows of both sides are compared pairwise.
-        found[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
-    return found
+def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) -> BaseRows:
+    """Return the rows that a side seems to have updated and the other side changed, and that have their old values.
+
+    Args:
+        side: The side whose values are compared with those of the merge base.
+        other: The other side.
+        keys: The fragments of the merge base that are looked at.
+    """
+    if not side.may_only_have_moved:
+        return {}
+    contested: dict[BaseKey, BitMap] = {}
+    for key in keys:
+        updated = side.rows.moved_from(key)[1]
+        if updated:
+            changes = other.of(key)
+            # Rows that the other side did not touch cannot be in conflict, so their values need not be read.
+            add_rows(contested, key, updated - changes.stays - changes.moved)
+    return side.same_as_base(contested)
+
+
+def _without_updates(changes: FragmentRowChanges, rows: BitMap | None) -> FragmentRowChanges:
+    """Count some updated rows as moved."""
+    return replace(changes, updated=changes.updated - rows, moved=changes.moved | rows) if rows else changes
 
 
 def _changed(number: BaseKey, fragment: Fragment | None, changes: FragmentRowChanges, side: MergeSide) -> set[int]:

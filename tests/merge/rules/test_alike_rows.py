@@ -1,4 +1,4 @@
-"""Rows that both sides updated, compared by a look-up that tells which values are equal."""
+"""Rows that both sides changed, compared by a look-up that tells which values are equal."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,8 +9,8 @@ import pytest
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import Update
 from lance_dagster.merge.rules.merge_input import AddressedRows, MergeInput
-from lance_dagster.merge.rules.merge_side import sides_of
-from lance_dagster.merge.rules.row_decisions import MOST_ROWS_COMPARED, alike_rows
+from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, sides_of
+from lance_dagster.merge.rules.row_decisions import alike_rows, only_moved_rows
 from lance_dagster.merge.rules.schema_merge import merge_schemas
 from lance_dagster.merge.rules.strategy import ParsedStrategy
 from tests.merge.rules.literal_merges import BASE, ID, fragment, manifest, merge_input, side
@@ -85,3 +85,37 @@ def test_rows_beside_a_cast_are_not_compared() -> None:
     fields = (ID, Field(id=2, name="amount", logical_type="double"))
     dest = replace(given.dest, manifest=replace(given.dest.manifest, fields=fields))
     assert ({}, []) == (found(replace(given, dest=dest)), comparison.asked)
+
+
+def by_stamps(given: MergeInput) -> MergeInput:
+    """The same merge, with a source of which no version shows which rows it updated."""
+    return replace(given, source=replace(given.source, anchor=None, same_ids=False))
+
+
+def only_moved(given: MergeInput) -> list[dict[object, list[int]]]:
+    """The rows that each side seems to have updated, and that have their old values."""
+    sides = sides_of(given)
+    return [
+        {key: list(rows) for key, rows in only_moved_rows(side, other, [0]).items()}
+        for side, other in (sides, sides[::-1])
+    ]
+
+
+def test_rows_with_the_values_of_the_base_were_only_moved() -> None:
+    """The rows that the other side changed too are compared with the merge base; no other row is read."""
+    comparison, given = updates([2, 0, 1], [1, 2, 3], 1)
+    assert [{0: [1]}, {}] == only_moved(by_stamps(given))
+    assert [([1, 2], [(1 << 32) + 2, 1 << 32], {0: 0, 1: 1})] == comparison.asked
+
+
+def test_rows_are_not_compared_with_the_base_where_versions_show_the_updates() -> None:
+    """Most merges are of this kind, and read no row for it."""
+    comparison, given = updates([0, 1], [0, 1], 9)
+    assert ([{}, {}], []) == (only_moved(given), comparison.asked)
+
+
+def test_the_number_of_rows_compared_with_the_base_is_bounded() -> None:
+    """Above the bound no row is compared, and all count as updated."""
+    rows = MOST_ROWS_COMPARED + 1
+    comparison, given = updates(list(range(rows)), list(range(rows)), rows, rows=rows + 1)
+    assert ([{}, {}], []) == (only_moved(by_stamps(given)), comparison.asked)

@@ -1,0 +1,87 @@
+"""Rows that a merge brought from a compacted branch: they were moved, and stamps say that they were updated."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable, MergeConflictError
+from tests.table_factory import as_pylance, contents, entries, new_table
+
+Change = Callable[[LanceTable], object]
+
+
+def made(folder: Path) -> LanceTable:
+    """Make a table with the branches `work` and `other`; `work` added two rows, and `main` took them over."""
+    table = new_table(folder, entries("a", 0, 1))
+    table.branches.create("work")
+    table.branches.create("other")
+    table.append(entries("b", 8, 9), branch="work")
+    table.merge("work")
+    return table
+
+
+def compacted(table: LanceTable) -> None:
+    """Compact `work`, and merge it into `other`: the version that both have now is the one before the compaction."""
+    assert table.maintenance.compact(branch="work") is not None
+    table.merge("work", into="other")
+    assert "work@" in table.preview_merge("other").base
+
+
+CHANGES: dict[str, Change] = {
+    "delete": lambda table: table.delete("value = 9"),
+    "update": lambda table: table.update({"value": "90"}, where="value = 9"),
+    "upsert": lambda table: table.upsert(entries("c", 9), on=["value"]),
+    "replace": lambda table: table.replace_where("value = 9", entries("d", 9)),
+    "replace a partition": lambda table: table.replace_where("key = 'b'", entries("b", 8), partitions=["b"]),
+}
+
+
+@pytest.mark.parametrize("into", ["main", "other"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_compaction_that_came_by_a_merge_is_no_update(tmp_path: Path, change: str, into: str) -> None:
+    """What the other branch did to these rows stands, whichever side is merged into which."""
+    table = made(tmp_path)
+    CHANGES[change](table)
+    expected = contents(table)
+    compacted(table)
+    source = "other" if into == "main" else "main"
+    assert () == table.preview_merge(source, into).conflicts
+    table.merge(source, into)
+    assert expected == contents(table, into)
+    as_pylance(table, into).validate()
+
+
+def test_an_update_before_the_compaction_is_still_one(tmp_path: Path) -> None:
+    """Rows with other values than in the merge base are in conflict; the others of their fragment are not."""
+    table = made(tmp_path)
+    table.delete("value >= 8")
+    table.update({"value": "value + 100"}, where="value = 9", branch="work")
+    compacted(table)
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("other")
+    (conflict,) = caught.value.conflicts
+    assert "1 row in fragment 1 of the merge base" == conflict.unit
+    table.merge("other", strategy="source-wins")
+    assert [("a", 0), ("a", 1), ("b", 109)] == contents(table)
+
+
+def test_values_of_a_new_column_are_not_lost(tmp_path: Path) -> None:
+    """Rows that `main` updated would lack the column that came with the compaction, so the merge is refused."""
+    table = made(tmp_path)
+    table.update({"value": "90"}, where="value = 9")
+    table.columns.add({"twice": "value * 2"}, branch="work")
+    compacted(table)
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("other")
+    assert {"rows", "column"} >= {conflict.kind for conflict in caught.value.conflicts}
+
+
+def test_a_deletion_beside_a_new_column_stands(tmp_path: Path) -> None:
+    """Rows that are gone lack no column."""
+    table = made(tmp_path)
+    table.delete("value = 9")
+    table.columns.add({"twice": "value * 2"}, branch="work")
+    compacted(table)
+    table.merge("other")
+    assert [(0, 0), (1, 2), (8, 16)] == sorted((row["value"], row["twice"]) for row in table.read().to_pylist())
