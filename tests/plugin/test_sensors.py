@@ -1,5 +1,6 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ class Ticks:
         found = self.sensor.evaluate_tick(context)
         self.cursor = found.cursor
         return found
+
+    def text(self) -> str:
+        """Evaluate once; the text of the tick."""
+        return str(self.tick().skip_message)
 
     def announced(self) -> list[tuple[str, Any]]:
         """Evaluate once; the assets and versions of its events."""
@@ -112,10 +117,134 @@ def test_run_requests_carry_the_newest_version(
     orders.append(ROWS)
     before = ticks.cursor
     (request,) = ticks.tick().run_requests
-    assert request.run_key == "lance:shop/orders@main=3"
+    assert request.run_key == f"lance:shop/orders@main=3:{orders.head().transaction[:8]}"
     assert request.tags["lance/ref"] == "main@3"
     ticks.cursor = before
     assert ticks.tick().run_requests[0].run_key == request.run_key
+
+
+def test_dropped_table_is_reported_when_it_is_created_again(
+    lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
+) -> None:
+    """The new table has the same place and the same numbers, but other transactions."""
+    orders.append(ROWS)
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
+    ticks.tick()
+    shutil.rmtree(orders.uri)
+    again = LanceTable.create(lake.uri_of(ORDERS), ROWS.schema)
+    again.append(ROWS)
+    found = ticks.tick()
+    assert [1, 2] == [event.metadata["lance/version"].value for event in found.asset_events]
+    assert found.asset_events[0].metadata["lance/recreated"].value is True
+    assert "shop/orders was dropped and created again" in found.skip_message
+    assert ticks.announced() == []
+    # Dropped, and created again with fewer versions than were reported.
+    shutil.rmtree(orders.uri)
+    LanceTable.create(lake.uri_of(ORDERS), ROWS.schema)
+    assert ticks.announced() == [("main/shop/orders", 1)]
+
+
+def test_drop_is_noticed_between_two_tables(
+    lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
+) -> None:
+    """The tick says that a table is gone, once, and the next table at the place is reported whole."""
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
+    ticks.tick()
+    shutil.rmtree(orders.uri)
+    assert ticks.text() == "nothing new in 1 table; shop/orders was dropped"
+    assert ticks.text() == "nothing new in 1 table"
+    LanceTable.create(lake.uri_of(ORDERS), ROWS.schema)
+    assert ticks.announced() == [("main/shop/orders", 1)]
+
+
+def test_branch_is_watched_like_main(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
+    """Its versions, and those of its successor of the same name, materialize `<branch>/<key>`."""
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["dev"]), lake, instance)
+    assert ticks.text() == "nothing new in 1 table; 1 table of 1 have no branch or tag 'dev'"
+    orders.branches.create("dev")
+    orders.append(ROWS, branch="dev")
+    assert [("dev/shop/orders", 1), ("dev/shop/orders", 2)] == ticks.announced()
+    orders.append(ROWS)
+    orders.append(ROWS, branch="dev")
+    assert [("dev/shop/orders", 3)] == ticks.announced()
+    orders.branches.reset("dev", "main")
+    # The versions of a new branch begin above the numbers of the branch that had the name before.
+    assert [("dev/shop/orders", orders.head("dev").number)] == ticks.announced()
+    (spec,) = ref_asset_specs([ORDERS], branches=["dev"])
+    assert ["dev", "shop", "orders"] == list(spec.key.path)
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "not JSON",
+        "[" * 100_000,
+        "17",
+        "null",
+        '{"seen": {"shop/orders": {"main": 1}}, "next": 0, "all": false}',
+        '{"format": 2, "seen": {"shop/orders": {"main": ["1", "x"]}}, "next": 0}',
+        '{"format": 2, "seen": {"shop/orders": {"main": [1e400, "x"]}}, "next": 0}',
+        '{"format": 2, "seen": {"shop/orders": {"main": [true, "x"]}}, "next": 0}',
+        '{"format": 2, "seen": {"shop/orders": 7}, "next": 0}',
+        '{"format": 2, "seen": {}, "next": -1}',
+        '{"format": 2, "seen": {}, "next": "0"}',
+        '{"format": 2, "seen": {}, "next": 0, "rest": "' + "x" * 21_000_000 + '"}',
+    ],
+    ids=lambda cursor: cursor[:60],
+)
+def test_hostile_cursor_starts_over(
+    lake: LanceResource,
+    instance: dg.DagsterInstance,
+    orders: LanceTable,
+    cursor: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The tick warns and goes on from now; an exception would repeat at every tick."""
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
+    ticks.cursor = cursor
+    assert ticks.announced() == []
+    assert "the cursor of this sensor is damaged or of another release" in capfd.readouterr().err
+    orders.append(ROWS)
+    assert ticks.announced() == [("main/shop/orders", 2)]
+
+
+def test_cursor_forgets_tables_that_are_no_longer_watched(
+    lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
+) -> None:
+    """Otherwise the cursor of a sensor over changing tables would only grow; an index beyond the end is no error."""
+    LanceTable.create(lake.uri_of(CUSTOMERS), orders.schema())
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS, CUSTOMERS]), lake, instance)
+    ticks.tick()
+    fewer = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
+    fewer.cursor = (ticks.cursor or "").replace('"next":0', '"next":7')
+    fewer.tick()
+    assert ["shop/orders"] == list(json.loads(fewer.cursor)["seen"])
+
+
+def test_tick_says_what_it_reported(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
+    """Dagster's list of ticks shows the tables with their newest versions, and tags with their targets."""
+    customers = LanceTable.create(lake.uri_of(CUSTOMERS), ROWS.schema)
+    refs = ["main", "production"]
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS, CUSTOMERS], refs=refs), lake, instance)
+    assert "nothing new in 2 tables; 2 tables of 2 have no branch or tag 'production'" == ticks.text()
+    orders.append(ROWS)
+    orders.append(ROWS)
+    customers.tags.create("production", "main@1")
+    text = ticks.text()
+    assert text == (
+        "3 versions of 2 tables: shop/orders main@3, shop/customers production to main@1; "
+        "1 table of 2 have no branch or tag 'production'"
+    )
+
+
+@pytest.mark.usefixtures("orders")
+def test_resource_of_another_key(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A second warehouse in a code location has a resource of its own."""
+    sensor = build_ref_sensor("refs", [ORDERS], resource_key="archive", from_start=True)
+    context = dg.build_sensor_context(instance=instance, resources={"archive": lake})
+    found = sensor.evaluate_tick(context)
+    assert 1 == len(found.asset_events)
+    assert {"archive"} == sensor.required_resource_keys
 
 
 def test_budget_leaves_the_rest_to_the_next_tick(

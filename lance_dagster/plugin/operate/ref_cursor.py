@@ -1,0 +1,96 @@
+"""The cursor of a ref sensor: what it has reported of each table, as JSON that Dagster stores between two ticks.
+
+A cursor outlives releases of this package, and a person can edit it in the UI. A cursor that cannot be understood is
+replaced by an empty one: an exception would repeat at every tick, since the cursor is only replaced after a tick that
+succeeds.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_FORMAT = 2
+_MAX_CHARACTERS = 20_000_000
+# No table gets that many versions, and a JSON number stays exact below it.
+_MAX_NUMBER = 2**53
+_MARK_FIELDS = 2
+
+
+class BranchMark(NamedTuple):
+    """The last version of a branch that was reported: its number, and the first part of its transaction's uuid.
+
+    The number alone does not identify the version: a table that is dropped and created again reuses the numbers.
+    """
+
+    number: int
+    transaction: str
+
+
+# By ref: the mark of a branch, or for a tag its target and the time of its last move.
+Marks = dict[str, BranchMark | str]
+
+
+@dataclass(slots=True, kw_only=True)
+class RefCursor:
+    """The state between two ticks.
+
+    Attributes:
+        seen: The marks of each table by its name. A table without an entry was never looked at; an entry without
+            marks is a table that did not exist.
+        next: The index of the table that the next tick starts with.
+        announce_all: Whether the versions that exist at the first look at a table are reported.
+    """
+
+    seen: dict[str, Marks] = field(default_factory=dict)
+    next: int = 0
+    announce_all: bool = False
+
+    @classmethod
+    def of(cls, text: str | None, *, from_start: bool) -> "RefCursor | None":
+        """Return the cursor that a text holds, or None when the text is no cursor of this format."""
+        if not text:
+            return cls(announce_all=from_start)
+        if len(text) > _MAX_CHARACTERS:
+            return None
+        try:
+            return cls._parse(json.loads(text))
+        # RecursionError: the JSON is nested too deeply.
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    @classmethod
+    def _parse(cls, found: object) -> "RefCursor":
+        if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("seen"), dict):
+            raise ValueError
+        seen = {str(name): _marks(marks) for name, marks in found["seen"].items()}
+        return cls(seen=seen, next=_number(found.get("next")), announce_all=found.get("all") is True)
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Drop the marks of tables that are no longer watched; without this the cursor would only grow."""
+        kept = set(names)
+        self.seen = {name: marks for name, marks in self.seen.items() if name in kept}
+
+    def to_json(self) -> str:
+        """Return the text that Dagster stores."""
+        state = {"format": _FORMAT, "next": self.next, "all": self.announce_all, "seen": self.seen}
+        return json.dumps(state, separators=(",", ":"))
+
+
+def _marks(found: object) -> Marks:
+    if not isinstance(found, Mapping):
+        raise TypeError
+    return {str(ref): mark if isinstance(mark, str) else _branch_mark(mark) for ref, mark in found.items()}
+
+
+def _branch_mark(found: object) -> BranchMark:
+    if not isinstance(found, list) or len(found) != _MARK_FIELDS or not isinstance(found[1], str):
+        raise TypeError
+    return BranchMark(_number(found[0]), found[1])
+
+
+def _number(found: object) -> int:
+    # `True` is an int for Python.
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < _MAX_NUMBER:
+        raise ValueError
+    return found

@@ -1,0 +1,258 @@
+"""One tick of a ref sensor: look at the tables in several threads, until the time budget is used up.
+
+An unchanged table costs two listings and one manifest for a branch, and one listing for each tag. On object storage
+nearly all of that is waiting, which threads do at the same time.
+
+A table has its own identity only in its commits: a table that was dropped and created again at the same place has the
+same URI and the same version numbers. A look therefore compares the transaction of the version that was reported last.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import dagster as dg
+
+from lance_dagster.errors import LanceDagsterError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
+from lance_dagster.plugin.publish.publication import find_tag
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.table import LanceTable
+
+_THREADS = 16
+# Enough of a uuid to tell two tables apart; the cursor holds one for each branch of each table.
+_TRANSACTION_CHARACTERS = 8
+_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedTable:
+    """A table that a sensor watches."""
+
+    key: dg.AssetKey
+    metadata: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        """The key as text."""
+        return self.key.to_user_string()
+
+
+class News(NamedTuple):
+    """A version that was not reported yet: the branch or tag it was found under, and what is special about it."""
+
+    table: WatchedTable
+    ref: str
+    version: Version
+    is_tag: bool = False
+    is_recreated: bool = False
+
+    def __str__(self) -> str:
+        """Return the table and the version, such as `shop/orders main@7`."""
+        return f"{self.table.name} {f'{self.ref} to ' if self.is_tag else ''}{self.version}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Look:
+    """One look at one table; it changes `marks` as it goes, so that it can stop after any version."""
+
+    lance: LanceResource
+    refs: Sequence[str]
+    watched: WatchedTable
+    marks: Marks
+    is_first: bool
+    until: float
+    news: list[News] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problem: str | None = None
+
+    def run(self) -> None:
+        try:
+            table = self.lance.table(self.watched.key, self.watched.metadata)
+        except TableNotFoundError:
+            # Without marks, so that a table that is created later is reported from its first version on.
+            if self.marks:
+                self.notes.append(f"{self.watched.name} was dropped")
+            self.marks.clear()
+            return
+        except LanceDagsterError as error:
+            self.problem = f"{self.watched.name}: {error}"
+            return
+        for ref in self.refs:
+            try:
+                self._look_at(table, ref)
+            except LanceDagsterError as error:
+                self.problem = f"{self.watched.name}: {error}"
+
+    def _look_at(self, table: LanceTable, ref: str) -> None:
+        tag = None if ref == MAIN else find_tag(table, ref)
+        if tag is not None:
+            self._look_at_tag(table, ref, tag)
+        elif ref == MAIN or ref in table.branches.list(ref):
+            self._look_at_branch(table, ref)
+        else:
+            # Not an error: a tag such as `production` is created by the first publication.
+            self.missing.append(ref)
+            self.marks.pop(ref, None)
+
+    def _look_at_branch(self, table: LanceTable, branch: str) -> None:
+        try:
+            head = table.head(branch)
+        except RefNotFoundError:  # deleted since it was listed
+            return
+        mark = self.marks.get(branch)
+        if mark == _mark_of(head):
+            return
+        if self.is_first:
+            self.marks[branch] = _mark_of(head)
+            return
+        known = mark if isinstance(mark, BranchMark) else None
+        recreated = known is not None and not _contains(table, head, known)
+        if recreated:
+            self.notes.append(_recreated_text(self.watched.name, branch))
+        after = 0 if known is None or recreated else known.number
+        self._collect(table, branch, after=after, is_recreated=recreated)
+
+    def _collect(self, table: LanceTable, branch: str, *, after: int, is_recreated: bool) -> None:
+        for number in table.branches.version_numbers(branch, after=after):
+            # At least one version in each look; otherwise a short budget would stop all progress.
+            if self.news and time.monotonic() >= self.until:
+                return
+            try:
+                version = table.at(f"branch:{branch}@{number}")
+            except VersionNotFoundError:
+                # The garbage collector deleted the version between the listing and this read.
+                continue
+            self.news.append(News(self.watched, branch, version, is_recreated=is_recreated))
+            # After each version, so that a look that stops here is resumed at the next one.
+            self.marks[branch] = _mark_of(version)
+
+    def _look_at_tag(self, table: LanceTable, name: str, tag: Tag) -> None:
+        moved = f"{tag.ref} {tag.updated_at.isoformat()}" if tag.updated_at else tag.ref
+        # The time of the move is a part of the mark, so that a move away and back is noticed.
+        if self.marks.get(name) == moved:
+            return
+        # The publisher materializes the promoted node itself; a second event would start its readers twice. A tag
+        # that another program moved later still has the metadata, but not the target that the metadata names.
+        by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
+        if not self.is_first and not by_publisher:
+            # With `branch:`, because other programs allow a tag and a branch of the same name.
+            self.news.append(News(self.watched, name, table.at(f"branch:{tag.ref}"), is_tag=True))
+        self.marks[name] = moved
+
+
+@dataclass(slots=True, kw_only=True)
+class RefTick:
+    """One tick: looks at tables and gathers what they found, in the order of the tables."""
+
+    lance: LanceResource
+    refs: Sequence[str]
+    cursor: RefCursor
+    until: float
+    news: list[News] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
+    visited: int = 0
+
+    def run(self, watched: Sequence[WatchedTable]) -> None:
+        """Look at every table once, starting where the last tick stopped; a damaged table does not stop the others."""
+        first = self.cursor.next % len(watched)
+        order = [*watched[first:], *watched[:first]]
+        self.cursor.keep_only(one.name for one in watched)
+        with ThreadPoolExecutor(max_workers=min(_THREADS, len(order))) as threads:
+            looks = threads.map(self._look, range(len(order)), order)
+            for look in looks:
+                # The first table that no time was left for; the daemon discards the events of a tick that exceeds
+                # its limit, so the next tick starts here.
+                if look is None:
+                    break
+                self._add(look)
+        self.cursor.next = (first + self.visited) % len(watched)
+
+    def _look(self, place: int, one: WatchedTable) -> _Look | None:
+        # Each tick looks at one table at least; otherwise a short budget would stop all progress.
+        if place and time.monotonic() >= self.until:
+            return None
+        known = self.cursor.seen.get(one.name)
+        look = _Look(
+            lance=self.lance,
+            refs=self.refs,
+            watched=one,
+            # A copy: a look that is not gathered, because an earlier table had no time left, must leave no marks.
+            marks=dict(known or {}),
+            is_first=known is None and not self.cursor.announce_all,
+            until=self.until,
+        )
+        look.run()
+        return look
+
+    def _add(self, look: _Look) -> None:
+        self.visited += 1
+        # A table that failed at the first look stays unknown, so that its history is not reported later.
+        if look.problem is None or not look.is_first:
+            self.cursor.seen[look.watched.name] = look.marks
+        self.news += look.news
+        self.notes += look.notes
+        if look.problem is not None:
+            self.problems.append(look.problem)
+        for ref in look.missing:
+            self.missing[ref] = self.missing.get(ref, 0) + 1
+
+    def text(self, watched: Sequence[WatchedTable]) -> str:
+        """Return what the tick found, for Dagster's list of ticks."""
+        return "; ".join(self._sentences(len(watched)))
+
+    def _sentences(self, tables: int) -> Iterator[str]:
+        if self.news:
+            # By table, the newest version last; a dict keeps the last one of each table and ref.
+            newest = {(found.table.name, found.ref): str(found) for found in self.news}
+            changed = len({found.table.name for found in self.news})
+            yield f"{_counted(len(self.news), 'version')} of {_counted(changed, 'table')}: {_listed(newest.values())}"
+        else:
+            yield f"nothing new in {_counted(self.visited, 'table')}"
+        yield from self.notes[:_NAMED]
+        for ref, count in self.missing.items():
+            yield f"{_counted(count, 'table')} of {self.visited} have no branch or tag {ref!r}"
+        if self.problems:
+            yield f"{_counted(len(self.problems), 'table')} could not be read: {_listed(self.problems)}"
+        if self.visited < tables:
+            yield f"{_counted(tables - self.visited, 'table')} left to the next tick"
+
+
+def _mark_of(version: Version) -> BranchMark:
+    return BranchMark(version.number, version.transaction[:_TRANSACTION_CHARACTERS])
+
+
+def _contains(table: LanceTable, head: Version, mark: BranchMark) -> bool:
+    """Return whether the branch is still the one that a mark was taken from."""
+    if head.number < mark.number:
+        return False
+    try:
+        return _mark_of(table.at(f"branch:{head.branch}@{mark.number}")) == mark
+    except VersionNotFoundError:
+        # Collected as garbage, which happens only to versions that have successors.
+        return True
+
+
+def _recreated_text(name: str, branch: str) -> str:
+    if branch == MAIN:
+        return f"{name} was dropped and created again, so it is reported from its first version on"
+    return f"branch {branch} of {name} was reset, or deleted and created again"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(found: Iterable[str]) -> str:
+    texts = list(found)
+    more = len(texts) - _NAMED
+    return ", ".join(texts[:_NAMED]) + (f" and {more} more" if more > 0 else "")
