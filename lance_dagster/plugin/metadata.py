@@ -28,6 +28,8 @@ BRANCH = "lance/branch"
 VERSION = "lance/version"
 TRANSACTION = "lance/transaction"
 BASE_VERSION = "lance/base_version"
+ROWS_BY_PARTITION = "lance/rows_by_partition"
+ROWS_WRITTEN = "lance/rows_written"
 
 # On definitions, written by the user or by the publisher. The keys without a prefix are the ones that other IO
 # managers for Dagster use.
@@ -37,6 +39,9 @@ VECTORS = "lance/vectors"
 SCHEMA = "lance/schema"
 PARTITION_EXPR = "lance/partition_expr"
 WRITE_MODE = "lance/write_mode"
+KEYS = "lance/keys"
+WHEN_MISSING = "lance/when_missing"
+SCHEMA_EVOLUTION = "lance/schema_evolution"
 COLUMNS = "lance/columns"
 FILTER = "lance/filter"
 

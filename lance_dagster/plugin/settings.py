@@ -1,0 +1,182 @@
+"""The settings that users write as metadata: which there are, where each may stand, and what its value may be.
+
+Dagster accepts any metadata key, so a misspelt setting would be ignored without a word, and the run would write in
+another way than its author asked for. A setting is therefore refused unless it is known at the place where it
+stands. Keys without the prefix `lance/` are the users' own, except those that are the name of a setting or nearly so.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin import metadata as md
+
+SettingPlace = Literal["asset", "output", "input", "spec"]
+"""Where metadata stands.
+
+`asset`: the definition of an asset that is written. `output`: `add_output_metadata` in a run. `input`: an `AssetIn`.
+`spec`: the `AssetSpec` of a table that others write, or a promoted node.
+"""
+
+_PREFIX = "lance/"
+_NEAR = 0.8
+# Shorter names without the prefix are too often words of the user's own: `label` is no misspelt `table`.
+_LONG_NAME = 6
+_NAMED = {
+    "asset": "the metadata of an asset that is written",
+    "output": "context.add_output_metadata",
+    "input": "the metadata of an input (AssetIn)",
+    "spec": "the AssetSpec of a table that others write or of a promoted node",
+}
+# What other IO managers and older habits call a setting.
+_OTHER_NAMES = {
+    "mode": md.WRITE_MODE,
+    "column": md.COLUMNS,
+    "partition_by": md.PARTITION_EXPR,
+    "partition": md.PARTITION_EXPR,
+    "where": md.FILTER,
+    "key": md.KEYS,
+    "on": md.KEYS,
+    "upsert_keys": md.KEYS,
+    "join_cols": md.KEYS,
+    "upsert_options": md.KEYS,
+    "schema_mode": md.SCHEMA_EVOLUTION,
+    "schema_update_mode": md.SCHEMA_EVOLUTION,
+    "version": md.REF,
+    "tag": md.REF,
+}
+# Of these only the spelling with the prefix is refused: alone they are too common as keys of the user's own.
+_COMMON = frozenset({"partition", "where", "key", "on", "version", "tag"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting: its key, the places where it may stand, and the kind of its value.
+
+    `values` lists the values that a text may have; empty: any text.
+    """
+
+    key: str
+    places: tuple[SettingPlace, ...]
+    kind: Literal["text", "texts", "flag", "lengths", "partition_expr"] = "text"
+    values: tuple[str, ...] = ()
+
+    def refusal(self, value: object) -> str | None:
+        """Return what is wrong with a value, or None when the setting takes it."""
+        if self._accepts(value):
+            return None
+        return f"{self.key} must be {self._wanted}, not {value!r}"
+
+    def _accepts(self, value: object) -> bool:
+        match self.kind:
+            case "text":
+                return isinstance(value, str) and (not self.values or value in self.values)
+            case "texts":
+                return _are_texts(value)
+            case "flag":
+                return isinstance(value, bool)
+            case "lengths":
+                return isinstance(value, Mapping) and all(type(length) is int for length in value.values())
+            case "partition_expr":
+                if isinstance(value, Mapping):
+                    return _are_texts(list(value.values()))
+                return (isinstance(value, str) and bool(value)) or _are_texts(value)
+
+    @property
+    def _wanted(self) -> str:
+        if self.values:
+            return "one of " + ", ".join(map(repr, self.values))
+        return {
+            "text": "text",
+            "texts": 'a list of texts such as ["id"]',
+            "flag": "true or false",
+            "lengths": "{column: length}",
+            "partition_expr": "a column, or a column for each dimension",
+        }[self.kind]
+
+
+def _are_texts(value: object) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    return bool(value) and all(isinstance(item, str) and item for item in value)
+
+
+_WRITTEN: tuple[SettingPlace, ...] = ("asset", "output")
+_DEFINED: tuple[SettingPlace, ...] = ("asset", "spec")
+_EVERY: tuple[SettingPlace, ...] = get_args(SettingPlace)
+WRITE_MODES = ("append", "overwrite", "replace", "upsert")
+EVOLUTIONS = ("refuse", "add_columns", "widen", "replace")
+
+SETTINGS = (
+    Setting(key=md.WRITE_MODE, places=_WRITTEN, values=WRITE_MODES),
+    Setting(key=md.KEYS, places=_WRITTEN, kind="texts"),
+    Setting(key=md.WHEN_MISSING, places=_WRITTEN, values=("keep", "delete")),
+    Setting(key=md.SCHEMA_EVOLUTION, places=_WRITTEN, values=EVOLUTIONS),
+    Setting(key=md.PARTITION_EXPR, places=_DEFINED, kind="partition_expr"),
+    Setting(key=md.VECTORS, places=_DEFINED, kind="lengths"),
+    Setting(key=md.TABLE, places=("asset", "spec", "output", "input")),
+    Setting(key=md.SCHEMA, places=_DEFINED),
+    Setting(key=md.REF, places=("input", "spec")),
+    Setting(key=md.COLUMNS, places=("input",), kind="texts"),
+    Setting(key=md.FILTER, places=("input",)),
+)
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+_KEYS = tuple(_BY_KEY)
+_NAMES = {setting.key.removeprefix(_PREFIX): setting.key for setting in SETTINGS}
+
+
+def refuse_unknown_settings(metadata: Mapping[str, object], place: SettingPlace, where: str) -> None:
+    """Refuse metadata with a setting that is not known at this place, or whose value cannot be used.
+
+    Keys without the prefix `lance/` pass, unless they are the name of a setting or close to one.
+
+    Args:
+        metadata: The metadata as the user wrote it, or as Dagster returns it.
+        place: The kind of place where the metadata stands.
+        where: The name of that place for the message, such as `asset shop/orders`.
+
+    Raises:
+        InvalidInputError: Some settings cannot be used; the message names each and what would be right.
+    """
+    found = [problem for key, value in metadata.items() if (problem := _problem(key, md.plain(value), place))]
+    if found:
+        raise InvalidInputError(f"{where}: {'; '.join(found)}")
+
+
+def _problem(key: str, value: object, place: SettingPlace) -> str | None:
+    setting = _BY_KEY.get(key)
+    if setting is None:
+        return _unknown(key, place)
+    if place not in setting.places:
+        belongs = " or ".join(_NAMED[known] for known in setting.places)
+        return f"{key} has no meaning in {_NAMED[place]}; it belongs to {belongs}"
+    return setting.refusal(value)
+
+
+def _unknown(key: str, place: SettingPlace) -> str | None:
+    """Return why a key that is no setting cannot stand, or None when it is the user's own."""
+    meant = _meant(key)
+    if key.startswith(_PREFIX):
+        known = ", ".join(setting.key for setting in SETTINGS if place in setting.places)
+        return f"there is no setting {key!r}; " + (f"did you mean {meant!r}?" if meant else f"here there are {known}")
+    if meant is None:
+        return None
+    return f"metadata {key!r} would be ignored; did you mean {meant!r}? Give a key of your own another name"
+
+
+def _meant(key: str) -> str | None:
+    """Return the setting that a key probably stands for, or None."""
+    prefix, slash, rest = key.rpartition("/")
+    lowered = rest.lower().replace("-", "_")
+    # A key of another system, such as `dagster/row_count`, is a setting only when the whole of it is nearly one.
+    if slash and prefix.lower() != _PREFIX.rstrip("/"):
+        return next(iter(difflib.get_close_matches(key.lower(), _KEYS, n=1, cutoff=0.9)), None)
+    if lowered in _NAMES:
+        return _NAMES[lowered]
+    if lowered in _OTHER_NAMES and (slash or lowered not in _COMMON):
+        return _OTHER_NAMES[lowered]
+    names = _NAMES if slash else {name: own for name, own in _NAMES.items() if len(name) >= _LONG_NAME}
+    near = difflib.get_close_matches(lowered, names, n=1, cutoff=0.6 if slash else _NEAR)
+    return names[near[0]] if near else None
