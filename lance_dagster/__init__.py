@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     )
     from lance_dagster.plugin import (
         Audit as Audit,
+        BoundCheck as BoundCheck,
         CheckOutcome as CheckOutcome,
         InRange as InRange,
         KeysExist as KeysExist,
@@ -93,12 +94,16 @@ if TYPE_CHECKING:
         RunChain as RunChain,
         SparkResource as SparkResource,
         TableAddress as TableAddress,
+        TableCheck as TableCheck,
         Unique as Unique,
         WriteMode as WriteMode,
         build_publisher as build_publisher,
         build_ref_sensor as build_ref_sensor,
         build_table_checks as build_table_checks,
+        check_values as check_values,
+        evaluate_check as evaluate_check,
         ref_asset_specs as ref_asset_specs,
+        table_check as table_check,
     )
     from lance_dagster.spark import (
         LanceDataSource as LanceDataSource,
@@ -175,6 +180,7 @@ _HOMES = {
     "lance_dagster.merge.rules.strategy": ("Conflict", "ConflictKind", "Strategy", "Winner"),
     "lance_dagster.plugin": (
         "Audit",
+        "BoundCheck",
         "CheckOutcome",
         "InRange",
         "KeysExist",
@@ -189,12 +195,16 @@ _HOMES = {
         "RunChain",
         "SparkResource",
         "TableAddress",
+        "TableCheck",
         "Unique",
         "WriteMode",
         "build_publisher",
         "build_ref_sensor",
         "build_table_checks",
+        "check_values",
+        "evaluate_check",
         "ref_asset_specs",
+        "table_check",
     ),
     "lance_dagster.spark": ("LanceDataSource", "ensure_java", "local_session", "read_table", "stage", "target_schema"),
     "lance_dagster.table": (

@@ -4,17 +4,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from lance_dagster.plugin.checks.built_in_checks import (
-    Audit,
-    CheckOutcome,
-    InRange,
-    KeysExist,
-    NotNull,
-    NullRate,
-    RowCount,
-    Unique,
-    build_table_checks,
-)
+from lance_dagster.plugin.checks.built_in_checks import InRange, KeysExist, NotNull, NullRate, RowCount, Unique
+from lance_dagster.plugin.checks.check_definitions import build_table_checks, table_check
+from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
@@ -24,6 +17,7 @@ from lance_dagster.plugin.run_branch import RunBranch, RunChain
 
 __all__ = [
     "Audit",
+    "BoundCheck",
     "CheckOutcome",
     "InRange",
     "KeysExist",
@@ -38,12 +32,16 @@ __all__ = [
     "RunChain",
     "SparkResource",
     "TableAddress",
+    "TableCheck",
     "Unique",
     "WriteMode",
     "build_publisher",
     "build_ref_sensor",
     "build_table_checks",
+    "check_values",
+    "evaluate_check",
     "ref_asset_specs",
+    "table_check",
 ]
 
 try:

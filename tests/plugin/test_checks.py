@@ -10,15 +10,18 @@ from lance_dagster import (
     InRange,
     InvalidInputError,
     KeysExist,
+    LanceIOManager,
     LanceResource,
     LanceTable,
     NotNull,
     NullRate,
+    PinnedTable,
     RowCount,
     Unique,
     build_table_checks,
+    table_check,
 )
-from lance_dagster.plugin.checks.built_in_checks import Audit, Check, CheckOutcome
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
 
 NAN = float("nan")
@@ -74,7 +77,7 @@ def audit(lake: LanceResource) -> Audit:
     ],
 )
 def test_checks_say_what_they_found_and_what_is_allowed(
-    audit: Audit, check: Check, *, passed: bool, description: str
+    audit: Audit, check: TableCheck, *, passed: bool, description: str
 ) -> None:
     """Pass or fail, in words that can be acted on."""
     outcome: CheckOutcome = check.evaluate(audit)
@@ -90,14 +93,14 @@ def test_bounds_with_a_time_zone(audit: Audit) -> None:
 
 
 @pytest.mark.parametrize("check", [NotNull("nmae"), InRange("nmae", minimum=1), Unique("nmae")])
-def test_column_that_is_not_there(audit: Audit, check: Check) -> None:
+def test_column_that_is_not_there(audit: Audit, check: TableCheck) -> None:
     """The check breaks, which counts as failed, and names the columns there are."""
     with pytest.raises(InvalidInputError, match=r"about column 'nmae'; .* has id, price"):
         check.evaluate(audit)
 
 
 @pytest.mark.parametrize("make", [lambda: NullRate("id", 5), lambda: InRange("id")])
-def test_check_that_makes_no_sense(make: Callable[[], Check]) -> None:
+def test_check_that_makes_no_sense(make: Callable[[], TableCheck]) -> None:
     """Refused where it is written."""
     with pytest.raises(InvalidInputError):
         make()
@@ -144,3 +147,51 @@ def test_two_checks_of_one_name() -> None:
     """Dagster would show only one of them."""
     with pytest.raises(InvalidInputError, match="two checks of shop/orders are named not_null_id"):
         build_table_checks(ORDERS, [NotNull("id"), NotNull("id")])
+
+
+def test_user_function_becomes_a_check_with_a_value(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """The function gets the candidate of the run, and any later run of the definitions finds the value by the key."""
+
+    @table_check(asset=ORDERS, reads=[CUSTOMERS])
+    def few(orders: PinnedTable, customers: PinnedTable) -> CheckOutcome:
+        """There are not more orders than customers."""
+        rows = orders.count_rows(), customers.count_rows()
+        return CheckOutcome(passed=rows[0] <= rows[1], description=f"{rows[0]} orders, {rows[1]} customers")
+
+    shop.play(orders=[1, 2, 3], customers=[1, 2])
+    result = dg.materialize(
+        [*shop.assets, few],
+        selection=dg.AssetSelection.assets(ORDERS, CUSTOMERS),
+        instance=instance,
+        resources=shop.resources,
+        raise_on_error=False,
+    )
+    (evaluation,) = [one for one in result.get_asset_check_evaluations() if one.check_name == "few"]
+    assert not evaluation.passed
+    assert evaluation.description == "3 orders, 2 customers"
+    assert evaluation.metadata["lance/branch"].value == f"run/{result.run_id}"
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_partitions_are_judged_one_by_one(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A day without rows fails, although the run wrote rows for the other day and the table has more."""
+    days = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-05")
+
+    @dg.asset(
+        partitions_def=days, metadata={"lance/partition_expr": "day"}, backfill_policy=dg.BackfillPolicy.single_run()
+    )
+    def visits(context: dg.AssetExecutionContext) -> pa.Table:
+        keys = [key for key in context.partition_keys if key != "2024-01-02"]
+        return pa.table({"day": pa.array([dt.date.fromisoformat(key) for key in keys], pa.date32())})
+
+    result = dg.materialize(
+        [visits, *build_table_checks("visits", [RowCount()])],
+        instance=instance,
+        resources={"lance": lake, "io_manager": LanceIOManager(lance=lake)},
+        tags={"dagster/asset_partition_range_start": "2024-01-01", "dagster/asset_partition_range_end": "2024-01-03"},
+        raise_on_error=False,
+    )
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.description == "0 rows in 2024-01-02; allowed: at least 1 in each partition"
+    assert evaluation.metadata["rows"].value == 2
+    assert evaluation.metadata["failed_partitions"].value == 1

@@ -10,43 +10,38 @@ count under a filter, or the columns that it compares.
 """
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 from lance_dagster.plugin.io.partition_values import quote_name, quote_text
-from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.resource import PinnedTable
 
 Bound = int | float | str | dt.date | dt.datetime
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """The tables that a check reads: the candidate, and the other tables that it names."""
+class _ColumnCheck:
+    """What the checks of this module have in common: they judge the partitions of the run unless told otherwise."""
 
-    candidate: PinnedTable
-    others: Mapping[dg.AssetKey, PinnedTable]
+    scope: Scope = "partitions"
+    row_wise: ClassVar[bool] = False
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOutcome:
-    """The result of a check: a sentence for people, and numbers that Dagster plots over time."""
-
-    passed: bool
-    description: str
-    counts: Mapping[str, int | float | str]
+    @property
+    def reads(self) -> tuple[dg.AssetKey, ...]:
+        """The assets of the other tables that the check reads: none."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowCount:
+class RowCount(_ColumnCheck):
     """Require at least `minimum` and at most `maximum` rows; None sets no upper limit."""
 
     minimum: int = 1
@@ -63,21 +58,31 @@ class RowCount:
         return f"The table has {_between(self.minimum, self.maximum)} rows."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
-        """Count the rows."""
-        rows = audit.candidate.count_rows()
-        passed = self.minimum <= rows and (self.maximum is None or rows <= self.maximum)
+        """Count the rows of each partition."""
+        rows = {key: part.count_rows() for key, part in audit.by_partition().items()}
+        wrong = {
+            key: count
+            for key, count in rows.items()
+            if count < self.minimum or (self.maximum is not None and count > self.maximum)
+        }
         return CheckOutcome(
-            passed=passed,
-            description=f"{rows} rows; allowed: {_between(self.minimum, self.maximum)}",
-            counts={"rows": rows},
+            passed=not wrong,
+            description=_judged(
+                {key: f"{count} rows" for key, count in wrong.items()},
+                f"{sum(rows.values())} rows",
+                audit,
+                _between(self.minimum, self.maximum),
+            ),
+            counts={"rows": sum(rows.values()), **_partition_counts(audit, wrong)},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class NotNull:
+class NotNull(_ColumnCheck):
     """Require that no row has a null in a column."""
 
     column: str
+    row_wise: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -100,7 +105,7 @@ class NotNull:
 
 
 @dataclass(frozen=True, slots=True)
-class NullRate:
+class NullRate(_ColumnCheck):
     """Limit the share of rows in which a column is null: 0.05 allows one row in twenty."""
 
     column: str
@@ -122,19 +127,25 @@ class NullRate:
         return f"At most {self.maximum:.2%} of the rows have no value in {self.column!r}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
-        """Count the rows in which the column is null, as a share of all rows; an empty table has the share 0."""
-        nulls = _count(audit.candidate, self.column, "{0} IS NULL")
-        rows = audit.candidate.count_rows()
+        """Count the nulls of each partition, as a share of its rows; without rows the share is 0."""
+        rows, nulls, wrong = 0, 0, {}
+        for key, part in audit.by_partition().items():
+            found, of = _count(part, self.column, "{0} IS NULL"), part.count_rows()
+            rows, nulls = rows + of, nulls + found
+            if found > self.maximum * of:
+                wrong[key] = f"{found / of:.2%}"
         rate = nulls / rows if rows else 0.0
+        allowed = f"{self.maximum:.2%}"
+        share = _judged(wrong, f"{rate:.2%}", audit, allowed, of=f"of the rows have no value in {self.column!r}")
         return CheckOutcome(
-            passed=rate <= self.maximum,
-            description=f"{rate:.2%} of the rows have no value in {self.column!r}; allowed: {self.maximum:.2%}",
-            counts={"rows": rows, "nulls": nulls, "null_rate": rate},
+            passed=not wrong,
+            description=share,
+            counts={"rows": rows, "nulls": nulls, "null_rate": rate, **_partition_counts(audit, wrong)},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class InRange:
+class InRange(_ColumnCheck):
     """Require that every value of a column lies between two inclusive bounds, one of which may be None.
 
     A null passes. NaN fails.
@@ -143,6 +154,7 @@ class InRange:
     column: str
     minimum: Bound | None = None
     maximum: Bound | None = None
+    row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Validate that at least one bound is given."""
@@ -180,13 +192,16 @@ class InRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Unique:
+class Unique(_ColumnCheck):
     """Require that no two rows have the same values in some columns.
 
-    A row with a null in one of these columns is not compared, as in a unique constraint of SQL.
+    A row with a null in one of these columns is not compared, as in a unique constraint of SQL. The check reads the
+    whole table by default, because a row of another partition may have the same key. With the scope `partitions` a
+    key may occur once in the partitions of the run, whatever the other partitions have.
     """
 
     columns: str | tuple[str, ...]
+    scope: Scope = field(default="table", kw_only=True)
 
     @property
     def name(self) -> str:
@@ -226,7 +241,7 @@ class Unique:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysExist:
+class KeysExist(_ColumnCheck):
     """Require that every value of a column is also in the column `key` of another table.
 
     The check reads the candidate of the other table when the run wrote it, and else the version that the
@@ -236,6 +251,7 @@ class KeysExist:
     column: str
     in_table: str
     key: str
+    row_wise: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -247,9 +263,14 @@ class KeysExist:
         """The sentence that Dagster's pages show about the check."""
         return f"Every value of {self.column!r} is a {self.key!r} of {self.in_table}."
 
+    @property
+    def reads(self) -> tuple[dg.AssetKey, ...]:
+        """The other table, of which the check reads all rows."""
+        return (dg.AssetKey(self.in_table.split("/")),)
+
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Look up the distinct values; reads one column of each table, batch by batch."""
-        other = audit.others[dg.AssetKey(self.in_table.split("/"))]
+        other = audit.others[self.reads[0]]
         wanted = _distinct(audit.candidate, self.column)
         # The tables may store the key in different types, such as int32 and int64; is_in wants one type.
         known = _distinct(other, self.key).cast(wanted.type)
@@ -263,9 +284,6 @@ class KeysExist:
             ),
             counts={"values": len(wanted), "missing": len(left), "compared_with": other.ref},
         )
-
-
-Check = RowCount | NotNull | NullRate | InRange | Unique | KeysExist
 
 
 def _field(table: PinnedTable, column: str) -> "pa.Field[Any]":
@@ -322,6 +340,24 @@ def _between(minimum: Bound | None, maximum: Bound | None) -> str:
     return f"at most {maximum}" if minimum is None else f"{minimum} to {maximum}"
 
 
+def _judged(wrong: Mapping[str | None, str], total: str, audit: Audit, allowed: str, *, of: str = "") -> str:
+    """Say what was found and what is allowed; where partitions fail, what was found in each of them."""
+    of = f" {of}" if of else ""
+    named = [f"{found}{of} in {key}" for key, found in wrong.items() if key is not None]
+    if not named:
+        return f"{total}{of}; allowed: {allowed}{_of_each(audit)}"
+    more = f" and {len(named) - _SHOWN} more partitions" if len(named) > _SHOWN else ""
+    return f"{', '.join(named[:_SHOWN])}{more}; allowed: {allowed}{_of_each(audit)}"
+
+
+def _of_each(audit: Audit) -> str:
+    return " in each partition" if audit.predicates else ""
+
+
+def _partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, int]:
+    return {"partitions": len(audit.predicates), "failed_partitions": len(wrong)} if audit.predicates else {}
+
+
 def _such_as(shown: list[str]) -> str:
     return f"; such as {', '.join(shown)}" if shown else ""
 
@@ -329,58 +365,3 @@ def _such_as(shown: list[str]) -> str:
 def _slug(column: str) -> str:
     """Replace the characters of a column's name that Dagster does not allow in the name of a check."""
     return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column).lower()
-
-
-def build_table_checks(asset: TableAsset, checks: Iterable[Check]) -> list[dg.AssetChecksDefinition]:
-    """Build one blocking asset check for each check value.
-
-    A check that fails stops the downstream assets in its run, and the publisher refuses the version in every run.
-
-    Args:
-        asset: The candidate, as its definition or its key. Give the definition when its metadata decides where
-            the table is: a key carries no metadata.
-        checks: `RowCount`, `NotNull`, `NullRate`, `InRange`, `Unique` and `KeysExist` values.
-
-    Raises:
-        InvalidInputError: Two checks have the same name.
-
-    Example:
-        >>> from lance_dagster import RowCount
-        >>> [check.check_key.name for check in build_table_checks("orders", [RowCount(minimum=1)])]
-        ['row_count']
-    """
-    key = asset_key_of(asset)
-    found = list(checks)
-    names = [check.name for check in found]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise InvalidInputError(f"two checks of {key.to_user_string()} are named {', '.join(doubled)}")
-    return [_build(key, metadata_of(asset), check) for check in found]
-
-
-def _build(key: dg.AssetKey, metadata: dict[str, object], check: Check) -> dg.AssetChecksDefinition:
-    others = [asset_key_of(check.in_table)] if isinstance(check, KeysExist) else []
-
-    @dg.asset_check(
-        asset=key,
-        name=check.name,
-        description=check.description,
-        blocking=True,
-        # The order of steps: a table that the same run writes must be written before the check reads it.
-        # Dagster refuses the checked asset itself as an additional dependency.
-        additional_deps=[other for other in others if other != key],
-        required_resource_keys={RESOURCE_KEY},
-    )
-    def table_check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        lance: LanceResource = context.resources.lance
-        opened = {other: lance.open(context, other) for other in others}
-        audit = Audit(candidate=lance.open(context, key, metadata), others=opened)
-        outcome = check.evaluate(audit)
-        return dg.AssetCheckResult(
-            passed=outcome.passed,
-            description=outcome.description,
-            # The publisher compares this version with the one that it is about to publish.
-            metadata={**md.version_metadata(audit.candidate.version), **outcome.counts},
-        )
-
-    return table_check

@@ -11,7 +11,7 @@ publisher therefore verifies the audit of the exact version that it is about to 
 A check that did not run counts as failed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
@@ -69,28 +69,6 @@ class _Event:
     metadata: Mapping[str, object]
     passed: bool = True
     description: str = ""
-
-
-def blocking_checks(
-    context: dg.AssetExecutionContext, assets: Iterable[dg.AssetKey], named: Iterable[dg.AssetCheckKey] = ()
-) -> tuple[dg.AssetCheckKey, ...]:
-    """Return every blocking check of some assets, including checks that the current run leaves out.
-
-    Args:
-        context: The publisher's context.
-        assets: The candidates.
-        named: Checks that count as blocking although their definitions are not marked so, or are not in the
-            code location of the publisher.
-    """
-    wanted = set(assets)
-    found = {check for check in named if check.asset_key in wanted}
-    # Not `context.repository_def`: under `dg.materialize` that one is only a placeholder.
-    graph = context.job_def.asset_layer.asset_graph
-    # The graph of a job knows the graph it was cut out of, and only that one still has the deselected checks.
-    for known in (graph, graph.source_asset_graph):
-        keys = (key for key in known.asset_check_keys if key.asset_key in wanted)
-        found |= {key for key in keys if known.get_check_spec(key).blocking}
-    return tuple(sorted(found, key=lambda key: (key.asset_key.path, key.name)))
 
 
 def reasons_against(

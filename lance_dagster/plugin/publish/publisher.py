@@ -29,6 +29,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.evaluation import blocking_checks
 from lance_dagster.plugin.publish.publication import (
     Publication,
     check_mergeable,
@@ -39,7 +40,7 @@ from lance_dagster.plugin.publish.publication import (
     move_tags,
     retire_all,
 )
-from lance_dagster.plugin.publish.publish_gate import Subject, blocking_checks, reasons_against, was_materialized
+from lance_dagster.plugin.publish.publish_gate import Subject, reasons_against, was_materialized
 from lance_dagster.plugin.resource import LanceResource, table_address
 from lance_dagster.plugin.run_branch import RunChain, run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of

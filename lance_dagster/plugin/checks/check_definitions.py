@@ -1,0 +1,138 @@
+"""Turn table checks into Dagster's asset checks: values with `build_table_checks`, functions with `table_check`."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.evaluation import (
+    LANCE_CHECK,
+    BoundCheck,
+    describe_asset,
+    evaluate_check,
+    open_candidate,
+    partitions_of,
+)
+from lance_dagster.plugin.checks.table_check import CheckFunction, FunctionCheck, Scope, TableCheck
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+
+
+def build_table_checks(
+    asset: TableAsset, checks: Iterable[TableCheck], *, blocking: bool = True, resource_key: str = RESOURCE_KEY
+) -> list[dg.AssetChecksDefinition]:
+    """Build an asset check from each table check.
+
+    A blocking check that fails stops the downstream assets in its run, and the publisher refuses the version in
+    every run.
+
+    Args:
+        asset: The candidate, as its definition or its key. A key is enough where the asset's definition is in the
+            same code location.
+        checks: Table checks, such as `RowCount(minimum=1)`, or values of a class of your own.
+        blocking: Whether a failure stops the downstream assets and the publisher.
+        resource_key: The key of the `LanceResource`.
+
+    Raises:
+        InvalidInputError: Two checks have the same name, or the asset is a definition of several assets.
+
+    Example:
+        >>> from lance_dagster import RowCount
+        >>> [check.check_key.name for check in build_table_checks("orders", [RowCount(minimum=1)])]
+        ['row_count']
+    """
+    found = list(checks)
+    names = [check.name for check in found]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        key = asset_key_of(asset).to_user_string()
+        raise InvalidInputError(f"two checks of {key} are named {', '.join(doubled)}; give one of them another name")
+    return [_build(_bind(asset, check), blocking=blocking, resource_key=resource_key) for check in found]
+
+
+def table_check(
+    *,
+    asset: TableAsset,
+    name: str | None = None,
+    scope: Scope = "partitions",
+    reads: Sequence[TableAsset] = (),
+    blocking: bool = True,
+    resource_key: str = RESOURCE_KEY,
+) -> Callable[[CheckFunction], dg.AssetChecksDefinition]:
+    """Turn a function of a `PinnedTable` into an asset check that the publisher can evaluate again.
+
+    The function gets the candidate's table at one version, and then each table of `reads` in that order. It returns
+    a bool, a `CheckOutcome` or a `dg.AssetCheckResult`. Its docstring becomes the description of the check. It must
+    read nothing else that the run wrote, since the publisher calls it again for another version of the table.
+
+    Args:
+        asset: The candidate, as its definition or its key.
+        name: The name of the asset check; the name of the function if None.
+        scope: `partitions`: in a run with partitions the table shows only their rows. `table`: it shows all rows.
+        reads: The assets of further tables that the function takes. They are read as the run reads them: from
+            their candidates if the same run wrote them.
+        blocking: Whether a failure stops the downstream assets and the publisher.
+        resource_key: The key of the `LanceResource`.
+
+    Raises:
+        InvalidInputError: The function does not take as many tables, or the scope is unknown.
+
+    Example:
+        >>> @table_check(asset="shop/orders")
+        ... def has_no_test_orders(orders):
+        ...     "No order was made by a test."
+        ...     return orders.count_rows("customer = 'test'") == 0
+        >>> has_no_test_orders.check_key.name
+        'has_no_test_orders'
+    """
+    require_sequence("reads", reads, "shop/customers")
+
+    def decorate(function: CheckFunction) -> dg.AssetChecksDefinition:
+        check = FunctionCheck(
+            name=name or function.__name__,
+            description=(function.__doc__ or "").strip(),
+            scope=scope,
+            reads=tuple(asset_key_of(one) for one in reads),
+            function=function,
+        )
+        return _build(_bind(asset, check), blocking=blocking, resource_key=resource_key)
+
+    return decorate
+
+
+def _bind(asset: TableAsset, check: TableCheck) -> BoundCheck:
+    key = asset_key_of(asset)
+    partitions_def = asset.partitions_def if isinstance(asset, (dg.AssetsDefinition, dg.AssetSpec)) else None
+    return BoundCheck(check=check, asset=key, metadata=metadata_of(asset), partitions_def=partitions_def)
+
+
+def _build(bound: BoundCheck, *, blocking: bool, resource_key: str) -> dg.AssetChecksDefinition:
+    check = bound.check
+
+    def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        lance: LanceResource = getattr(context.resources, resource_key)
+        metadata = {**describe_asset(context, bound.asset)[0], **bound.metadata}
+        candidate = open_candidate(context, lance, bound.asset, metadata)
+        keys = partitions_of(candidate)
+        outcome = evaluate_check(bound, candidate, lance=lance, context=context, partition_keys=keys)
+        return dg.AssetCheckResult(
+            passed=outcome.passed,
+            severity=outcome.severity,
+            description=outcome.description,
+            # The publisher compares this version with the one that it is about to publish.
+            metadata={**outcome.counts, **md.version_metadata(candidate.version)},
+        )
+
+    setattr(evaluate, LANCE_CHECK, bound)
+    return dg.asset_check(
+        asset=bound.asset,
+        name=check.name,
+        description=check.description,
+        blocking=blocking,
+        # The order of steps: a table that the same run writes must be written before the check reads it.
+        # Dagster refuses the checked asset itself as an additional dependency.
+        additional_deps=[other for other in dict.fromkeys(check.reads) if other != bound.asset],
+        required_resource_keys={resource_key},
+    )(evaluate)

@@ -1,0 +1,219 @@
+"""Evaluate table checks: find the check behind an asset check's key, and let it meet a version of its table.
+
+`evaluate_check` is the only place where a check meets a version. Dagster's asset check calls it with the candidate,
+the publisher with the result of a planned merge.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import dagster as dg
+
+from lance_dagster.errors import StoreError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
+from lance_dagster.plugin.io.partitions import partition_filter
+from lance_dagster.plugin.resource import LanceResource, PinnedTable
+from lance_dagster.plugin.run_branch import RunChain
+
+# The attribute of the function behind an asset check that holds its `BoundCheck`. Dagster copies definitions, with
+# resources or for the selection of a job, but never the function, so that the attribute survives.
+LANCE_CHECK = "lance_check"
+# Operations of commits that leave the rows of a branch as they are, so that they need not name partitions.
+_WITHOUT_ROWS = frozenset({"Clone", "UpdateConfig", "CreateIndex", "Rewrite", "ReserveFragments"})
+
+CheckContext = dg.AssetCheckExecutionContext | dg.AssetExecutionContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCheck:
+    """A table check and the asset that it is about.
+
+    `metadata` and `partitions_def` are those of the definition that the check was built from; empty when it was
+    built from a key. The asset's definition in the code location supplies what is missing.
+    """
+
+    check: TableCheck
+    asset: dg.AssetKey
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    partitions_def: dg.PartitionsDefinition | None = None
+
+    def described(self, context: CheckContext) -> "BoundCheck":
+        """Return this check with what the code location knows about its asset."""
+        metadata, partitions_def = describe_asset(context, self.asset)
+        return replace(
+            self,
+            metadata={**metadata, **self.metadata},
+            partitions_def=self.partitions_def or partitions_def,
+        )
+
+
+def describe_asset(
+    context: CheckContext, asset: dg.AssetKey
+) -> tuple[Mapping[str, object], dg.PartitionsDefinition | None]:
+    """Return the metadata and the partitions of an asset's definition; empty when the code location has none."""
+    graph = context.job_def.asset_layer.asset_graph
+    for known in (graph, graph.source_asset_graph):
+        if known.has(asset):
+            node = known.get(asset)
+            return node.metadata, node.partitions_def
+    return {}, None
+
+
+def blocking_checks(
+    context: CheckContext, assets: Iterable[dg.AssetKey], named: Iterable[dg.AssetCheckKey] = ()
+) -> tuple[dg.AssetCheckKey, ...]:
+    """Return every blocking check of some assets, including checks that the current run leaves out.
+
+    Args:
+        context: The context of the publisher or of a check.
+        assets: The candidates.
+        named: Checks that count as blocking although their definitions are not marked so, or are not in the
+            code location of the publisher.
+    """
+    wanted = set(assets)
+    found = {check for check in named if check.asset_key in wanted}
+    found |= {
+        key for key, check in _asset_checks(context, wanted).items() if check.get_spec_for_check_key(key).blocking
+    }
+    return tuple(sorted(found, key=lambda key: (key.asset_key.path, key.name)))
+
+
+def check_values(context: CheckContext, assets: Iterable[dg.AssetKey]) -> dict[dg.AssetCheckKey, BoundCheck]:
+    """Return the table checks of some assets, blocking or not, including checks that the current run leaves out.
+
+    An asset check that is missing in the result was written with Dagster's `asset_check`, or belongs to another
+    code location. It cannot be evaluated on a version of the caller's choice.
+
+    Args:
+        context: The context of the publisher or of a check.
+        assets: The candidates.
+    """
+    found = {key: _bound(check) for key, check in _asset_checks(context, set(assets)).items()}
+    return {key: bound for key, bound in found.items() if bound is not None}
+
+
+def evaluate_check(
+    bound: BoundCheck,
+    version: PinnedTable,
+    *,
+    lance: LanceResource,
+    context: CheckContext,
+    partition_keys: Sequence[str] = (),
+    others: Mapping[dg.AssetKey, PinnedTable] | None = None,
+) -> CheckOutcome:
+    """Evaluate a check on a version of its table.
+
+    An exception in the check counts as a failure with its message. An error of the storage is raised: it says
+    nothing about the rows, and a retry may succeed.
+
+    Args:
+        bound: The check.
+        version: The version to check, on any branch.
+        lance: The resource that opens the other tables that the check reads.
+        context: The context of the current step, which knows the definitions and the run.
+        partition_keys: The partitions that the run wrote. A check with the scope `partitions` sees only their
+            rows; without partitions it sees the whole table.
+        others: Versions of other tables, by asset. A table that is not among them is opened as the current run
+            reads it.
+
+    Raises:
+        StoreError: The storage failed.
+    """
+    try:
+        bound = bound.described(context)
+        read = {key: (others or {}).get(key) or _open_other(lance, context, key) for key in bound.check.reads}
+        return bound.check.evaluate(_audit(bound, version, partition_keys, read))
+    except StoreError:
+        raise
+    # Any exception: a function that a user wrote may raise what it likes, and a check that breaks must not pass.
+    except Exception as error:
+        context.log.warning("check %s broke", bound.check.name, exc_info=True)
+        return CheckOutcome(passed=False, description=f"the check broke: {type(error).__name__}: {error}")
+
+
+def open_candidate(
+    context: CheckContext, lance: LanceResource, asset: dg.AssetKey, metadata: Mapping[str, object] | None = None
+) -> PinnedTable:
+    """Open the table of a candidate at the version that a check has to look at.
+
+    1. In a run that wrote the table, or that continues such a run: the head of the run branch.
+    2. In any other run: the version that `read_ref` of the resource names.
+
+    Args:
+        context: The context of the check.
+        lance: The resource.
+        asset: The candidate.
+        metadata: The metadata of the candidate's definition, where it decides about the place of the table.
+    """
+    return lance.pin(RunChain.of_context(context), lance.table(asset, metadata))
+
+
+def partitions_of(version: PinnedTable) -> tuple[str, ...]:
+    """Return the partitions that the commits of a branch wrote since it was forked from `main`, in order.
+
+    Empty for a version of `main`, and when a commit changed rows without naming partitions: then the whole table
+    has to be checked.
+    """
+    if version.version.branch == MAIN:
+        return ()
+    keys: dict[str, None] = {}
+    for commit in version.table.log(version.version, after=MAIN):
+        written = commit.properties.get(md.PARTITION_KEYS)
+        if written is not None:
+            keys.update(dict.fromkeys(json.loads(written)))
+        elif commit.operation not in _WITHOUT_ROWS:
+            return ()
+    return tuple(sorted(keys))
+
+
+def _asset_checks(
+    context: CheckContext, assets: Collection[dg.AssetKey]
+) -> dict[dg.AssetCheckKey, dg.AssetsDefinition]:
+    """Return the definitions of the checks of some assets, including checks that the current run leaves out."""
+    # Not `context.repository_def`: under `dg.materialize` that one is only a placeholder.
+    graph = context.job_def.asset_layer.asset_graph
+    # The graph of a job knows the graph it was cut out of, and only that one still has the deselected checks.
+    return {
+        key: known.assets_def_for_key(key)
+        for known in (graph.source_asset_graph, graph)
+        for key in known.asset_check_keys
+        if key.asset_key in assets
+    }
+
+
+def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:
+    function = getattr(definition.op.compute_fn, "decorated_fn", None)
+    found = getattr(function, LANCE_CHECK, None)
+    return found if isinstance(found, BoundCheck) else None
+
+
+def _open_other(lance: LanceResource, context: CheckContext, asset: dg.AssetKey) -> PinnedTable:
+    metadata, _ = describe_asset(context, asset)
+    return lance.open(context, asset, metadata)
+
+
+def _audit(
+    bound: BoundCheck, version: PinnedTable, keys: Sequence[str], others: Mapping[dg.AssetKey, PinnedTable]
+) -> Audit:
+    if bound.check.scope == "table" or not keys:
+        return Audit(candidate=version, others=others, partition_keys=tuple(keys))
+    union, *each = [_predicate(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
+    return Audit(
+        candidate=replace(version, filter=union),
+        others=others,
+        partition_keys=tuple(keys),
+        predicates=dict(zip(keys, each, strict=True)),
+    )
+
+
+def _predicate(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> str:
+    return partition_filter(
+        keys,
+        version.schema,
+        definition=bound.partitions_def,
+        partition_expr=md.plain(bound.metadata.get(md.PARTITION_EXPR)),
+        asset=bound.asset.to_user_string(),
+    ).predicate

@@ -1,0 +1,154 @@
+"""Table checks: what must hold of a table at a version, independent of the run in which the question is asked.
+
+A check knows neither Dagster's run nor the branch: it gets an `Audit`, which holds tables pinned to versions. The
+same check therefore serves as an asset check of the candidate, and serves the publisher, which evaluates it again
+on the result of a planned merge.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin.resource import PinnedTable
+
+Scope = Literal["partitions", "table"]
+Finding = int | float | str | dg.MetadataValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The tables that a check reads.
+
+    Attributes:
+        candidate: The version to check. Narrowed to the partitions of the run when the check's scope is
+            `partitions` and the run has partitions.
+        others: The other tables that the check reads, whole, by the keys of their assets.
+        partition_keys: The partitions of the run; empty for a run without partitions, and on a published version
+            whose partitions are unknown.
+        predicates: The Lance SQL filter of each of these partitions; empty when the scope is `table`.
+    """
+
+    candidate: PinnedTable
+    others: Mapping[dg.AssetKey, PinnedTable] = field(default_factory=dict)
+    partition_keys: tuple[str, ...] = ()
+    predicates: Mapping[str, str] = field(default_factory=dict)
+
+    def by_partition(self) -> dict[str | None, PinnedTable]:
+        """Return the candidate narrowed to each partition; without partitions, the candidate alone under None."""
+        if not self.predicates:
+            return {None: self.candidate}
+        return {key: replace(self.candidate, filter=predicate) for key, predicate in self.predicates.items()}
+
+    def published(self) -> PinnedTable:
+        """Return the table on `main` now, narrowed as the candidate is."""
+        return replace(self.candidate, version=self.candidate.table.at(MAIN))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOutcome:
+    """The result of a check.
+
+    Attributes:
+        passed: Whether the condition holds.
+        description: One sentence for people.
+        counts: What was found, by name. Dagster plots the numbers over time.
+        severity: With `WARN`, a failure is shown but blocks neither the downstream assets nor the publisher.
+    """
+
+    passed: bool
+    description: str = ""
+    counts: Mapping[str, Finding] = field(default_factory=dict)
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a blocking check with this outcome stops the publication."""
+        return not self.passed and self.severity is not dg.AssetCheckSeverity.WARN
+
+
+class TableCheck(Protocol):
+    """A condition on a table at a version. Values of any class with these members can be given to the builders."""
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check: letters, digits and underscores, unique among the checks of an asset."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        ...
+
+    @property
+    def scope(self) -> Scope:
+        """Whether the check judges the partitions of the run or the whole table."""
+        ...
+
+    @property
+    def reads(self) -> tuple[dg.AssetKey, ...]:
+        """The assets of the other tables that the check reads."""
+        ...
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether the check holds for a table exactly when it holds for each row by itself."""
+        ...
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Check the candidate of an audit."""
+        ...
+
+
+CheckFunction = Callable[..., bool | CheckOutcome | dg.AssetCheckResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCheck:
+    """A check that calls a user's function with the candidate and with the tables that the check reads, in order."""
+
+    name: str
+    description: str
+    scope: Scope
+    reads: tuple[dg.AssetKey, ...]
+    function: CheckFunction
+    row_wise: bool = False
+
+    def __post_init__(self) -> None:
+        """Validate that the function has a parameter for the candidate and for each table that the check reads."""
+        try:
+            # Bound by position, since the parameters may have any names.
+            inspect.signature(self.function).bind(*range(1 + len(self.reads)))
+        except TypeError as error:
+            reads = ", ".join(key.to_user_string() for key in self.reads)
+            raise InvalidInputError(
+                f"table check {self.name!r} must take {1 + len(self.reads)} PinnedTable arguments: the candidate"
+                f"{f', then {reads}' if reads else ' and nothing else'} ({error})"
+            ) from None
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Call the function.
+
+        Raises:
+            InvalidInputError: The function returns neither a bool nor a result of a check.
+        """
+        found = self.function(audit.candidate, *(audit.others[key] for key in self.reads))
+        match found:
+            case CheckOutcome():
+                return found
+            case bool():
+                return CheckOutcome(passed=found)
+            case dg.AssetCheckResult():
+                return CheckOutcome(
+                    passed=found.passed,
+                    description=found.description or "",
+                    counts=found.metadata or {},
+                    severity=found.severity,
+                )
+        raise InvalidInputError(
+            f"table check {self.name!r} returned {type(found).__name__}; return a bool or a CheckOutcome"
+        )
