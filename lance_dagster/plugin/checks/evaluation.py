@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
+import pyarrow as pa
 
-from lance_dagster.errors import StoreError
+from lance_dagster.errors import LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
@@ -23,6 +24,21 @@ from lance_dagster.plugin.run_branch import RunChain
 LANCE_CHECK = "lance_check"
 # Operations of commits that leave the rows of a branch as they are, so that they need not name partitions.
 _WITHOUT_ROWS = frozenset({"Clone", "UpdateConfig", "CreateIndex", "Rewrite", "ReserveFragments"})
+
+# What a check, and the function of a user, raise because of the rows or of a mistake. Not OSError and not Dagster's own
+# errors: they may ask for a retry, and they stop the step, which blocks the publication too.
+_BROKEN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LanceDagsterError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pa.ArrowException,
+)
 
 CheckContext = dg.AssetCheckExecutionContext | dg.AssetExecutionContext
 
@@ -106,8 +122,8 @@ def evaluate_check(
 ) -> CheckOutcome:
     """Evaluate a check on a version of its table.
 
-    An exception in the check counts as a failure with its message. An error of the storage is raised: it says
-    nothing about the rows, and a retry may succeed.
+    An exception in the check counts as a failure with its message. An error of the storage or of Dagster is raised: it
+    says nothing about the rows, and a retry may succeed.
 
     Args:
         bound: The check.
@@ -128,8 +144,7 @@ def evaluate_check(
         return bound.check.evaluate(_audit(bound, version, partition_keys, read))
     except StoreError:
         raise
-    # Any exception: a function that a user wrote may raise what it likes, and a check that breaks must not pass.
-    except Exception as error:
+    except _BROKEN as error:
         context.log.warning("check %s broke", bound.check.name, exc_info=True)
         return CheckOutcome(passed=False, description=f"the check broke: {type(error).__name__}: {error}")
 
