@@ -11,7 +11,9 @@ from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCh
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
-from lance_dagster.plugin.publish.publisher import PublishConfig, build_publisher
+from lance_dagster.plugin.publish.publish_step import PublishConfig
+from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
+from lance_dagster.plugin.publish.rollback import Rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, TableAddress
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 
@@ -27,6 +29,8 @@ __all__ = [
     "NullRate",
     "PinnedTable",
     "PublishConfig",
+    "PublisherOptions",
+    "Rollback",
     "RowCount",
     "RunBranch",
     "RunChain",

@@ -55,6 +55,10 @@ ASSET_KEY = "dagster/asset_key"
 PARTITION_KEYS = "dagster/partition_keys"
 PUBLISHED_BY = "dagster/published_by"
 MOVED_TO = "lance/to"
+REASON = "lance/reason"
+WHO = "lance/who"
+# On a commit of `main` that restores the content of an older version: that version.
+ROLLED_BACK_TO = "lance/rolled_back_to"
 
 MetadataMap = Mapping[str, object]
 

@@ -57,14 +57,14 @@ def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance
     shop.run(instance)
     second = shop.tag()
     assert shop.publish(instance, ref=first, reason="too few orders").success
-    assert shop.tag() == first
+    assert shop.tag() == "main@4"
     assert shop.ids("production") == [1, 2, 3]
     metadata = recorded(instance, PRODUCTION_ORDERS).metadata
-    assert (metadata["lance/from"], metadata["lance/to"]) == (second, first)
+    assert (metadata["lance/from"], metadata["lance/to"]) == (second, "main@4")
     assert metadata["lance/reason"] == "too few orders"
     assert shop.table().tags.list()["production"].metadata["lance/reason"] == "too few orders"
-    assert shop.publish(instance, ref="main").success
-    assert shop.tag() == second
+    assert shop.publish(instance, ref=second, reason="they were right").success
+    assert shop.ids("production") == [4, 5]
 
 
 def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -80,7 +80,8 @@ def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstanc
     assert first != second
     assert [7] == shop.ids("production")
     assert shop.publish(instance, ref=first, reason="worse").success
-    assert [first, second] == [move.after for move in shop.table().tags.history("production")[:2]]
+    assert ["main@4", second] == [move.after for move in shop.table().tags.history("production")[:2]]
+    assert [1, 2, 3] == shop.ids("production")
     with pytest.raises(ProtectedError):
         shop.table().append(pa.table({"id": [99]}))
 
@@ -234,7 +235,7 @@ def test_leftover_branch_does_not_move_the_tag_back(shop: Shop, instance: dg.Dag
     shop.run(instance)
     assert shop.publish(instance, ref=f"run/{run_id}").success
     assert shop.ids("production") == [4]
-    assert shop.publish(instance, ref="main@2").success
+    assert shop.publish(instance, ref="main@2", reason="four is too few").success
     assert shop.ids("production") == [1, 2, 3]
 
 

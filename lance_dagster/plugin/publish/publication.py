@@ -16,7 +16,7 @@ the properties of the merge commits on `main` still tell which run was published
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import dagster as dg
@@ -43,7 +43,7 @@ class Publication:
     merge. `previous` is the tag before the publication, and `promoted_to` the version that the tag names after
     it. `chosen` means that a person named a version of `main`, which may be older than the tag's version.
     Otherwise a tag moves only forward: when another publisher has moved it to a later version of `main`, that
-    version contains the rows of this publication.
+    version contains the rows of this publication. `about` has further metadata entries for the promoted node's page.
     """
 
     candidate: dg.AssetKey
@@ -54,6 +54,7 @@ class Publication:
     previous: Tag | None = None
     chosen: bool = False
     promoted_to: Version | None = None
+    about: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def audited(self) -> tuple[Version, ...]:
@@ -259,7 +260,7 @@ def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) ->
 
 def find_tag(table: LanceTable, name: str) -> Tag | None:
     """Return a tag, or None when there is none of that name."""
-    # The name as a pattern, so that the files of the other tags are not read.
+    # `tags.get` would list all names for its error message; a table that was never published has no tag.
     return table.tags.list(name).get(name)
 
 

@@ -1,0 +1,317 @@
+"""One execution of the publisher's step: what its config asks for, on the promoted nodes that are selected.
+
+The order is that of `publication`: find, audit, merge, move, retire. Nothing is merged before every table has passed,
+and no tag moves before every table is merged.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from lance_dagster.errors import (
+    InvalidInputError,
+    NotFoundError,
+    PublishRefusedError,
+    RefNotFoundError,
+    TableNotFoundError,
+    VersionNotFoundError,
+)
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.publication import (
+    Publication,
+    check_mergeable,
+    find_by_ref,
+    find_by_run,
+    find_tag,
+    merge_all,
+    move_tags,
+    retire_all,
+)
+from lance_dagster.plugin.publish.publish_gate import Subject, reasons_against, was_materialized
+from lance_dagster.plugin.publish.rollback import (
+    Rollback,
+    audited_behind,
+    hold_at,
+    is_rollback,
+    require_reason,
+    revert_to,
+    withdrawn_by,
+)
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.run_branch import RunChain, run_of
+from lance_dagster.table import LanceTable
+
+# The tags by which Dagster says who or what launched a run. A person comes before an automatism.
+_WHO_TAGS = (
+    "dagster/user",
+    "user",
+    "dagster/schedule_name",
+    "dagster/sensor_name",
+    "dagster/automation_condition_name",
+)
+
+
+# Text fields default to "" and not to None: the Launchpad hides fields whose default is None.
+class PublishConfig(dg.Config):
+    """What to publish. By default the publisher publishes what its own run wrote."""
+
+    ref: str = Field(
+        default="",
+        description="Empty: what this run wrote. main@3: promote or roll back to that version. run/<id>: publish a "
+        "branch that was left behind.",
+    )
+    reason: str = Field(default="", description="Why. Kept with the tag and on the promoted node's page.")
+    rollback: Rollback = Field(
+        default=Rollback.revert,
+        description="When ref is older than the tag. revert: a commit on main restores that version, so that what was "
+        "withdrawn does not come back. hold: the tag moves back and stays there until it is released. Needs a reason.",
+    )
+    hold: bool = Field(
+        default=False,
+        description="Keep the tag where it is: nothing is published until it is released. Needs a reason.",
+    )
+    release: bool = Field(default=False, description="Release a held tag; with ref, publish that next. Needs a reason.")
+    dry_run: bool = Field(default=False, description="Look at the checks and say what would happen, and stop there.")
+    ignore_failed_checks: bool = Field(
+        default=False, description="Publish although checks failed or did not run. Needs a reason."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The candidate and the promoted node of one table."""
+
+    candidate: dg.AssetKey
+    promoted: dg.AssetKey
+    metadata: dict[str, object]
+    spec: dg.AssetSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishStep:
+    """One execution of the publisher's step.
+
+    `partitioned` says that the publisher has the partitions of its candidates, and runs within each run of a backfill.
+    """
+
+    context: dg.AssetExecutionContext
+    config: PublishConfig
+    lance: LanceResource
+    tag: str
+    checks: Sequence[dg.AssetCheckKey]
+    partitioned: bool
+
+    def execute(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        """Do what the config asks for, and yield the promoted nodes whose tag moved.
+
+        Raises:
+            PublishRefusedError: There is nothing to publish, an audit failed, or the tags are held.
+            InvalidInputError: The config contradicts itself or lacks a reason.
+        """
+        for asked, do in (
+            (self.config.ignore_failed_checks, "ignore_failed_checks"),
+            (self.config.hold, "hold"),
+            (self.config.release, "release"),
+        ):
+            if asked:
+                require_reason(self.config.reason, do)
+        if self.config.hold and (self.config.release or self.config.ref):
+            raise InvalidInputError(
+                "hold stands alone; to go back to a version and hold it, set ref and rollback: hold"
+            )
+        if self.config.hold or self.config.release:
+            self._hold_or_release(nodes)
+        if self.config.ref or not (self.config.hold or self.config.release):
+            yield from self._publish(nodes)
+
+    def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        found = self._find(nodes)
+        ignored = self._gate(found)
+        # A single merge writes nothing when it conflicts, so a preview of it would only do its work twice. With
+        # several merges, the first ones would be on `main` when a later one is refused.
+        if self.config.dry_run or sum(len(one.sources) for one in found) > 1:
+            check_mergeable(found)
+        if self.config.dry_run:
+            for one in found:
+                verb = "roll back to" if is_rollback(one) else "publish"
+                self.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, one.audited)))
+            return
+        merged = self._merge(found)
+        for one in self._move(merged):
+            origin = one.previous.ref if one.previous else "nowhere"
+            self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
+            yield self._result(one, ignored)
+        # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
+        for reason in retire_all(merged, self.chain):
+            self.context.log.warning("branch kept: %s", reason)
+
+    def _find(self, nodes: Sequence[Node]) -> list[Publication]:
+        """Return the publications of the tables that have something to publish.
+
+        Raises:
+            PublishRefusedError: No table has anything that may be published, or a table lacks what it should have.
+        """
+        found: list[Publication] = []
+        missing: list[str] = []
+        wrong: list[str] = []
+        for node in nodes:
+            name = node.candidate.to_user_string()
+            try:
+                one = self._look(node)
+            except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
+                # A run may write only some of the tables, so its branch may be missing in others. Any other ref
+                # must exist in every table.
+                (missing if self._by_run else wrong).append(f"{name}: {error}")
+                continue
+            if one.audited and one.previous and one.previous.hold:
+                # Neither merged nor promoted: the branch waits, and is published after the release.
+                missing.append(
+                    f"{name}: {self.tag} is {one.previous.hold}; set release: true and a reason to publish it again"
+                )
+            elif one.audited:
+                found.append(one)
+            # The event log says that a run wrote the table. A missing branch is then an error: it was
+            # deleted, or the run wrote under another root.
+            elif runs := [run for run in self.chain.run_ids if was_materialized(node.candidate, run, self.instance)]:
+                wrong.append(f"{name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
+            else:
+                missing.append(f"{name}: no run branch of this run")
+        if wrong or not found:
+            hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
+            raise PublishRefusedError(f"nothing to publish{hint}", [*wrong, *missing])
+        for reason in missing:
+            self.context.log.warning("not published, so its readers are not run: %s", reason)
+        return found
+
+    def _look(self, node: Node) -> Publication:
+        table = self._table(node)
+        previous = find_tag(table, self.tag)
+        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
+        if self.config.ref:
+            return find_by_ref(empty, self.config.ref, instance=self.instance)
+        return find_by_run(empty, self.chain, instance=self.instance, with_backfill=not self.partitioned)
+
+    def _gate(self, found: Sequence[Publication]) -> list[str]:
+        """Verify the audit of every version, and return the reasons against it that the config ignores.
+
+        Raises:
+            PublishRefusedError: There are reasons, and the config does not ignore them.
+        """
+        reasons: list[str] = []
+        for one in found:
+            for version in one.audited:
+                subject = Subject.of(one.candidate, audited_behind(one.table, version))
+                if isinstance(subject, str):
+                    reasons.append(subject)
+                else:
+                    reasons += reasons_against(subject, self.checks, instance=self.instance, chain=self.chain)
+        if reasons and not self.config.ignore_failed_checks:
+            raise PublishRefusedError(f"refused to publish {', '.join(one.name for one in found)}", reasons)
+        for reason in reasons:
+            self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)
+        return reasons
+
+    def _merge(self, found: Sequence[Publication]) -> list[Publication]:
+        """Merge run branches into `main`, and commit the rollbacks that are reverts."""
+        withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
+        if not withdrawn:
+            return merge_all(found, self.chain)
+        require_reason(self.config.reason, "a rollback")
+        done = []
+        for one in found:
+            if one.name not in withdrawn:
+                done.append(one)
+                continue
+            kind = self.config.rollback
+            about = {"lance/rollback": kind.name, "lance/withdrawn": withdrawn[one.name]}
+            if self.partitioned:
+                about["lance/scope"] = "all partitions: a tag names one version of the whole table"
+                self.context.log.warning("%s: the rollback moves all partitions, not one", one.name)
+            reverts = kind is Rollback.revert
+            done.append(replace(revert_to(one, self.chain, self._about_move) if reverts else one, about=about))
+        return done
+
+    def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
+        for one in merged:
+            if is_rollback(one):
+                # A revert has a new version of `main` by now, so this one is to be held.
+                yield hold_at(one, self.tag, self._about_move)
+            else:
+                yield from move_tags([one], self.tag, self._about_move)
+
+    def _hold_or_release(self, nodes: Sequence[Node]) -> None:
+        """Hold or release the tag of every table, and record it as an observation of the promoted node."""
+        done, missing = "held" if self.config.hold else "released", []
+        for node in nodes:
+            try:
+                tags = self._table(node).tags
+                change: Callable[..., object] = tags.hold if self.config.hold else tags.release
+                change(self.tag, reason=self.config.reason, who=self.who)
+            except NotFoundError as error:
+                missing.append(f"{node.candidate.to_user_string()}: {error}")
+                continue
+            self.context.log.info("%s of %s is %s", self.tag, node.candidate.to_user_string(), done)
+            about = {f"lance/{done}": self.tag, **self._about_move}
+            self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
+        if len(missing) == len(nodes):
+            raise PublishRefusedError(f"nothing to be {done}", missing)
+
+    def _result(self, one: Publication, ignored: Sequence[str]) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        version = one.promoted_to or one.version
+        about = {
+            "lance/tag": self.tag,
+            "lance/from": one.previous.ref if one.previous else "",
+            md.MOVED_TO: str(version),
+            "lance/merged": ", ".join(map(str, one.sources)),
+            md.WHO: self.who,
+            md.REASON: self.config.reason,
+            **one.about,
+        }
+        metadata: dict[str, Any] = {
+            md.ROW_COUNT: version.rows,
+            md.COLUMN_SCHEMA: md.column_schema(one.table.schema(version)),
+            md.URI: one.table.uri,
+            **md.version_metadata(version),
+            **{key: value for key, value in about.items() if value},
+        }
+        if ignored:
+            metadata["lance/ignored"] = list(ignored)
+        return dg.MaterializeResult(
+            asset_key=one.promoted,
+            metadata=metadata,
+            # As for the candidate: the uuid of the transaction is the data version, and staleness follows the
+            # tag.
+            data_version=dg.DataVersion(version.transaction),
+        )
+
+    def _table(self, node: Node) -> LanceTable:
+        return self.lance.table(node.candidate, node.metadata)
+
+    @property
+    def chain(self) -> RunChain:
+        """The run of the publisher and the runs that it continues."""
+        return RunChain.of_context(self.context)
+
+    @property
+    def instance(self) -> dg.DagsterInstance:
+        """The Dagster instance of the run."""
+        instance: dg.DagsterInstance = self.context.instance
+        return instance
+
+    @property
+    def who(self) -> str:
+        """The person or automation that launched the run, as far as its tags say; else empty."""
+        tags = self.context.run.tags
+        return next((f"{tag.rpartition('/')[2]} {tags[tag]}" for tag in _WHO_TAGS if tag in tags), "")
+
+    @property
+    def _about_move(self) -> dict[str, str]:
+        found = {md.RUN_ID: self.chain.run_id, md.REASON: self.config.reason, md.WHO: self.who}
+        return {key: value for key, value in found.items() if value}
+
+    @property
+    def _by_run(self) -> bool:
+        return not self.config.ref or run_of(self.config.ref) is not None

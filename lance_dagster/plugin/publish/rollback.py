@@ -1,0 +1,158 @@
+"""Withdraw what was published: roll a table back to an older version, hold its tag there, and release it.
+
+A rollback that only moved the tag back would not last: the withdrawn rows are still on `main`, and the next
+publication moves the tag forward over them. A person therefore chooses one of two kinds:
+
+- `revert`: a commit on `main` restores the content of the older version, and the tag moves to that commit. Later
+  merges do not bring the withdrawn rows back, not even those of branches that were forked before the rollback,
+  because `main` has both the rows and their removal.
+- `hold`: the tag moves back and is held there. `main` is left as it is, and the table is not published until someone
+  releases the tag.
+
+The commit is made on a branch of its own and merged by fast-forward. So a version that lands on `main` in between is
+not withdrawn unseen, and a protected `main` can be rolled back.
+"""
+
+import enum
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from lance_dagster.errors import (
+    ConflictError,
+    InvalidInputError,
+    MergeConflictError,
+    RefNotFoundError,
+)
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.publication import Publication
+from lance_dagster.plugin.run_branch import RunChain
+from lance_dagster.table import LanceTable
+
+_MOST_WITHDRAWN = 20
+
+
+# The Launchpad shows and accepts the names of the members, so they are spelled as a person types them.
+class Rollback(enum.Enum):
+    """What happens to the rows that a rollback withdraws."""
+
+    revert = "revert"
+    hold = "hold"
+
+
+def is_rollback(publication: Publication) -> bool:
+    """Return whether a person chose a version of `main` that is older than the one the tag names."""
+    tag, version = publication.previous, publication.landed
+    return publication.chosen and tag is not None and version is not None and is_older(version, tag)
+
+
+def is_older(version: Version, tag: Tag) -> bool:
+    """Return whether a version of `main` is older than the version that a tag names."""
+    return version.branch == tag.branch == MAIN and version.number < tag.version
+
+
+def withdrawn_by(publication: Publication) -> list[str]:
+    """Return the versions of `main` that a rollback withdraws, newest first, each with its message."""
+    target = publication.version
+    versions = publication.table.log(MAIN, after=target, limit=_MOST_WITHDRAWN)
+    return [f"{version}: {version.message or version.operation}" for version in versions]
+
+
+def revert_to(publication: Publication, chain: RunChain, about: Mapping[str, str]) -> Publication:
+    """Commit the content of the chosen version to `main`, and return the publication of that commit.
+
+    Args:
+        publication: The table, with an older version of `main` chosen.
+        chain: The run of the publisher.
+        about: Reason, person and run, kept in the properties of the commit.
+
+    Raises:
+        ConflictError: `main` moved while it was rolled back; nothing was changed.
+    """
+    table, target = publication.table, publication.version
+    properties = {**about, md.ROLLED_BACK_TO: str(target), md.PUBLISHED_BY: chain.run_id or ""}
+    head = table.head(MAIN)
+    # A retried step, or one that was killed before the tag moved, finds its commit at the tip.
+    if _is_restored(head, target):
+        return _at(publication, head)
+    name = preview_branch(chain, "rollback")
+    message = f"roll {publication.name} back to {target}"
+    if reason := about.get(md.REASON):
+        message += f": {reason}"
+    drop_branch(table, name)
+    table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or ""})
+    try:
+        restored = table.restore(target, branch=name, message=message, properties=properties)
+        if restored.rows != target.rows:
+            raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} {restored.rows}")
+        landed = table.merge(restored, into=MAIN, mode="ff-only", message=message, properties=properties)
+    except MergeConflictError as error:
+        raise ConflictError(
+            f"{publication.name}: main moved beyond {head} while it was rolled back to {target}, and nothing was "
+            "changed; look at what landed there, and roll back again"
+        ) from error
+    finally:
+        drop_branch(table, name)
+    return _at(publication, landed)
+
+
+def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Publication:
+    """Move the tag back to the chosen version and hold it there, in one compare-and-swap.
+
+    Raises:
+        RefMovedError: The tag moved since this publication looked at it.
+    """
+    expected = None if publication.previous is None else publication.previous.ref
+    held = publication.table.tags.hold(
+        tag,
+        reason=about[md.REASON],
+        who=about.get(md.WHO, ""),
+        at=publication.version,
+        expected=expected,
+        metadata={**about, md.MOVED_TO: str(publication.version)},
+    )
+    return replace(publication, promoted_to=publication.table.at(held.ref))
+
+
+def audited_behind(table: LanceTable, version: Version) -> Version:
+    """Return the version whose audit speaks for a version: for a rollback on `main`, the version that it restored."""
+    while restored := version.properties.get(md.ROLLED_BACK_TO):
+        version = table.at(restored)
+    return version
+
+
+def require_reason(reason: str, do: str) -> str:
+    """Return the reason of a person for an action.
+
+    Raises:
+        InvalidInputError: It is empty.
+    """
+    if not reason.strip():
+        raise InvalidInputError(f"{do} needs a reason: set reason in the config, beside what you set there")
+    return reason.strip()
+
+
+def preview_branch(chain: RunChain, purpose: str) -> str:
+    """Return the name of a branch that a publisher needs for a moment."""
+    # Not below `run/`: the branch of a run is a candidate, and this one is not.
+    return f"{PREVIEWS}{chain.run_id or 'by-hand'}/{purpose}"
+
+
+PREVIEWS = "preview/"
+
+
+def drop_branch(table: LanceTable, name: str) -> None:
+    """Delete a branch of `preview_branch`, which may be missing."""
+    with suppress(RefNotFoundError):
+        table.branches.delete(name)
+
+
+def _is_restored(head: Version, target: Version) -> bool:
+    return head.properties.get(md.ROLLED_BACK_TO) == str(target)
+
+
+def _at(publication: Publication, landed: Version) -> Publication:
+    return replace(publication, landed=landed)

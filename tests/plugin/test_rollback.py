@@ -1,0 +1,132 @@
+"""A rollback stays: what it withdrew does not come back with the next publication."""
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
+from tests.plugin.test_publish import CANDIDATES, reasons
+
+BACK = {"ref": "main@2", "reason": "wrong prices"}
+
+
+@pytest.fixture
+def rolled(shop: Shop, instance: dg.DagsterInstance) -> Shop:
+    """A shop with two publications: [1, 2, 3] at main@2, and [4] appended at main@3."""
+    shop.play(mode="append")
+    assert shop.run(instance).success
+    shop.play(mode="append", orders=[4])
+    assert shop.run(instance).success
+    return shop
+
+
+def test_withdrawn_rows_do_not_come_back(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """A revert is a commit on main, with message, reason and who; the next run builds on it."""
+    tags = {"dagster/user": "ada"}
+    config = {"ops": {"publish_production": {"config": BACK}}}
+    assert rolled.run(instance, selection=[PRODUCTION_ORDERS], run_config=config, tags=tags).success
+    assert [1, 2, 3] == rolled.ids("production") == rolled.ids("main")
+    head = rolled.table().head()
+    assert ("main@4", "main@2") == (str(head), head.properties["lance/rolled_back_to"])
+    assert head.message == "roll shop/orders back to main@2: wrong prices"
+    assert ("wrong prices", "user ada") == (head.properties["lance/reason"], head.properties["lance/who"])
+    metadata = recorded(instance, PRODUCTION_ORDERS).metadata
+    assert ("revert", "main@4") == (metadata["lance/rollback"], metadata["lance/to"])
+    assert ["main@3"] == [line.split(":")[0] for line in metadata["lance/withdrawn"]]
+    assert {} == rolled.table().branches.list()
+    rolled.play(mode="append", orders=[5])
+    assert rolled.run(instance).success
+    assert [1, 2, 3, 5] == rolled.ids("production")
+
+
+def test_a_branch_from_before_the_rollback_brings_nothing_back(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """It was forked from the withdrawn version and has its rows; only its own rows are published."""
+    rolled.play(mode="append", orders=[6])
+    waiting = rolled.run(instance, selection=CANDIDATES).run_id
+    assert [1, 2, 3, 4, 6] == rolled.ids(f"run/{waiting}")
+    assert rolled.publish(instance, **BACK).success
+    rolled.publish(instance, ref=f"run/{waiting}", ignore_failed_checks=True, reason="looked at it")
+    assert [1, 2, 3, 6] == rolled.ids("production")
+
+
+def test_the_withdrawn_run_is_not_published_again(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """Naming it moves nothing, as main has it and its removal; naming its version brings it back on purpose."""
+    withdrawn = rolled.table().at("main@3").properties["dagster/run_id"]
+    assert rolled.publish(instance, **BACK).success
+    assert rolled.publish(instance, ref=f"run/{withdrawn}").success
+    assert ([1, 2, 3], "main@4") == (rolled.ids("production"), rolled.tag())
+    assert rolled.publish(instance, ref="main@3", reason="they were right").success
+    assert ([1, 2, 3, 4], "main@5") == (rolled.ids("production"), rolled.tag())
+    assert rolled.publish(instance, ref="main@4", reason="no").success
+    assert ([1, 2, 3], "main@6") == (rolled.ids("production"), rolled.tag())
+
+
+def test_a_rollback_that_was_cut_off_is_finished(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """Its commit is there and its tag is not: the next one moves the tag, and commits nothing twice."""
+    assert rolled.publish(instance, **BACK).success
+    rolled.table().tags.move("production", "main@3")
+    assert rolled.publish(instance, **BACK).success
+    assert "main@4" == rolled.tag() == str(rolled.table().head())
+
+
+@pytest.mark.parametrize(
+    "config,said",
+    [
+        ({"ref": "main@2"}, "a rollback needs a reason"),
+        ({"ref": "main@2", "rollback": "hold"}, "a rollback needs a reason"),
+        ({"hold": True}, "hold needs a reason"),
+        ({"release": True}, "release needs a reason"),
+        ({"hold": True, "release": True, "reason": "x"}, "hold stands alone"),
+    ],
+)
+def test_a_reason_is_asked_for(
+    rolled: Shop, instance: dg.DagsterInstance, config: dict[str, object], said: str
+) -> None:
+    """Before anything is changed."""
+    assert said in reasons(rolled.publish(instance, **config))
+    assert ("main@3", "main@3") == (rolled.tag(), str(rolled.table().head()))
+
+
+def test_a_held_table_waits_for_its_release(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """The tag moves back and stays; main keeps its rows; the run's other table is published; then it is released."""
+    assert rolled.publish(instance, **BACK, rollback="hold").success
+    assert ("main@2", [1, 2, 3], "main@3") == (rolled.tag(), rolled.ids("production"), str(rolled.table().head()))
+    assert "hold" == recorded(instance, PRODUCTION_ORDERS).metadata["lance/rollback"]
+    rolled.play(mode="append", orders=[5], customers=[30])
+    result = rolled.run(instance)
+    assert result.success
+    assert [30] == rolled.ids("production", CUSTOMERS)[-1:]
+    made = [event.asset_key for event in result.asset_materializations_for_node("publish_production")]
+    assert [PRODUCTION_CUSTOMERS] == made
+    assert ("main@2", [f"run/{result.run_id}"]) == (rolled.tag(), list(rolled.table().branches.list()))
+    refused = reasons(rolled.publish(instance, ref=f"run/{result.run_id}"))
+    assert "held by" in refused
+    assert "wrong prices; set release: true and a reason" in refused
+    assert rolled.publish(instance, release=True, reason="prices mended").success
+    assert "main@2" == rolled.tag()
+    assert rolled.publish(instance, ref=f"run/{result.run_id}").success
+    assert [1, 2, 3, 4, 5] == rolled.ids("production")
+    (hold,) = rolled.table().tags.get("production").holds
+    assert ("wrong prices", "prices mended") == (hold.reason, hold.release_reason)
+
+
+def test_a_run_of_a_held_table_alone_fails(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """Its rows are not lost: they stay on the branch, and the error says how to publish them."""
+    assert rolled.publish(instance, hold=True, reason="audit of the year").success
+    assert "main@3" == rolled.tag()
+    assert 1 == len(list(instance.fetch_observations(PRODUCTION_ORDERS, limit=5).records))
+    rolled.play(mode="append", orders=[5])
+    result = rolled.run(instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS))
+    assert "audit of the year; set release: true and a reason" in failure(result)
+    done = rolled.publish(instance, release=True, ref=f"run/{result.run_id}", reason="audit is over")
+    assert done.success
+    assert [1, 2, 3, 4, 5] == rolled.ids("production")
+
+
+def test_foreign_rows_on_main_are_withdrawn_too_and_named(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """The content of main becomes that of the old version, so every version after it is listed."""
+    rolled.table().append(pa.table({"id": [99]}))
+    assert rolled.publish(instance, **BACK).success
+    assert [1, 2, 3] == rolled.ids("main")
+    listed = recorded(instance, PRODUCTION_ORDERS).metadata["lance/withdrawn"]
+    assert ["main@4", "main@3"] == [line.split(":")[0] for line in listed]
