@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,13 @@ from lance_dagster.datafiles import (
 )
 from lance_dagster.edit.predicate_check import PredicateCheck
 from lance_dagster.edit.write_result import Written
-from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, SchemaMismatchError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    CommitConflictError,
+    CorruptFileError,
+    InvalidInputError,
+    SchemaMismatchError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_ids, encode_versions
 from lance_dagster.format.file_versions import check_storable
@@ -49,7 +55,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
-from lance_dagster.format.validation import string_list, validate_commit_info
+from lance_dagster.format.validation import check_string_mapping, string_list, validate_commit_info
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
 from lance_dagster.history.context import TableContext, schema_of
@@ -220,6 +226,13 @@ def refuse_nested_blobs(head: State, verb: str) -> None:
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
 
 
+class CreateOptions(TypedDict, total=False):
+    """The keyword arguments of the creation of a table that a caller rarely needs."""
+
+    exist_ok: bool
+    config: Mapping[str, str] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
     """The branch of a commit, and the message, properties and partition keys recorded with it."""
@@ -240,7 +253,11 @@ class CommitInfo:
 
     @classmethod
     def of(
-        cls, branch: str, message: str | None, properties: Mapping[str, str] | None, partitions: Sequence[str] = ()
+        cls,
+        branch: str,
+        message: str | None,
+        properties: Mapping[str, str] | None,
+        partitions: Sequence[str] = (),
     ) -> "CommitInfo":
         """Build the commit info from the arguments of a writing method.
 
@@ -269,7 +286,12 @@ class CommitInfo:
         return found
 
 
-def create_empty(context: TableContext, schema: pa.Schema, properties: Mapping[str, str] | None = None) -> State | None:
+def create_empty(
+    context: TableContext,
+    schema: pa.Schema,
+    properties: Mapping[str, str] | None = None,
+    config: Mapping[str, str] | None = None,
+) -> State | None:
     """Write the first version of a table, without rows; return None when the table exists already."""
     fields = fields_from_arrow(schema)
     check_storable(fields, FILE_VERSION)
@@ -277,12 +299,39 @@ def create_empty(context: TableContext, schema: pa.Schema, properties: Mapping[s
     transaction = Transaction(
         read_version=0,
         uuid=str(uuid.uuid4()),
-        operation=Overwrite(fragments=(), fields=fields, schema_metadata=schema_metadata_from_arrow(schema)),
+        operation=Overwrite(
+            fragments=(),
+            fields=fields,
+            schema_metadata=schema_metadata_from_arrow(schema),
+            config_upserts=dict(config or {}),
+        ),
         properties=properties or {},
     )
     before = empty_manifest(fields, FILE_VERSION)
     manifest = apply(before, transaction, timestamp=now_ns(), writer=WRITER)
     return create_first(context.versions, Proposal(transaction, manifest))
+
+
+def create(
+    context: TableContext,
+    schema: pa.Schema,
+    properties: Mapping[str, str],
+    *,
+    exist_ok: bool = False,
+    config: Mapping[str, str] | None = None,
+) -> None:
+    """Create an empty table.
+
+    Raises:
+        AlreadyExistsError: There is a table already, and `exist_ok` is not set.
+    """
+    check_string_mapping("config", config or {})
+    # `create_empty` returns None when another process created the table in between.
+    made = (
+        context.versions.newest(layout.MAIN) is None and create_empty(context, schema, properties, config) is not None
+    )
+    if not made and not exist_ok:
+        raise AlreadyExistsError(f"there is a Lance table at {context.uri} already")
 
 
 def target(context: TableContext, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:

@@ -14,8 +14,9 @@ from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_
 from lance_dagster.plugin.publish.publish_step import PublishConfig
 from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
 from lance_dagster.plugin.publish.rollback import Rollback
-from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, TableAddress
+from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.table_asset import TableAddress
 
 __all__ = [
     "Audit",

@@ -31,12 +31,11 @@ BASE_VERSION = "lance/base_version"
 ROWS_BY_PARTITION = "lance/rows_by_partition"
 ROWS_WRITTEN = "lance/rows_written"
 
-# On definitions, written by the user or by the publisher. The keys without a prefix are the ones that other IO
-# managers for Dagster use.
+# On definitions, written by the user. `lance/table` is the path of the table below the root, `lance/schema` its folder.
 TABLE = "lance/table"
+SCHEMA = "lance/schema"
 REF = "lance/ref"
 VECTORS = "lance/vectors"
-SCHEMA = "lance/schema"
 PARTITION_EXPR = "lance/partition_expr"
 WRITE_MODE = "lance/write_mode"
 KEYS = "lance/keys"
@@ -44,6 +43,11 @@ WHEN_MISSING = "lance/when_missing"
 SCHEMA_EVOLUTION = "lance/schema_evolution"
 COLUMNS = "lance/columns"
 FILTER = "lance/filter"
+
+# On the definitions of promoted nodes and of the nodes of `main`: the key of the candidate, as text.
+CANDIDATE = "lance/candidate"
+# In the config of a table: the key of the candidate that writes it.
+OWNER = "dagster/asset"
 
 # In the properties of commits and the metadata of branches and tags, whose values are strings.
 RUN_ID = "dagster/run_id"
@@ -78,7 +82,7 @@ def definition_metadata(table_name: str, uri: str | None) -> dict[str, str]:
     """Return the metadata that the definition of an asset carries about its table.
 
     Args:
-        table_name: `schema.table`.
+        table_name: The table's path below the root, with dots.
         uri: The URI of the table, or None when it is known only at run time.
     """
     found = {TABLE_NAME: table_name, STORAGE_KIND: "lance"}

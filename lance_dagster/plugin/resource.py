@@ -21,31 +21,12 @@ from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.table_asset import TableAddress, TableKey, table_address
 from lance_dagster.store import supported_uri
 from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-TableKey = str | dg.AssetKey
-_DEFAULT_SCHEMA = "public"
-
-
-@dataclass(frozen=True, slots=True)
-class TableAddress:
-    """The place of a table below the root: the folder `schema` and the name `table`."""
-
-    schema: str
-    table: str
-
-    def __str__(self) -> str:
-        """Return `schema/table`."""
-        return f"{self.schema}/{self.table}"
-
-    @property
-    def dotted(self) -> str:
-        """The name `schema.table`, as Dagster's pages show it."""
-        return f"{self.schema}.{self.table}"
 
 
 def all_of(*filters: str | None) -> str | None:
@@ -123,13 +104,12 @@ class PinnedTable:
 class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Locate and open the Lance tables of assets, for IO managers, checks, publishers and sensors.
 
-    The table of an asset is at `{root}/{schema}/{table}.lance`. `table` is the last part of the asset key.
-    `schema` is the first of these that is set: the asset's metadata `schema`, the field `schema_name`, the
-    second to last part of the key, and `public`.
+    The table of an asset is at `{root}/{whole asset key}.lance`. In the asset's metadata, `lance/table` names another
+    path below the root, and `lance/schema` a folder that replaces the prefix of the key.
 
     Example:
-        >>> LanceResource(root="/data/lake").uri_of(dg.AssetKey(["shop", "orders"]))
-        '/data/lake/shop/orders.lance'
+        >>> LanceResource(root="/data/lake").uri_of(dg.AssetKey(["eu", "shop", "orders"]))
+        '/data/lake/eu/shop/orders.lance'
     """
 
     # Pydantic quotes a rejected value in its error, and the value may be a credential.
@@ -140,10 +120,6 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default_factory=dict,
         repr=False,
         description="Credentials and endpoint, in pylance's vocabulary. Give secrets as EnvVar.",
-    )
-    schema_name: str = Field(
-        default="",
-        description="Folder of every table whose asset has no metadata `schema`; empty: from the asset key.",
     )
     read_ref: str = Field(
         default="main",
@@ -161,14 +137,17 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             self._check_root()
 
     def address_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> TableAddress:
-        """Return the schema and table an asset is stored in.
+        """Return the place of an asset's table below the root.
 
         Args:
-            asset_key: An asset key, or its path written `schema/table`.
-            metadata: The asset's definition metadata. `schema` overrides the schema. A promoted node names its
-                candidate in `lance/table`, and has the address of the candidate.
+            asset_key: An asset key, or its path written `shop/orders`.
+            metadata: The asset's definition metadata, in which `lance/table` or `lance/schema` decide. A promoted
+                node names its candidate in `lance/candidate`, and has the address of the candidate.
+
+        Raises:
+            InvalidInputError: The path has a part that is not the name of a folder.
         """
-        return table_address(asset_key, metadata or {}, self.schema_name)
+        return table_address(asset_key, metadata or {})
 
     def uri_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> str:
         """Return the URI of an asset's table; the table need not exist."""
@@ -251,13 +230,6 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return self._root_uri
 
 
-def table_address(asset_key: TableKey, metadata: Mapping[str, object], schema_name: str = "") -> TableAddress:
-    """Return the schema and table of an asset, in the order of precedence that `LanceResource` documents."""
-    path = _path(md.text(metadata, md.TABLE) or asset_key)
-    prefix = path[-2] if len(path) > 1 else ""
-    return TableAddress(md.text(metadata, md.SCHEMA) or schema_name or prefix or _DEFAULT_SCHEMA, path[-1])
-
-
 def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
     """Refuse names that are no fields of a resource; pydantic would ignore them silently.
 
@@ -270,13 +242,6 @@ def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(known)}"
             raise InvalidInputError(f"{model.__name__} has no field {name!r}; {meant}")
-
-
-def _path(key: TableKey) -> tuple[str, ...]:
-    parts = tuple(key.path) if isinstance(key, dg.AssetKey) else tuple(key.split("/"))
-    if not all(parts):
-        raise InvalidInputError(f"a table is named schema/table, not {key!r}")
-    return parts
 
 
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]

@@ -118,6 +118,7 @@ SETTINGS = (
     Setting(key=md.VECTORS, places=_DEFINED, kind="lengths"),
     Setting(key=md.TABLE, places=("asset", "spec", "output", "input")),
     Setting(key=md.SCHEMA, places=_DEFINED),
+    Setting(key=md.CANDIDATE, places=("spec",)),
     Setting(key=md.REF, places=("input", "spec")),
     Setting(key=md.COLUMNS, places=("input",), kind="texts"),
     Setting(key=md.FILTER, places=("input",)),

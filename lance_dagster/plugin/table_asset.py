@@ -1,12 +1,64 @@
-"""How a caller names the asset of a table: by its definition or by its key."""
+"""How a caller names the asset of a table, where the table is below the root, and which asset owns it.
 
-from collections.abc import Sequence
+Two assets on one table would replace each other's rows. The place follows the whole key of the asset, so two assets
+meet only where metadata says so; the definitions of one code location are compared when they are loaded. A code
+location cannot see the definitions of another one, so each table carries its owner: the config key `dagster/asset`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import dagster as dg
 
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.run_branch import RunBranch
+
 # The resource key under which Dagster finds the `LanceResource`, unless the caller names another one.
 RESOURCE_KEY = "lance"
+TableKey = str | dg.AssetKey
 TableAsset = dg.AssetKey | str | Sequence[str] | dg.AssetsDefinition | dg.AssetSpec
+_ENDING = ".lance"
+
+
+@dataclass(frozen=True, slots=True)
+class TableAddress:
+    """The place of a table below the root, as the parts of a path without the ending `.lance`.
+
+    Raises:
+        InvalidInputError: A part is not the name of a folder, so the path could leave the root or lie in a table.
+    """
+
+    path: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Validate each part of the path."""
+        for part in self.path or ("",):
+            if wrong := _reason_against(part):
+                raise InvalidInputError(
+                    f"no table can be at {str(self)!r} below the root, because {wrong}; the path of a table is "
+                    "written such as shop/orders"
+                )
+
+    def __str__(self) -> str:
+        """Return the path with slashes, such as `eu/shop/orders`."""
+        return "/".join(self.path)
+
+    @property
+    def table(self) -> str:
+        """The name of the table, the last part of the path."""
+        return self.path[-1]
+
+    @property
+    def schema(self) -> str:
+        """The folder of the table, which is all parts of the path before the last one; may be empty."""
+        return "/".join(self.path[:-1])
+
+    @property
+    def dotted(self) -> str:
+        """The path with dots, such as `eu.shop.orders`, as Dagster's pages show the name of a table."""
+        return ".".join(self.path)
 
 
 def asset_key_of(asset: TableAsset) -> dg.AssetKey:
@@ -26,3 +78,88 @@ def metadata_of(asset: TableAsset) -> dict[str, object]:
     if isinstance(asset, dg.AssetsDefinition):
         return dict(asset.metadata_by_key[asset.key])
     return dict(asset.metadata) if isinstance(asset, dg.AssetSpec) else {}
+
+
+def table_address(asset_key: TableKey, metadata: Mapping[str, object]) -> TableAddress:
+    """Return the place of an asset's table below the root.
+
+    It is the metadata `lance/table`, or else the key of the asset, whose prefix the metadata `lance/schema` replaces.
+    A promoted node has the place of the candidate that its metadata `lance/candidate` names.
+
+    Raises:
+        InvalidInputError: A part of the path is not the name of a folder.
+    """
+    if named := md.text(metadata, md.TABLE):
+        return TableAddress(tuple(named.split("/")))
+    path = _parts(md.text(metadata, md.CANDIDATE) or asset_key)
+    schema = md.text(metadata, md.SCHEMA)
+    return TableAddress((*schema.split("/"), path[-1]) if schema else path)
+
+
+def place_metadata(candidate: dg.AssetKey, metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return the metadata of another node on the table of a candidate, which makes the node find the table.
+
+    Args:
+        candidate: The key of the candidate.
+        metadata: The metadata of the candidate's definition.
+    """
+    kept = {key: metadata[key] for key in (md.TABLE, md.SCHEMA) if key in metadata}
+    return {**kept, md.CANDIDATE: candidate.to_user_string()}
+
+
+def owner_of(asset_key: dg.AssetKey, metadata: Mapping[str, object]) -> str:
+    """Return the key, as text, of the asset that writes the table: the candidate of a promoted node, or the asset."""
+    return md.text(metadata, md.CANDIDATE) or asset_key.to_user_string()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """The relation of an asset that writes a table to the owner that the table names."""
+
+    asset: str
+    branch: RunBranch
+
+    def is_recorded(self) -> bool:
+        """Return whether the table names the asset as its owner; False when it names no owner.
+
+        Raises:
+            InvalidInputError: The table belongs to another asset.
+        """
+        table = self.branch.table
+        # Before the branch exists, the run would fork it from this version.
+        owner = table.config.get(self.branch.head() or MAIN).get(md.OWNER)
+        if owner not in (None, self.asset):
+            raise InvalidInputError(
+                f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "
+                f"replace each other's rows. Give {self.asset} a table of its own by its metadata {md.TABLE!r}. If "
+                f"{owner} does not write the table any more, hand it over: "
+                f"LanceTable.open({table.uri!r}).config.set({{{md.OWNER!r}: {self.asset!r}}})"
+            )
+        return owner is not None
+
+    def record(self) -> None:
+        """Name the asset as the owner of a table that another program made, by a commit on the branch of the run.
+
+        The owner reaches `main` with the rows of the run. When two assets claim the table at the same time, the merge
+        of the second one conflicts.
+        """
+        name, run_id = self.branch.name, self.branch.chain.run_id
+        # Without step and asset among the properties: a retried append takes back the commit that has them.
+        properties = {md.RUN_ID: run_id} if run_id else None
+        self.branch.table.config.set(
+            {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties
+        )
+
+
+def _parts(key: TableKey) -> tuple[str, ...]:
+    return tuple(key.path) if isinstance(key, dg.AssetKey) else tuple(key.split("/"))
+
+
+def _reason_against(part: str) -> str | None:
+    if part in ("", ".", ".."):
+        return f"a part of the path is {part!r}"
+    if "/" in part or "\\" in part or "\0" in part:
+        return f"the part {part!r} has a character that is not allowed in the name of a folder"
+    if part.endswith(_ENDING):
+        return f"the part {part!r} ends in {_ENDING}, which is added to the last part only"
+    return None

@@ -17,9 +17,9 @@ from lance_dagster.diff import diff
 from lance_dagster.diff.diff import Diff
 from lance_dagster.edit import row_edits, write
 from lance_dagster.edit.upsert import Rules, When, upsert
-from lance_dagster.edit.write import CommitInfo, Rows, create_empty
+from lance_dagster.edit.write import CommitInfo, CreateOptions, Rows, create
 from lance_dagster.edit.write_result import WriteResult, Written
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError, Remedy, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.commit import commit_transaction
@@ -88,9 +88,9 @@ class LanceTable:
         schema: pa.Schema,
         *,
         storage_options: Mapping[str, str] | None = None,
-        exist_ok: bool = False,
         message: str | None = None,
         properties: Properties = None,
+        **options: Unpack[CreateOptions],
     ) -> "LanceTable":
         """Create an empty table with stable row ids, as `main@1`.
 
@@ -98,17 +98,17 @@ class LanceTable:
             uri: A local path or `s3://bucket/path`, where the table shall lie.
             schema: Its columns.
             storage_options: As for `open`.
-            exist_ok: Open the table that is there instead of failing; its schema is not compared.
+            message: What the log says.
+            properties: Kept with the transaction.
+            **options: `exist_ok=True` opens a table that is there instead of failing; its schema and config are not
+                compared. `config` is the table config of the first version, so that no version exists without it.
 
         Raises:
             AlreadyExistsError: There is a table already.
         """
         given = CommitInfo.of(MAIN, message, properties).as_properties()
         context = open_context(uri, storage_options)
-        # `create_empty` returns None when another process created the table in between.
-        made = context.versions.newest(MAIN) is None and create_empty(context, schema, given) is not None
-        if not made and not exist_ok:
-            raise AlreadyExistsError(f"there is a Lance table at {context.uri} already")
+        create(context, schema, given, **options)
         return cls(context)
 
     @staticmethod

@@ -341,7 +341,8 @@ def test_promoted_nodes_point_at_their_candidates() -> None:
     assert publisher.op.pool == "lance_publish"
     assert orders.key.path == ["gold", "shop", "orders"]
     assert [dep.asset_key for dep in orders.deps] == [ORDERS]
-    assert orders.metadata["lance/table"] == "shop/orders"
+    assert orders.metadata["lance/candidate"] == "shop/orders"
+    assert "lance/table" not in orders.metadata
     assert orders.metadata["lance/ref"] == "gold"
     assert events.metadata["dagster/table_name"] == "raw.events"
     assert "lance" in orders.kinds

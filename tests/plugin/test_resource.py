@@ -16,20 +16,22 @@ from tests.plugin.shop import ORDERS, Shop
 
 
 @pytest.mark.parametrize(
-    "key,metadata,schema_name,expected",
+    "key,metadata,expected",
     [
-        ("orders", {}, "", "public/orders"),
-        ("shop/orders", {}, "", "shop/orders"),
-        ("eu/shop/orders", {}, "", "shop/orders"),
-        ("shop/orders", {}, "raw", "raw/orders"),
-        ("shop/orders", {"lance/schema": "gold"}, "raw", "gold/orders"),
-        ("production/shop/orders", {"lance/table": "shop/orders"}, "", "shop/orders"),
-        ("production/shop/orders", {"lance/table": "shop/orders"}, "raw", "raw/orders"),
+        ("orders", {}, "orders"),
+        ("shop/orders", {}, "shop/orders"),
+        ("eu/shop/orders", {}, "eu/shop/orders"),
+        ("eu/shop/orders", {"lance/schema": "gold"}, "gold/orders"),
+        ("eu/shop/orders", {"lance/schema": "gold/eu"}, "gold/eu/orders"),
+        ("eu/shop/orders", {"lance/table": "raw/o", "lance/schema": "gold"}, "raw/o"),
+        ("production/eu/orders", {"lance/candidate": "eu/orders"}, "eu/orders"),
+        ("production/eu/orders", {"lance/candidate": "eu/orders", "lance/schema": "raw"}, "raw/orders"),
+        ("production/eu/orders", {"lance/candidate": "eu/orders", "lance/table": "raw/o"}, "raw/o"),
     ],
 )
-def test_place_of_a_table(key: str, metadata: dict[str, object], schema_name: str, expected: str) -> None:
-    """Metadata, then the resource, then the asset key, then public; a promoted node is where its candidate is."""
-    lake = LanceResource(root="/lake", schema_name=schema_name)
+def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) -> None:
+    """Metadata, then the whole asset key; a promoted node is where its candidate is."""
+    lake = LanceResource(root="/lake")
     assert f"/lake/{expected}.lance" == lake.uri_of(key, metadata)
     assert lake.uri_of(dg.AssetKey(key.split("/")), metadata) == lake.uri_of(key, metadata)
 
@@ -41,7 +43,7 @@ def test_place_of_a_table(key: str, metadata: dict[str, object], schema_name: st
         ({"root": "lake"}, f"give an absolute path such as {str(Path.cwd() / 'lake')!r}"),
         ({"root": "ftp://host/lake"}, "LanceResource.root 'ftp://host/lake': cannot store tables at ftp://"),
         ({"root": "/lake", "rot": "/x"}, "LanceResource has no field 'rot'; did you mean 'root'?"),
-        ({"root": "/lake", "zone": "x"}, "fields: read_ref, root, schema_name, storage_options"),
+        ({"root": "/lake", "zone": "x"}, "fields: read_ref, root, storage_options"),
     ],
 )
 def test_wrong_field_is_named(fields: dict[str, str], says: str) -> None:
@@ -126,8 +128,29 @@ def test_table_that_is_not_there(lake: LanceResource) -> None:
     """The name, the place, and why it may be missing."""
     with pytest.raises(TableNotFoundError, match=r"no table shop/orders at .*: no run has written it yet"):
         lake.table(ORDERS)
-    with pytest.raises(InvalidInputError, match="a table is named schema/table"):
-        lake.table("shop//orders")
+
+
+@pytest.mark.parametrize(
+    "key,metadata,says",
+    [
+        (["shop", "", "orders"], {}, "a part of the path is ''"),
+        (["..", "orders"], {}, "a part of the path is '..'"),
+        (["a/../..", "orders"], {}, "'a/../..' has a character that is not allowed"),
+        (["shop.lance", "orders"], {}, "'shop.lance' ends in .lance"),
+        (["orders"], {"lance/table": "../other/orders"}, "a part of the path is '..'"),
+        (["orders"], {"lance/table": "/etc/orders"}, "a part of the path is ''"),
+        (["orders"], {"lance/table": "s3://bucket/orders"}, "a part of the path is ''"),
+        (["orders"], {"lance/table": "shop/orders.lance"}, "'orders.lance' ends in .lance"),
+        (["orders"], {"lance/schema": "./shop"}, "a part of the path is '.'"),
+    ],
+)
+def test_table_cannot_leave_the_root(
+    lake: LanceResource, key: list[str], metadata: dict[str, object], says: str
+) -> None:
+    """Neither by the key of the asset nor by its metadata, and no table lies in another one."""
+    with pytest.raises(InvalidInputError, match="no table can be at") as caught:
+        lake.uri_of(dg.AssetKey(key), metadata)
+    assert says in str(caught.value)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from lance_dagster.plugin.io.partitions import partition_filter, partitions_defi
 from lance_dagster.plugin.publish.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, started_at
+from lance_dagster.plugin.table_asset import Ownership
 from lance_dagster.table import LanceTable
 
 WriteMode = Literal["append", "overwrite", "replace"]
@@ -213,9 +214,15 @@ class OutputWriter:
         place = self.lance.address_of(context.asset_key, context.definition_metadata)
         # Another process of the run may create the table at the same time.
         table = LanceTable.create(
-            self.lance.uri_at(place), schema, storage_options=self.lance.storage_options, exist_ok=True
+            self.lance.uri_at(place),
+            schema,
+            storage_options=self.lance.storage_options,
+            exist_ok=True,
+            config={md.OWNER: write.asset},
         )
         branch = RunBranch(table=table, chain=self.chain)
+        ownership = Ownership(asset=write.asset, branch=branch)
+        is_owned = ownership.is_recorded()
         if write.mode == "append":
             self._refuse_published(write.asset, branch)
         # The branch is forked before rows are computed: Spark stages files for the schema of the branch.
@@ -224,6 +231,8 @@ class OutputWriter:
         current = None if write.mode == "overwrite" else table.schema(name)
         rows = handler.rows(obj, Destination(table=table, branch=name, schema=current, vectors=vectors))
         passed = PassedRows(rows, write)
+        if not is_owned:
+            ownership.record()
         version = write.commit(branch, passed.rows, current)
         about = {md.URI: table.uri, md.TABLE_NAME: place.dotted, **_about(version, table.schema(version))}
         if write.keys:

@@ -23,8 +23,15 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_cursor import RefCursor
 from lance_dagster.plugin.operate.ref_tick import News, RefTick, WatchedTable
-from lance_dagster.plugin.resource import LanceResource, table_address
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.table_asset import (
+    RESOURCE_KEY,
+    TableAsset,
+    asset_key_of,
+    metadata_of,
+    place_metadata,
+    table_address,
+)
 
 # A third of the limit of the daemon, which discards the events of a tick that exceeds it.
 BUDGET_SECONDS = 20.0
@@ -143,14 +150,13 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
         if lance
         else md.definition_metadata(table_address(key, metadata).dotted, None)
     )
-    kept = {md.SCHEMA: metadata[md.SCHEMA]} if md.SCHEMA in metadata else {}
     return dg.AssetSpec(
         dg.AssetKey([branch, *key.path]),
         description=f"Every version of the branch {branch} of {key.to_user_string()}, whoever committed it.",
         # Dagster allows fewer characters in the name of a group than Lance in that of a branch.
         group_name=re.sub(r"\W", "_", branch, flags=re.ASCII),
         kinds={"lance"},
-        metadata={**kept, md.TABLE: key.to_user_string(), md.REF: branch, **about},
+        metadata={**place_metadata(key, metadata), md.REF: branch, **about},
     )
 
 
@@ -163,7 +169,7 @@ def _request(found: News) -> dg.RunRequest:
     name, version = found.table.name, found.version
     # The transaction, because a table that was created again has other versions under the same numbers.
     key = f"lance:{name}@{found.ref}={version.number}:{version.transaction[:8]}"
-    return dg.RunRequest(run_key=key, tags={md.TABLE: name, md.REF: str(version)})
+    return dg.RunRequest(run_key=key, tags={md.CANDIDATE: name, md.REF: str(version)})
 
 
 def _materialization(found: News) -> dg.AssetMaterialization:

@@ -21,8 +21,14 @@ from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.evaluation import blocking_checks
 from lance_dagster.plugin.publish.publish_step import Node, PublishConfig, PublishStep
-from lance_dagster.plugin.resource import table_address
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.table_asset import (
+    RESOURCE_KEY,
+    TableAsset,
+    asset_key_of,
+    metadata_of,
+    place_metadata,
+    table_address,
+)
 
 POOL = "lance_publish"
 # Markdown, shown on the page of the promoted node, beside its *Materialize* button.
@@ -120,10 +126,10 @@ def build_publisher(
 def _node_of(table: TableAsset, tag: str, *, partitioned: bool) -> Node:
     candidate, metadata = asset_key_of(table), metadata_of(table)
     promoted = dg.AssetKey([tag, *candidate.path])
-    # The promoted node stands for the same table, so it needs the metadata that decides about its place. With
-    # `partition_expr`, partitioned readers of the node can read their partitions.
-    kept = (md.SCHEMA, md.PARTITION_EXPR) if partitioned else (md.SCHEMA,)
-    about = {key: metadata[key] for key in kept if key in metadata}
+    about = place_metadata(candidate, metadata)
+    # With `partition_expr`, partitioned readers of the node can read their partitions.
+    if partitioned and md.PARTITION_EXPR in metadata:
+        about[md.PARTITION_EXPR] = metadata[md.PARTITION_EXPR]
     spec = dg.AssetSpec(
         promoted,
         deps=[candidate],
@@ -135,7 +141,6 @@ def _node_of(table: TableAsset, tag: str, *, partitioned: bool) -> Node:
         kinds={"lance"},
         metadata={
             **about,
-            md.TABLE: candidate.to_user_string(),
             md.REF: tag,
             # Without a URI: the root belongs to the resource, which only a run has.
             **md.definition_metadata(table_address(candidate, metadata).dotted, None),
