@@ -103,6 +103,7 @@ PUBLIC_NAMES = [
     "WriteMode",
     "WriteResult",
     "WriteTarget",
+    "build_branch_sweeper",
     "build_publisher",
     "build_ref_sensor",
     "build_table_checks",

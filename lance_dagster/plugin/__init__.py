@@ -10,6 +10,7 @@ from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, eva
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
+from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
 from lance_dagster.plugin.publish.publish_step import PublishConfig
 from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
@@ -40,6 +41,7 @@ __all__ = [
     "TableCheck",
     "Unique",
     "WriteMode",
+    "build_branch_sweeper",
     "build_publisher",
     "build_ref_sensor",
     "build_table_checks",

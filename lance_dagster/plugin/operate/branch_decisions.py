@@ -1,0 +1,164 @@
+"""What becomes of a run branch: deleted, kept, or reported as waiting for its publication.
+
+A branch is deleted only when its rows are on `main`, or when its run ended without success some time ago. Before that
+time people re-execute the run from its failure, and the re-execution reads the branch. While any run of the same root
+is unfinished, no branch of that root is deleted: a re-execution may read the branches of all runs that it continues.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+import dagster as dg
+
+from lance_dagster.plugin.run_branch import BRANCH_TAG, ROOT_RUN_TAG, RunChain
+
+_FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_UNFINISHED = tuple(status for status in dg.DagsterRunStatus if status not in _FINISHED)
+
+
+class Action(Enum):
+    """What the sweeper does with a branch."""
+
+    DELETE = "delete"
+    KEEP = "keep"
+    WAITING = "waiting"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the sweeper does with a branch, and why."""
+
+    action: Action
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepFor:
+    """How long branches are kept: of runs without success, and of runs that the instance does not know.
+
+    `unknown` is None when the branches of unknown runs are kept for ever: the run may belong to another deployment
+    that writes the same tables.
+    """
+
+    failed: timedelta
+    unknown: timedelta | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsOfBranches:
+    """The runs that some branches are named after, and the runs that share a root with them."""
+
+    records: Mapping[str, dg.RunRecord]
+    related: Sequence[dg.DagsterRun]
+    unfinished: Sequence[dg.DagsterRun]
+    instance: dg.DagsterInstance
+
+    @classmethod
+    def of(cls, run_ids: Iterable[str], instance: dg.DagsterInstance) -> "RunsOfBranches":
+        """Read the records of some runs, with one query each for the runs, their families and their readers."""
+        wanted = list(dict.fromkeys(run_ids))
+        found = instance.get_run_records(dg.RunsFilter(run_ids=wanted)) if wanted else ()
+        records = {record.dagster_run.run_id: record for record in found}
+        roots = sorted({_root(record.dagster_run) for record in records.values()})
+        related = instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_TAG: roots})) if roots else ()
+        # All of them, and not those of the roots: a re-execution from Python lacks the tag of its root.
+        unfinished = tuple(instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED)))
+        return cls(records=records, related=tuple(related), unfinished=unfinished, instance=instance)
+
+    def reader_of(self, branch: str, run: dg.DagsterRun | None) -> dg.DagsterRun | None:
+        """Return an unfinished run that may read a branch: one of the same root, or one that names it in a tag."""
+        root = run and _root(run)
+        return next(
+            (found for found in self.unfinished if _root(found) == root or found.tags.get(BRANCH_TAG) == branch), None
+        )
+
+    def is_superseded(self, run: dg.DagsterRun) -> bool:
+        """Return whether a full re-execution succeeded: it started from `main` and did all the work again."""
+        found = (one for one in self.related if _root(one) == _root(run) and one.is_success)
+        return any(RunChain.of(one, self.instance).run_ids == (one.run_id,) for one in found)
+
+
+def decide(
+    branch: str, run_id: str, runs: RunsOfBranches, *, keep: KeepFor, is_merged: bool, created_at: datetime
+) -> Decision:
+    """Decide about the branch of a run.
+
+    Args:
+        branch: The name of the branch.
+        run_id: The run it is named after.
+        runs: The records of the runs.
+        keep: How long branches are kept.
+        is_merged: Whether `main` contains the branch.
+        created_at: When the branch was forked.
+    """
+    record = runs.records.get(run_id)
+    reader = runs.reader_of(branch, record.dagster_run if record else None)
+    if reader is not None:
+        return Decision(Action.KEEP, f"run {short(reader.run_id)} is {_status(reader)}")
+    if record is None:
+        return _decide_unknown(keep, datetime.now(UTC) - created_at, is_merged=is_merged)
+    run = record.dagster_run
+    # The daemon starts the retry later, so no run of the root is unfinished until then.
+    if run.is_complete_and_waiting_to_retry:
+        return Decision(Action.KEEP, "Dagster is about to retry the run")
+    if is_merged:
+        return Decision(Action.DELETE, "main contains it")
+    if run.is_success:
+        return Decision(Action.WAITING, "the run succeeded")
+    return _decide_failed(record, runs, keep)
+
+
+def _decide_failed(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> Decision:
+    run = record.dagster_run
+    if runs.is_superseded(run):
+        return Decision(Action.DELETE, f"the run {_past(run)}, and a full re-execution of it succeeded")
+    age = datetime.now(UTC) - _ended(record)
+    ended = f"the run {_past(run)} {_days(age)} ago"
+    if age < keep.failed:
+        return Decision(Action.KEEP, f"{ended}, and may be re-executed for {_days(keep.failed)}")
+    return Decision(Action.DELETE, ended)
+
+
+def short(run_id: str) -> str:
+    """Return the part of a run id that Dagster's pages show."""
+    return run_id[:8]
+
+
+def _decide_unknown(keep: KeepFor, age: timedelta, *, is_merged: bool) -> Decision:
+    """Decide about a branch whose run is of another deployment, or was deleted from the instance."""
+    unknown = "this Dagster instance does not know the run"
+    if keep.unknown is None or age < keep.unknown:
+        return Decision(Action.UNKNOWN, unknown)
+    contained = ", and main contains it" if is_merged else ""
+    return Decision(Action.DELETE, f"{unknown}, the branch was forked {_days(age)} ago{contained}")
+
+
+def _root(run: dg.DagsterRun) -> str:
+    return run.root_run_id or run.run_id
+
+
+def _status(run: dg.DagsterRun) -> str:
+    return run.status.value.lower().replace("_", " ")
+
+
+def _past(run: dg.DagsterRun) -> str:
+    return "was cancelled" if run.status == dg.DagsterRunStatus.CANCELED else "failed"
+
+
+def _ended(record: dg.RunRecord) -> datetime:
+    if record.end_time is not None:
+        return datetime.fromtimestamp(record.end_time, UTC)
+    # A run that was cancelled in the queue never started.
+    updated = record.update_timestamp
+    return updated if updated.tzinfo else updated.replace(tzinfo=UTC)
+
+
+def _days(age: timedelta) -> str:
+    if age >= timedelta(days=2):
+        return f"{age.days} days"
+    minutes = int(age.total_seconds() // 60)
+    hours = minutes // 60
+    return f"{hours} hours" if hours > 1 else f"{minutes} minutes"

@@ -1,0 +1,340 @@
+"""A sensor that deletes run branches and previews that nothing needs any more.
+
+The publisher deletes the branches that it published. What is left are the branches of runs that failed or were
+cancelled, branches whose publisher was killed before it deleted them, and previews of merges. Without the sweeper they
+stay for ever, and so do the data files that only they name.
+
+Every deletion is decided anew from Dagster's run records and the table's refs, so a tick that is killed, or two ticks
+at the same time, do no harm. A tick has a time budget; the next tick starts with the table at which it stopped.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypedDict, Unpack, get_args
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError
+from lance_dagster.format.validation import require_sequence
+from lance_dagster.history.refs.ref_store import Branch
+from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
+from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
+from lance_dagster.plugin.operate.ref_tick import WatchedTable
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.run_branch import branch_of, is_written, run_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.table import LanceTable
+
+WaitingPolicy = Literal["keep", "alert", "publish"]
+_BUDGET_SECONDS = 20.0
+_NAMED = 8
+_HOUR = 3600
+
+
+class SweeperOptions(TypedDict, total=False):
+    """Further options of `build_branch_sweeper`.
+
+    `keep_unknown` is how long branches are kept whose run the Dagster instance does not know. Without it they are kept
+    for ever, because they may belong to another deployment that writes the same tables. Set it where a single
+    deployment writes the tables, and old runs are deleted from the instance.
+
+    `keep_previews` is the age of a preview from which it is deleted, a day by default: longer than a publisher works
+    on one. `waiting_after` is the age of an unpublished version from which the policy `waiting` applies to it, an
+    hour by default: the publisher of a backfill runs after its last run.
+
+    `dry_run` only reports. `minimum_interval_seconds` (an hour by default), `default_status` and `description` are
+    passed to `dg.sensor`.
+    """
+
+    keep_unknown: timedelta
+    keep_previews: timedelta
+    waiting_after: timedelta
+    dry_run: bool
+    minimum_interval_seconds: int
+    default_status: dg.DefaultSensorStatus
+    description: str
+
+
+def build_branch_sweeper(
+    name: str,
+    tables: Sequence[TableAsset],
+    *,
+    keep_failed: timedelta = timedelta(days=7),
+    waiting: WaitingPolicy = "keep",
+    publisher: dg.AssetsDefinition | None = None,
+    resource_key: str = RESOURCE_KEY,
+    **options: Unpack[SweeperOptions],
+) -> dg.SensorDefinition:
+    """Build a sensor that deletes the run branches and previews of some tables that nothing needs any more.
+
+    It deletes branches that `main` contains, branches of runs that failed or were cancelled at least `keep_failed`
+    ago, and branches of failed runs whose full re-execution succeeded. It never deletes a branch while a run of the
+    same root is unfinished or about to be retried, nor a branch of a successful run that was not published, nor a
+    branch that a tag or another branch needs. Previews are deleted after a day. The text of each tick says what was
+    deleted and why, and which branches wait to be published.
+
+    Args:
+        name: The sensor's name.
+        tables: The candidates, as definitions or keys.
+        keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
+        waiting: What happens to a branch whose run succeeded, but which was not published: nothing (`keep`); the
+            tick logs an error and records an observation of the candidate, once (`alert`); or a run of the
+            publisher is requested for it, once (`publish`). The text of the tick names such branches in each case.
+        publisher: The result of `build_publisher`, for the policy `publish`.
+        resource_key: The key of the `LanceResource`.
+        options: See `SweeperOptions`.
+
+    Raises:
+        InvalidInputError: No table is given, a duration is negative, or the policy is unknown or lacks its publisher.
+    """
+    require_sequence("tables", tables, "shop/orders")
+    watched = tuple(WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables)
+    keep = KeepFor(failed=keep_failed, unknown=options.get("keep_unknown"))
+    _check(watched, keep, waiting, publisher)
+    promoted = _promoted(publisher, watched) if publisher is not None and waiting == "publish" else {}
+
+    @dg.sensor(
+        name=name,
+        required_resource_keys={resource_key},
+        minimum_interval_seconds=options.get("minimum_interval_seconds", _HOUR),
+        default_status=options.get("default_status", dg.DefaultSensorStatus.STOPPED),
+        description=options.get("description"),
+        asset_selection=list(promoted.values()) or None,
+    )
+    def branch_sweeper(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        lance: LanceResource = getattr(context.resources, resource_key)
+        cursor = _Cursor.of(context.cursor)
+        sweep = _Sweep(lance=lance, instance=context.instance, keep=keep, options=options, cursor=cursor)
+        sweep.run(watched)
+        for problem in sweep.problems:
+            context.log.error(problem)
+        text = sweep.text(len(watched))
+        context.log.info(text)
+        late = sweep.newly_late() if waiting == "alert" else []
+        for found in late:
+            context.log.error("%s waits to be published: its run succeeded", found)
+        requests = _publications(sweep.late, promoted, publisher) if publisher is not None and promoted else []
+        return dg.SensorResult(
+            asset_events=[_observation(found) for found in late],
+            run_requests=requests or None,
+            # Dagster refuses a text beside run requests; the log of the tick has it.
+            skip_reason=None if requests else text,
+            cursor=cursor.to_json(),
+        )
+
+    return branch_sweeper
+
+
+@dataclass(frozen=True, slots=True)
+class _Swept:
+    """A branch of a table, and what became of it."""
+
+    table: WatchedTable
+    branch: str
+    version: str
+    reason: str
+
+    def __str__(self) -> str:
+        run_id = run_of(self.branch)
+        return f"{self.table.name} {branch_of(short(run_id)) if run_id else self.branch}"
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """The index of the table that the next tick starts with, and the versions that were reported as waiting."""
+
+    next: int = 0
+    alerted: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str | None) -> "_Cursor":
+        # Nothing is lost with a damaged cursor: each tick decides anew, and an alert is repeated.
+        try:
+            found = json.loads(text or "{}")
+            return cls(max(0, int(found.get("next", 0))), tuple(map(str, found.get("alerted", ()))))
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            return cls()
+
+    def to_json(self) -> str:
+        return json.dumps({"next": self.next, "alerted": self.alerted})
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sweep:
+    """One tick of the sweeper."""
+
+    lance: LanceResource
+    instance: dg.DagsterInstance
+    keep: KeepFor
+    options: SweeperOptions
+    cursor: _Cursor
+    deleted: list[_Swept] = field(default_factory=list)
+    waiting: list[_Swept] = field(default_factory=list)
+    late: list[_Swept] = field(default_factory=list)
+    refused: list[_Swept] = field(default_factory=list)
+    counts: dict[Action, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    visited: int = 0
+
+    def run(self, watched: Sequence[WatchedTable]) -> None:
+        until = time.monotonic() + _BUDGET_SECONDS
+        first = self.cursor.next % len(watched)
+        for one in [*watched[first:], *watched[:first]]:
+            # Each tick sweeps one table at least; otherwise a slow table would stop all progress.
+            if self.visited and time.monotonic() >= until:
+                break
+            self.visited += 1
+            try:
+                self._sweep(one, self.lance.table(one.key, one.metadata))
+            except TableNotFoundError:
+                continue
+            except LanceDagsterError as error:
+                self.problems.append(f"{one.name}: {error}")
+        self.cursor.next = (first + self.visited) % len(watched)
+
+    def _sweep(self, one: WatchedTable, table: LanceTable) -> None:
+        # Previews first, and the newest branch first: a branch that another one was forked from cannot be deleted.
+        for branch in _newest_first(table.branches.list("preview/*")):
+            if _is_left_over(branch, self.options.get("keep_previews", timedelta(days=1))):
+                self._delete(one, table, branch, f"a preview made {branch.created_at.diff_for_humans()}")
+        found = _newest_first(table.branches.list("run/*"))
+        runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in found), self.instance)
+        for branch in found:
+            self._sweep_run(one, table, branch, runs)
+
+    def _sweep_run(self, one: WatchedTable, table: LanceTable, branch: Branch, runs: RunsOfBranches) -> None:
+        try:
+            head = table.head(branch.name)
+            is_merged = not is_written(head) or table.branches.is_merged(head) is not None
+        except RefNotFoundError:  # its publisher deleted it since it was listed
+            return
+        run_id = run_of(branch.name) or ""
+        made = decide(branch.name, run_id, runs, keep=self.keep, is_merged=is_merged, created_at=branch.created_at)
+        if made.action is Action.DELETE:
+            self._delete(one, table, branch, made.reason)
+            return
+        self.counts[made.action] = self.counts.get(made.action, 0) + 1
+        if made.action is Action.WAITING:
+            swept = _Swept(one, branch.name, str(head), made.reason)
+            self.waiting.append(swept)
+            if datetime.now(UTC) - head.committed_at >= self.options.get("waiting_after", timedelta(hours=1)):
+                self.late.append(swept)
+
+    def _delete(self, one: WatchedTable, table: LanceTable, branch: Branch, reason: str) -> None:
+        swept = _Swept(one, branch.name, "", reason)
+        try:
+            if not self.options.get("dry_run"):
+                table.branches.delete(branch.name)
+        except RefNotFoundError:
+            return
+        except LanceDagsterError as error:
+            # A tag or another branch needs it, or it is protected.
+            self.refused.append(_Swept(one, branch.name, "", str(error)))
+            return
+        self.deleted.append(swept)
+
+    def newly_late(self) -> list[_Swept]:
+        """Return the waiting branches that no tick reported before, and remember them in the cursor."""
+        places = {f"{found.table.name} {found.version}": found for found in self.late}
+        known = set(self.cursor.alerted)
+        # Only what still waits is remembered, so that the cursor does not grow.
+        self.cursor.alerted = tuple(places)
+        return [found for place, found in places.items() if place not in known]
+
+    def text(self, tables: int) -> str:
+        return "; ".join(self._sentences(tables))
+
+    def _sentences(self, tables: int) -> Iterator[str]:
+        verb = "would delete" if self.options.get("dry_run") else "deleted"
+        yield f"{verb} {_counted(self.deleted)}" if self.deleted else "nothing to delete"
+        if self.waiting:
+            yield f"waiting to be published: {_counted(self.waiting, reasons=False)}"
+        if self.refused:
+            yield f"cannot delete {_counted(self.refused)}"
+        if kept := self.counts.get(Action.KEEP):
+            yield f"{kept} kept, because a run is unfinished or may be re-executed"
+        if unknown := self.counts.get(Action.UNKNOWN):
+            yield f"{unknown} of runs that this Dagster instance does not know"
+        if self.problems:
+            yield f"{len(self.problems)} tables could not be read"
+        if self.visited < tables:
+            yield f"{tables - self.visited} tables left to the next tick"
+
+
+def _check(
+    watched: Sequence[WatchedTable], keep: KeepFor, waiting: WaitingPolicy, publisher: dg.AssetsDefinition | None
+) -> None:
+    if not watched:
+        raise InvalidInputError("build_branch_sweeper needs at least one table")
+    _check_duration("keep_failed", keep.failed)
+    _check_duration("keep_unknown", keep.unknown or timedelta(0))
+    if waiting not in get_args(WaitingPolicy):
+        raise InvalidInputError(f"waiting={waiting!r} is no policy; choose keep, alert or publish")
+    if waiting == "publish" and publisher is None:
+        raise InvalidInputError("waiting='publish' needs publisher=, the result of build_publisher")
+    if publisher is not None and publisher.partitions_def is not None:
+        raise InvalidInputError(
+            "a partitioned publisher publishes in the run that writes each partition; give the sweeper a publisher "
+            "without partitions, or waiting='alert'"
+        )
+
+
+def _check_duration(label: str, value: object) -> None:
+    # A number is refused, because its unit would be a guess.
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        raise InvalidInputError(f"{label}={value!r} is no duration of zero or more; give a timedelta")
+
+
+def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -> dict[str, dg.AssetKey]:
+    """Return the promoted node of each table, by the table's name.
+
+    Raises:
+        InvalidInputError: The publisher does not publish one of the tables.
+    """
+    wanted = {one.key for one in watched}
+    found = {key.to_user_string(): spec.key for spec in publisher.specs for key in _deps(spec) if key in wanted}
+    if missing := [one.name for one in watched if one.name not in found]:
+        raise InvalidInputError(f"the publisher {publisher.op.name} does not publish {', '.join(missing)}")
+    return found
+
+
+def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
+    return [dep.asset_key for dep in spec.deps]
+
+
+def _publications(
+    late: Iterable[_Swept], promoted: Mapping[str, dg.AssetKey], publisher: dg.AssetsDefinition
+) -> list[dg.RunRequest]:
+    """Request a run of the publisher for each version that waits; the run key allows one for each version."""
+    return [
+        dg.RunRequest(
+            run_key=f"lance:publish:{found.table.name}:{found.version}",
+            asset_selection=[promoted[found.table.name]],
+            run_config={"ops": {publisher.op.name: {"config": {"ref": found.branch}}}},
+        )
+        for found in late
+    ]
+
+
+def _observation(found: _Swept) -> dg.AssetObservation:
+    text = f"{found.version} was written by a successful run and waits to be published"
+    return dg.AssetObservation(found.table.key, description=text, metadata={"lance/waiting": found.version})
+
+
+def _newest_first(branches: Mapping[str, Branch]) -> list[Branch]:
+    return sorted(branches.values(), key=lambda branch: branch.created_at, reverse=True)
+
+
+def _is_left_over(branch: Branch, keep: timedelta) -> bool:
+    # Only previews of this package: another program may call its branches `preview/...` too.
+    is_preview = PREVIEW_OF in branch.metadata or PREVIEWING in branch.metadata
+    return is_preview and datetime.now(UTC) - branch.created_at >= keep
+
+
+def _counted(found: Sequence[_Swept], *, reasons: bool = True) -> str:
+    shown = [f"{one} ({one.reason})" if reasons else str(one) for one in found[:_NAMED]]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"{len(found)} branch{'es' if len(found) > 1 else ''}: {', '.join(shown)}{more}"

@@ -1,0 +1,222 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceTable, build_branch_sweeper
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop
+
+NOW = timedelta(0)
+AT_ONCE: dict[str, Any] = {"keep_failed": NOW}
+
+
+def sweep(shop: Shop, instance: dg.DagsterInstance, cursor: str | None = None, **options: Any) -> Any:
+    """One tick of a sweeper over the shop's tables."""
+    sensor = build_branch_sweeper("sweep", [ORDERS, CUSTOMERS], **options)
+    context = dg.build_sensor_context(
+        instance=instance, cursor=cursor, resources={"lance": shop.lance}, definitions=shop.definitions
+    )
+    return sensor.evaluate_tick(context)
+
+
+def text(shop: Shop, instance: dg.DagsterInstance, **options: Any) -> str:
+    """The text of one tick."""
+    return str(sweep(shop, instance, **options).skip_message)
+
+
+def branches(shop: Shop) -> list[str]:
+    """The branches of the orders."""
+    return sorted(shop.table().branches.list())
+
+
+def failed(shop: Shop, instance: dg.DagsterInstance) -> str:
+    """Write orders in a run whose check fails; the run's id."""
+    shop.play(orders=[-1])
+    return shop.execute(instance).run_id
+
+
+def test_branch_of_a_failed_run_is_kept_and_then_deleted(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """People re-execute a failed run from its failure for some days; after them the branch goes."""
+    run_id = failed(shop, stored_instance)
+    said = text(shop, stored_instance)
+    assert "nothing to delete; 2 kept, because a run is unfinished or may be re-executed" == said
+    assert [f"run/{run_id}"] == branches(shop)
+    would = text(shop, stored_instance, **AT_ONCE, dry_run=True)
+    assert f"would delete 2 branches: shop/orders run/{run_id[:8]} (the run failed 0 minutes ago)" in would
+    assert [f"run/{run_id}"] == branches(shop)
+    assert "deleted 2 branches: " in text(shop, stored_instance, **AT_ONCE)
+    assert [] == branches(shop)
+    assert "nothing to delete" == text(shop, stored_instance, **AT_ONCE)
+
+
+def test_branches_of_a_chain_stay_while_a_run_of_it_is_unfinished(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """A re-execution that waits in the queue reads the branch of the run that it continues."""
+    run_id = failed(shop, stored_instance)
+    parent = stored_instance.get_run_by_id(run_id)
+    assert parent is not None
+    queued = stored_instance.add_run(
+        dg.DagsterRun(
+            job_name=parent.job_name,
+            run_id=dg_run_id(1),
+            parent_run_id=run_id,
+            root_run_id=run_id,
+            status=dg.DagsterRunStatus.NOT_STARTED,
+            # Without the tag of its root, as a re-execution from Python.
+        )
+    )
+    assert "2 kept" in text(shop, stored_instance, **AT_ONCE)
+    stored_instance.report_run_canceled(queued)
+    assert "deleted 2 branches" in text(shop, stored_instance, **AT_ONCE)
+
+
+def test_branch_that_an_unfinished_run_names_stays(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A run of another root may read a branch because its tag `lance/branch` says so."""
+    run_id = failed(shop, stored_instance)
+    stored_instance.add_run(
+        dg.DagsterRun(
+            job_name="other",
+            run_id=dg_run_id(2),
+            status=dg.DagsterRunStatus.STARTED,
+            tags={"lance/branch": f"run/{run_id}"},
+        )
+    )
+    assert "2 kept" in text(shop, stored_instance, **AT_ONCE)
+
+
+def test_run_that_dagster_will_retry_keeps_its_branch(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """The daemon starts the retry seconds later; no run of the chain is unfinished until then."""
+    run_id = failed(shop, stored_instance)
+    stored_instance.add_run_tags(run_id, {"dagster/will_retry": "true"})
+    assert "2 kept" in text(shop, stored_instance, **AT_ONCE)
+
+
+def test_cancelled_run(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """Dagster's failure sensors do not see cancelled runs; the sweeper does."""
+    run_id = dg_run_id(3)
+    run = stored_instance.add_run(dg.DagsterRun(job_name="job", run_id=run_id, status=dg.DagsterRunStatus.STARTED))
+    table = LanceTable.create(shop.lance.uri_of(ORDERS), rows().schema)
+    table.branches.create(f"run/{run_id}")
+    table.append(rows(), branch=f"run/{run_id}")
+    assert "1 kept" in text(shop, stored_instance, **AT_ONCE)
+    stored_instance.report_run_canceled(run)
+    assert "(the run was cancelled 0 minutes ago)" in text(shop, stored_instance, **AT_ONCE)
+
+
+def test_full_reexecution_supersedes_a_failed_run(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """The re-execution did the work again and published it, so nobody needs the first attempt for a week."""
+    run_id = failed(shop, stored_instance)
+    shop.play(orders=[1])
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(parent_run_id=run_id))
+    assert again.success
+    # Runs from the UI have this tag, runs from Python lack it.
+    stored_instance.add_run_tags(again.run_id, {"dagster/root_run_id": run_id})
+    assert f"shop/orders run/{run_id[:8]} (the run failed, and a full re-execution of it succeeded)" in text(
+        shop, stored_instance
+    )
+    assert [] == branches(shop)
+
+
+def test_published_branch_is_deleted_at_once(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A publisher was killed between its merge and its clean-up."""
+    run_id = waiting_run(shop, stored_instance)
+    shop.table().merge(f"run/{run_id}")
+    assert f"shop/orders run/{run_id[:8]} (main contains it)" in text(shop, stored_instance)
+    assert [] == branches(shop)
+
+
+def test_waiting_branch_is_never_deleted(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """The run is green, so people expect its rows; the tick names the branch, and reports it once on request."""
+    run_id = waiting_run(shop, stored_instance)
+    said = text(shop, stored_instance, **AT_ONCE)
+    assert f"nothing to delete; waiting to be published: 1 branch: shop/orders run/{run_id[:8]}" == said
+    alert: dict[str, Any] = {"waiting": "alert", "waiting_after": NOW}
+    first = sweep(shop, stored_instance, **alert)
+    (event,) = first.asset_events
+    assert ORDERS == event.asset_key
+    assert f"run/{run_id}@2" == event.metadata["lance/waiting"].value
+    assert [] == sweep(shop, stored_instance, first.cursor, **alert).asset_events
+    assert [f"run/{run_id}"] == branches(shop)
+    # Younger than an hour: its publisher may be on its way.
+    assert [] == sweep(shop, stored_instance, waiting="alert").asset_events
+
+
+def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """The request selects the promoted node and names the branch; it publishes what the run wrote."""
+    run_id = waiting_run(shop, stored_instance)
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
+    found = sweep(shop, stored_instance, **options)
+    (request,) = found.run_requests
+    assert [PRODUCTION_ORDERS] == request.asset_selection
+    assert f"lance:publish:shop/orders:run/{run_id}@2" == request.run_key
+    assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
+    assert "main@2" == shop.tag()
+
+
+def test_branch_of_an_unknown_run_stays(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """It may belong to another deployment over the same tables; only a setting lets it go."""
+    table = LanceTable.create(shop.lance.uri_of(ORDERS), rows().schema)
+    table.branches.create(f"run/{dg_run_id(4)}")
+    table.append(rows(), branch=f"run/{dg_run_id(4)}")
+    said = text(shop, stored_instance, **AT_ONCE)
+    assert "nothing to delete; 1 of runs that this Dagster instance does not know" == said
+    assert "1 of runs" in text(shop, stored_instance, **AT_ONCE, keep_unknown=timedelta(days=1))
+    assert "deleted 1 branch" in text(shop, stored_instance, **AT_ONCE, keep_unknown=NOW)
+
+
+def test_branch_that_a_tag_names_is_kept(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """Somebody tagged a version of the branch to look at it later."""
+    run_id = failed(shop, stored_instance)
+    shop.table().tags.create("look", f"run/{run_id}")
+    said = text(shop, stored_instance, **AT_ONCE)
+    assert "deleted 1 branch: shop/customers" in said
+    assert "cannot delete 1 branch: shop/orders" in said
+    assert [f"run/{run_id}"] == branches(shop)
+
+
+def test_previews_of_crashed_publishers_are_deleted(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A preview is deleted after a day, and before the branch that it shows; other branches of the name are not."""
+    run_id = waiting_run(shop, stored_instance)
+    table = shop.table()
+    table.branches.preview(f"run/{run_id}")
+    table.branches.create("preview/by-hand")
+    assert "nothing to delete" in text(shop, stored_instance)
+    assert "deleted 1 branch: shop/orders preview/run/" in text(shop, stored_instance, keep_previews=NOW)
+    assert ["preview/by-hand", f"run/{run_id}"] == branches(shop)
+
+
+def test_damaged_cursor_and_wrong_arguments(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A cursor only saves work, so a damaged one is ignored; wrong arguments fail when definitions load."""
+    for cursor in ("x", "[]", '{"next": "a"}', '{"next": -3, "alerted": 7}', '{"next": 1e999}'):
+        assert "nothing to delete" == str(sweep(shop, stored_instance, cursor).skip_message)
+    with pytest.raises(InvalidInputError, match="at least one table"):
+        build_branch_sweeper("sweep", [])
+    with pytest.raises(InvalidInputError, match="choose keep, alert or publish"):
+        build_branch_sweeper("sweep", [ORDERS], waiting="drop")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="needs publisher="):
+        build_branch_sweeper("sweep", [ORDERS], waiting="publish")
+    with pytest.raises(InvalidInputError, match="keep_failed=7 is no duration"):
+        build_branch_sweeper("sweep", [ORDERS], keep_failed=7)  # type: ignore[arg-type]
+
+
+def waiting_run(shop: Shop, instance: dg.DagsterInstance) -> str:
+    """Write orders in a green run without a publisher; the run's id."""
+    shop.play()
+    result = shop.run(instance, selection=[ORDERS])
+    assert result.success
+    return result.run_id
+
+
+def rows() -> Any:
+    """One row."""
+    return pa.table({"id": [1]})
+
+
+def dg_run_id(number: int) -> str:
+    """A run id in Dagster's form."""
+    return f"{number:08d}-0000-4000-8000-000000000000"
