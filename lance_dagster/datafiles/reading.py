@@ -44,6 +44,20 @@ def scan(
         return dataset.scanner(columns=wanted, filter=filter).to_reader()
 
 
+def planned_schema(
+    dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None
+) -> pa.Schema:
+    """Return the schema that a scan would have, without reading a row; validates the columns and the filter.
+
+    Raises:
+        InvalidInputError: A column does not exist, or the filter is invalid.
+    """
+    wanted = None if columns is None else [*string_list("columns", columns, "id")]
+    _check_columns(dataset, wanted or [])
+    with query_errors(filter, dataset.uri):
+        return dataset.scanner(columns=wanted, filter=filter).projected_schema
+
+
 def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
     """Read rows into memory. Errors that occur while rows are read are translated too, unlike those of a stream."""
     stream = scan(dataset, columns, filter)

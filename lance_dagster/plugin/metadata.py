@@ -43,6 +43,7 @@ WHEN_MISSING = "lance/when_missing"
 SCHEMA_EVOLUTION = "lance/schema_evolution"
 COLUMNS = "lance/columns"
 FILTER = "lance/filter"
+ALLOW_MISSING = "lance/allow_missing"
 
 # On the definitions of promoted nodes and of the nodes of `main`: the key of the candidate, as text.
 CANDIDATE = "lance/candidate"

@@ -34,6 +34,8 @@ BACKFILL_TAG = "dagster/backfill"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
 _BRANCH_PREFIX = "run/"
+# The operations that change no row: settings of a table, and the fork of a branch.
+_WITHOUT_ROWS = ("UpdateConfig", "Clone")
 # Dagster's database and the storage may have different clocks.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
@@ -227,6 +229,18 @@ class RunBranch:
 def is_written(head: Version) -> bool:
     """Return whether the head of a branch is its own commit; the first manifest of a branch only records the fork."""
     return head.operation != "Clone"
+
+
+def is_never_written(table: LanceTable, version: Version) -> bool:
+    """Return whether no rows were ever committed up to a version: there are only the creation and settings.
+
+    The IO manager creates the table of a candidate on `main` and writes its rows on run branches. Until the first of
+    them is published, `main` is empty, which a reader must not take for an asset without rows.
+    """
+    # The log is read for tables without rows only, and as far as the first commit that wrote some.
+    if version.rows:
+        return False
+    return all(one.number == 1 or one.operation in _WITHOUT_ROWS for one in table.log(version))
 
 
 def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ exist when its library is loaded, and an import of a large library costs seconds
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import LanceDataset, StagedFiles, conform
+from lance_dagster.datafiles import StagedFiles, conform
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
 from lance_dagster.table import LanceTable
@@ -123,7 +123,8 @@ class PandasFrames:
 class PolarsFrames:
     """Handle `polars.DataFrame` and `polars.LazyFrame`.
 
-    A lazy frame is read batch by batch, and only the columns that its plan uses.
+    A lazy frame is read batch by batch, and only the columns that its plan uses. `Enum` and `Categorical` columns are
+    stored as text and read as `String`.
     """
 
     def accepts(self, kind: type) -> bool:
@@ -213,62 +214,6 @@ class StagedFrames:
         raise InvalidInputError(f"{view.ref} of {view.table.uri} cannot be read as {kind.__name__}")
 
 
-class LazyFrames:
-    """Handle `PinnedTable` and `lance.LanceDataset`, which read nothing until they are used. Inputs only."""
-
-    def accepts(self, kind: type) -> bool:
-        """Return whether the type is one of these two handles."""
-        return issubclass(kind, (PinnedTable, LanceDataset))
-
-    def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401, ARG002
-        """Refuse, because a handle has no rows of its own to store."""
-        raise InvalidInputError(_handle_returned(value))
-
-    def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401, ARG002
-        """Refuse, because a handle has no rows of its own to store."""
-        raise InvalidInputError(_handle_returned(value))
-
-    def load(self, view: PinnedTable, kind: type) -> object:
-        """Return the handle; a `LanceDataset` only when the input is not narrowed."""
-        if issubclass(kind, PinnedTable):
-            return view
-        if view.is_narrowed:
-            raise InvalidInputError(
-                f"the input is narrowed to some columns or rows ({view.filter or ', '.join(view.columns or ())}), "
-                "which a lance.LanceDataset cannot carry; annotate it as pyarrow.Table, another frame, or "
-                "lance_dagster.PinnedTable for a lazy handle that can"
-            )
-        return view.to_lance()
-
-
-def handlers(spark: SparkResource | None = None) -> tuple[FrameHandler, ...]:
-    """Return a handler for each library."""
-    return (
-        ArrowFrames(),
-        PandasFrames(),
-        PolarsFrames(),
-        SparkFrames(spark),
-        StagedFrames(),
-        LazyFrames(),
-    )
-
-
-def handler_for(kind: type, known: Sequence[FrameHandler]) -> FrameHandler:
-    """Return the handler of a type.
-
-    Raises:
-        InvalidInputError: No handler accepts the type.
-    """
-    found = next((handler for handler in known if handler.accepts(kind)), None)
-    if found is None:
-        raise InvalidInputError(
-            f"a Lance table is no {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars DataFrame, a "
-            "polars.LazyFrame, a pyarrow.Table or RecordBatchReader, StagedFiles, or to read lazily a "
-            "lance.LanceDataset or PinnedTable"
-        )
-    return found
-
-
 def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
     """Return a schema in which the named columns are lists of a fixed size.
 
@@ -288,13 +233,6 @@ def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
     return schema
 
 
-def _handle_returned(value: object) -> str:
-    return (
-        f"the asset returned a {type(value).__name__}, which is a handle for reading; return rows, or a "
-        "MaterializeResult when the asset wrote its table itself"
-    )
-
-
 def _ordinary(table: pa.Table) -> pa.Table:
     """Return a table without Polars' own metadata, in the types that the other engines write.
 
@@ -306,13 +244,18 @@ def _ordinary(table: pa.Table) -> pa.Table:
 
 
 def _ordinary_type(arrow: pa.DataType) -> pa.DataType:
-    if pa.types.is_large_list(arrow):
+    if isinstance(arrow, (pa.ListType, pa.LargeListType)):
         return pa.list_(_ordinary_type(arrow.value_type))
-    if pa.types.is_dictionary(arrow):
+    if isinstance(arrow, pa.FixedSizeListType):
+        return pa.list_(_ordinary_type(arrow.value_type), arrow.list_size)
+    if isinstance(arrow, pa.StructType):
+        return pa.struct([pa.field(one.name, _ordinary_type(one.type), one.nullable) for one in arrow])
+    # The other engines do not write dictionaries, so `Enum` and `Categorical` are stored as text.
+    if isinstance(arrow, pa.DictionaryType):
         return _ordinary_type(arrow.value_type)
     if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
         return pa.string()
-    return pa.binary() if pa.types.is_large_binary(arrow) else arrow
+    return pa.binary() if pa.types.is_large_binary(arrow) or pa.types.is_binary_view(arrow) else arrow
 
 
 def _lazy_frame(view: PinnedTable) -> "pl.LazyFrame":

@@ -18,8 +18,11 @@ from lance_dagster.plugin.run_branch import RunChain
 class LanceIOManager(dg.ConfigurableIOManager):
     """Store assets in Lance tables: an output is one commit on its run's branch, an input is one version.
 
-    The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars,
-    Arrow or staged files. An input without an annotation is a lazy `lance.LanceDataset`. A partitioned asset
+    The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars, Arrow,
+    `list[dict]`, lazy handles or staged files. `dict[str, T]` reads a value for each partition. An input without an
+    annotation is a `PinnedTable`, which reads nothing until it is asked to and carries the partitions, the columns and
+    the filter of the input. An input of which nothing was published is an error, unless it is annotated as
+    `Optional[T]` (it is None then) or has the metadata `lance/allow_missing`. A partitioned asset
     replaces the rows of its partitions, which its metadata `lance/partition_expr` identifies; an asset without
     partitions overwrites its table. The metadata `lance/write_mode` (`append`, `overwrite`, `replace`) of the asset,
     or of the output at run time, overrides this.
@@ -77,5 +80,10 @@ class LanceIOManager(dg.ConfigurableIOManager):
         promoted node; the branch of the run that produced the value, or of a run that this one continues; the
         resource's `read_ref`. The metadata `lance/columns` and `lance/filter` of the input, and the partitions of
         the run, narrow what is read.
+
+        Raises:
+            InvalidInputError: The annotation, the columns, the filter or the partitions cannot be used.
+            TableNotFoundError: The table does not exist, and the input is not optional.
+            VersionNotFoundError: Nothing was published, and the input is not optional.
         """
         return InputReader(lance=self.lance, spark=self.spark, chain=self._chain).load(context)

@@ -14,7 +14,8 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import DATA
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.io.frames import Destination, Rows, handler_for, handlers
+from lance_dagster.plugin.io.frames import Destination, Rows
+from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
 from lance_dagster.plugin.publish.publication import landed_as

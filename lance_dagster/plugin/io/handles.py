@@ -1,0 +1,137 @@
+"""Handlers of lazy handles (`PinnedTable`, pylance's and Arrow's datasets) and of dictionaries, and the list of all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pds
+
+from lance_dagster.datafiles import LanceDataset, planned_schema
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin.io.frames import (
+    ArrowFrames,
+    Destination,
+    FrameHandler,
+    PandasFrames,
+    PolarsFrames,
+    SparkFrames,
+    StagedFrames,
+    with_vectors,
+)
+from lance_dagster.plugin.resource import PinnedTable, SparkResource
+
+Handle = PinnedTable | pds.Dataset | pds.Scanner
+
+
+class LazyFrames:
+    """Handle `PinnedTable`, `lance.LanceDataset`, `pyarrow.dataset.Dataset` and `pyarrow.dataset.Scanner`.
+
+    As an input they read nothing until they are used. As an output their rows are written as a stream, so a handle of
+    another table, or of an older version of the same one, is copied without being held in memory.
+    """
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is one of these handles."""
+        return issubclass(kind, (PinnedTable, pds.Dataset, pds.Scanner))
+
+    def schema(self, value: Handle, vectors: Mapping[str, int]) -> pa.Schema:
+        """Return the schema of the rows that the handle reads."""
+        if isinstance(value, pds.Dataset):
+            return with_vectors(value.schema, vectors)
+        found = _planned(value) if isinstance(value, PinnedTable) else value.projected_schema
+        return with_vectors(found, vectors)
+
+    def rows(self, value: Handle, destination: Destination) -> pa.Table | pa.RecordBatchReader:
+        """Return the rows of the handle as a stream."""
+        if isinstance(value, PinnedTable):
+            return ArrowFrames().rows(value.scan(), destination)
+        scanner = value.scanner() if isinstance(value, pds.Dataset) else value
+        return ArrowFrames().rows(scanner.to_reader(), destination)
+
+    def load(self, view: PinnedTable, kind: type) -> object:
+        """Return a handle of the view.
+
+        A narrowed view is a dataset of rows in memory for `pyarrow.dataset.Dataset`, which cannot carry a filter.
+
+        Raises:
+            InvalidInputError: The input is narrowed, and annotated as `lance.LanceDataset`.
+        """
+        if issubclass(kind, PinnedTable):
+            return view
+        if issubclass(kind, pds.Scanner):
+            columns = None if view.columns is None else list(view.columns)
+            return view.to_lance().scanner(columns=columns, filter=view.filter)
+        if not view.is_narrowed:
+            return view.to_lance()
+        if not issubclass(kind, LanceDataset):
+            return pds.dataset(view.read())
+        raise InvalidInputError(
+            f"the input is narrowed to some columns or rows ({view.filter or ', '.join(view.columns or ())}), "
+            "which a lance.LanceDataset cannot carry; annotate it as pyarrow.Table, another frame, or "
+            "lance_dagster.PinnedTable for a lazy handle that can"
+        )
+
+
+class DictRows:
+    """Handle `list[dict]`: each dictionary is a row, and a key that a row lacks is null in it."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is a list."""
+        return issubclass(kind, list)
+
+    def schema(self, value: Sequence[Any], vectors: Mapping[str, int]) -> pa.Schema:
+        """Return the schema that Arrow infers from the values."""
+        return with_vectors(_table(value).schema, vectors)
+
+    def rows(self, value: Sequence[Any], destination: Destination) -> pa.Table | pa.RecordBatchReader:
+        """Return the dictionaries as an Arrow table; columns without a value take the types of the table."""
+        rows, schema = _table(value), destination.schema
+        if schema is not None and not rows.num_columns:
+            rows = schema.empty_table()
+        return ArrowFrames().rows(rows, destination)
+
+    def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
+        """Return the rows as dictionaries."""
+        return view.read().to_pylist()
+
+
+def _planned(view: PinnedTable) -> pa.Schema:
+    return planned_schema(view.to_lance(), view.columns, view.filter)
+
+
+def _table(value: Sequence[Any]) -> pa.Table:
+    strange = next((row for row in value if not isinstance(row, dict)), None)
+    if strange is not None:
+        raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
+    # Arrow looks for columns in the first row only, and would drop the others without a word.
+    names = dict.fromkeys(name for row in value for name in row)
+    return pa.table({name: pa.array([row.get(name) for row in value]) for name in names})
+
+
+def handlers(spark: SparkResource | None = None) -> tuple[FrameHandler, ...]:
+    """Return a handler for each library."""
+    return (
+        ArrowFrames(),
+        PandasFrames(),
+        PolarsFrames(),
+        SparkFrames(spark),
+        StagedFrames(),
+        LazyFrames(),
+        DictRows(),
+    )
+
+
+def handler_for(kind: type, known: Sequence[FrameHandler]) -> FrameHandler:
+    """Return the handler of a type.
+
+    Raises:
+        InvalidInputError: No handler accepts the type.
+    """
+    found = next((handler for handler in known if handler.accepts(kind)), None)
+    if found is None:
+        raise InvalidInputError(
+            f"a Lance table is no {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars DataFrame, a "
+            "polars.LazyFrame, a pyarrow.Table or RecordBatchReader, list[dict], StagedFiles, or lazily a PinnedTable, "
+            "a lance.LanceDataset, or a pyarrow.dataset.Dataset or Scanner"
+        )
+    return found
