@@ -128,7 +128,7 @@ def test_inputs_are_what_they_are_annotated_with(lake: LanceResource, kind: type
     read = dg.asset(ins={"numbers": dg.AssetIn(NUMBERS)})(reader)
     result = run(lake, numbers, read)
     assert result.success, error_of(result)
-    assert isinstance(seen[0], LanceDataset if kind is Any else kind)
+    assert isinstance(seen[0], PinnedTable if kind is Any else kind)
     assert seen[1] == [1, 2, 3]
 
 
