@@ -277,7 +277,7 @@ def test_self_dependency_from_the_first_partition_on(lake: LanceResource, kind: 
     for day in ("2024-01-01", "2024-01-02", "2024-01-03"):
         result = run(lake, asset, partition_key=day, tags={"lance/branch": "dev"})
         assert result.success, error_of(result)
-    nothing = [None, None] if kind == pa.Table | None else [[]]
+    nothing: list[Any] = [None, None] if kind == pa.Table | None else [[]]
     assert [*nothing, [1], [2]] == seen
 
 
