@@ -11,6 +11,7 @@ from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCh
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
+from lance_dagster.plugin.operate.maintenance_job import MaintenanceConfig, MaintenanceJob, build_maintenance_job
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
 from lance_dagster.plugin.publish.publish_step import PublishConfig
 from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
@@ -27,6 +28,8 @@ __all__ = [
     "KeysExist",
     "LanceIOManager",
     "LanceResource",
+    "MaintenanceConfig",
+    "MaintenanceJob",
     "NotNull",
     "NullRate",
     "PinnedTable",
@@ -42,6 +45,7 @@ __all__ = [
     "Unique",
     "WriteMode",
     "build_branch_sweeper",
+    "build_maintenance_job",
     "build_publisher",
     "build_ref_sensor",
     "build_table_checks",

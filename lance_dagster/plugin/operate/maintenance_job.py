@@ -1,0 +1,208 @@
+"""A job that verifies, compacts and cleans up tables, with a report for each table.
+
+Every table is a step of its own, in one process: a table that fails does not stop the others, the run fails at its
+end, and a re-execution from failure repeats only the tables that failed.
+
+The job changes no rows and works beside writers and publishers. Compaction commits to `main`, and a run branch that
+was forked before merges into the compacted `main` without a conflict. The collection deletes no file that a branch, a
+tag or a writer may need.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple, TypedDict, Unpack
+
+import dagster as dg
+from pydantic import Field
+
+from lance_dagster.errors import InvalidInputError, LanceDagsterError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.validation import require_sequence
+from lance_dagster.gc.collect import GarbageReport
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.operate.ref_tick import WatchedTable
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.run_branch import RunChain
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.table import LanceTable
+from lance_dagster.verify.manifest_rules import ERROR, Problem
+
+_DEFAULT_AGE = timedelta(days=14)
+_SHOWN = 20
+Report = dict[str, dg.MetadataValue | str | int]
+
+
+class MaintenanceConfig(dg.Config):
+    """What a run of the maintenance job does besides its definition."""
+
+    dry_run: bool = Field(default=False, description="Verify, and report what would be collected; change nothing.")
+
+
+class MaintenanceOptions(TypedDict, total=False):
+    """What a maintenance job does with each table; everything by default.
+
+    `verify` looks for damage first, and a damaged table is left as it is. `compact` rewrites small fragments of `main`.
+    `indices` adds the rows that the indices of `main` miss. `collect` is the age from which versions that nothing
+    needs expire and unreferenced files are deleted; None collects nothing.
+    """
+
+    verify: bool
+    compact: bool
+    indices: bool
+    collect: timedelta | None
+
+
+class MaintenanceJob(NamedTuple):
+    """A maintenance job, and its schedule when one was asked for."""
+
+    job: dg.JobDefinition
+    schedule: dg.ScheduleDefinition | None
+
+
+def build_maintenance_job(
+    tables: Sequence[TableAsset],
+    *,
+    name: str = "lance_maintenance",
+    schedule: str | None = None,
+    resource_key: str = RESOURCE_KEY,
+    **options: Unpack[MaintenanceOptions],
+) -> MaintenanceJob:
+    """Build a job that verifies, compacts and cleans up some tables, and its schedule.
+
+    It records an observation of each candidate: how many versions, files and bytes were removed, the number of
+    fragments before and after, the refreshed indices, and the problems that were found. A step fails when its table
+    is damaged or its maintenance raises an error; the other tables are maintained all the same.
+
+    Args:
+        tables: The candidates, as definitions or keys.
+        name: The name of the job.
+        schedule: When the job runs, as a cron expression in UTC such as `0 3 * * 0`; None for no schedule.
+        resource_key: The key of the `LanceResource`.
+        options: See `MaintenanceOptions`.
+
+    Raises:
+        InvalidInputError: No table is given, or one is given twice.
+    """
+    require_sequence("tables", tables, "shop/orders")
+    maintained = [WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables]
+    if not maintained or len({one.key for one in maintained}) < len(maintained):
+        raise InvalidInputError(f"build_maintenance_job needs each table once, not {[one.name for one in maintained]}")
+    ops = [_op(one, f"{name}__{_identifier(one.name)}", resource_key, options) for one in maintained]
+
+    # In one process: a process for each table would take longer to start than the work of most tables.
+    @dg.job(name=name, executor_def=dg.in_process_executor, description=_about(maintained))
+    def maintenance() -> None:
+        for op in ops:
+            op()
+
+    # STOPPED until somebody switches it on in the UI, as with every schedule of Dagster.
+    planned = dg.ScheduleDefinition(job=maintenance, cron_schedule=schedule) if schedule else None
+    return MaintenanceJob(maintenance, planned)
+
+
+def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
+    @dg.op(name=name, required_resource_keys={resource_key}, description=f"Maintain the table of {one.name}.")
+    def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
+        lance: LanceResource = getattr(context.resources, resource_key)
+        step = _Step(context, one.name, dry_run=config.dry_run)
+        try:
+            step.run(lance.table(one.key, one.metadata), options)
+        except LanceDagsterError as error:
+            raise dg.Failure(description=f"{one.name}: {error}", metadata=step.report) from error
+        finally:
+            # Also of a step that fails: what was done before the failure is done.
+            context.log_event(dg.AssetObservation(one.key, description="maintenance", metadata=step.report))
+        if step.damage:
+            raise dg.Failure(description=f"{one.name} is damaged: {step.damage[0]}", metadata=step.report)
+
+    return maintain
+
+
+class _Step:
+    """The maintenance of one table; `report` grows with each thing that is done."""
+
+    def __init__(self, context: dg.OpExecutionContext, name: str, *, dry_run: bool) -> None:
+        self.report: Report = {}
+        self.damage: list[Problem] = []
+        self._context, self._name, self._dry_run = context, name, dry_run
+        # The sensors take a version with a run id for one of Dagster's.
+        self._properties = {md.RUN_ID: RunChain.of_context(context).run_id or "", md.JOB_NAME: context.job_name}
+
+    def run(self, table: LanceTable, options: MaintenanceOptions) -> None:
+        if options.get("verify", True):
+            self._verify(table)
+        if self.damage:
+            # Compaction reads what may be damaged, and a collection could delete what a repair needs.
+            return
+        if not self._dry_run:
+            if options.get("compact", True):
+                self._compact(table)
+            if options.get("indices", True):
+                self._refresh_indices(table)
+        age = options.get("collect", _DEFAULT_AGE)
+        if age is not None:
+            self._collect(table, age)
+
+    def _verify(self, table: LanceTable) -> None:
+        found = table.maintenance.verify()
+        self.damage = [problem for problem in found.problems if problem.severity == ERROR]
+        self._add_problems(found.problems)
+        self.report["lance/versions_verified"] = found.versions
+
+    def _compact(self, table: LanceTable) -> None:
+        before = _fragments(table)
+        version = table.maintenance.compact(message=f"maintenance of {self._name}", properties=self._properties)
+        self.report |= {"lance/fragments_before": before, "lance/fragments_after": _fragments(table)}
+        self.report |= {md.BRANCH: version.branch, md.VERSION: version.number}
+
+    def _refresh_indices(self, table: LanceTable) -> None:
+        missing = [index.name for index in table.maintenance.indices() if index.needs_work]
+        if missing:
+            table.to_lance(MAIN).optimize.optimize_indices(index_names=missing)
+        self.report["lance/indices_refreshed"] = len(missing)
+
+    def _collect(self, table: LanceTable, age: timedelta) -> None:
+        found = table.maintenance.collect_garbage(age, dry_run=self._dry_run)
+        self._add_problems(found.problems)
+        self.report |= _garbage(found)
+        if not self._dry_run and not found.ok:
+            self.damage = [problem for problem in found.problems if problem.severity == ERROR]
+
+    def _add_problems(self, problems: Sequence[Problem]) -> None:
+        self.report["lance/problems"] = len(problems)
+        if problems:
+            lines = [f"- {problem}" for problem in problems[:_SHOWN]]
+            more = [f"- and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+            self.report["lance/problem_list"] = dg.MetadataValue.md("\n".join(lines + more))
+            for problem in problems[:_SHOWN]:
+                self._context.log.warning("%s: %s", self._name, problem)
+
+
+def _garbage(found: GarbageReport) -> Report:
+    if found.dry_run:
+        # Under names of their own: a plot of what was removed must not show what was not.
+        removed, expired, done = found.garbage, found.expired, "would_remove"
+    else:
+        removed, expired = found.garbage if found.done else {}, found.expired if found.expiry_done else {}
+        done = "removed"
+    return {
+        f"lance/versions_{done}": sum(map(len, expired.values())),
+        f"lance/files_{done}": sum(count.files for count in removed.values()),
+        f"lance/bytes_{done}": sum(count.bytes for count in removed.values()),
+        "lance/files_waiting": sum(count.files for count in found.waiting.values()),
+    }
+
+
+def _fragments(table: LanceTable) -> int:
+    return len(table.to_lance(MAIN).get_fragments())
+
+
+def _identifier(name: str) -> str:
+    # Dagster allows letters, digits and underscores in the name of an op.
+    return re.sub(r"\W", "_", name.replace("/", "__"), flags=re.ASCII)
+
+
+def _about(tables: Sequence[WatchedTable]) -> str:
+    names = ", ".join(one.name for one in tables[:_SHOWN])
+    return f"Verify, compact and clean up {len(tables)} Lance tables: {names}."
