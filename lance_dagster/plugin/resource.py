@@ -56,6 +56,11 @@ class PinnedTable:
         return str(self.version)
 
     @property
+    def metadata(self) -> dict[str, str | int]:
+        """Metadata that names this version in the result of an asset check, for the publisher to compare."""
+        return md.version_metadata(self.version)
+
+    @property
     def schema(self) -> pa.Schema:
         """The table's schema at this version."""
         return self.table.schema(self.version)

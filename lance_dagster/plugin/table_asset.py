@@ -65,8 +65,18 @@ def asset_key_of(asset: TableAsset) -> dg.AssetKey:
     """Return the key of an asset that is given as a key or as the definition of one asset.
 
     A string is a path: `shop/orders` means the key `["shop", "orders"]`.
+
+    Raises:
+        InvalidInputError: The definition is a multi-asset.
     """
-    if isinstance(asset, (dg.AssetsDefinition, dg.AssetSpec)):
+    if isinstance(asset, dg.AssetsDefinition):
+        if len(asset.keys) != 1:
+            keys = ", ".join(sorted(key.to_user_string() for key in asset.keys))
+            raise InvalidInputError(
+                f"this definition has {len(asset.keys)} assets; give the key or the AssetSpec of one of them: {keys}"
+            )
+        return asset.key
+    if isinstance(asset, dg.AssetSpec):
         return asset.key
     if isinstance(asset, dg.AssetKey):
         return asset

@@ -6,14 +6,13 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.evaluation import (
     LANCE_CHECK,
     BoundCheck,
-    describe_asset,
     evaluate_check,
     open_candidate,
     partitions_of,
+    run_partitions,
 )
 from lance_dagster.plugin.checks.table_check import CheckFunction, FunctionCheck, Scope, TableCheck
 from lance_dagster.plugin.resource import LanceResource
@@ -49,7 +48,7 @@ def build_table_checks(
     if doubled:
         key = asset_key_of(asset).to_user_string()
         raise InvalidInputError(f"two checks of {key} are named {', '.join(doubled)}; give one of them another name")
-    return [_build(_bind(asset, check), blocking=blocking, resource_key=resource_key) for check in found]
+    return [_build(asset, check, blocking=blocking, resource_key=resource_key) for check in found]
 
 
 def table_check(
@@ -97,42 +96,37 @@ def table_check(
             reads=tuple(asset_key_of(one) for one in reads),
             function=function,
         )
-        return _build(_bind(asset, check), blocking=blocking, resource_key=resource_key)
+        return _build(asset, check, blocking=blocking, resource_key=resource_key)
 
     return decorate
 
 
-def _bind(asset: TableAsset, check: TableCheck) -> BoundCheck:
+def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key: str) -> dg.AssetChecksDefinition:
     key = asset_key_of(asset)
     partitions_def = asset.partitions_def if isinstance(asset, (dg.AssetsDefinition, dg.AssetSpec)) else None
-    return BoundCheck(check=check, asset=key, metadata=metadata_of(asset), partitions_def=partitions_def)
-
-
-def _build(bound: BoundCheck, *, blocking: bool, resource_key: str) -> dg.AssetChecksDefinition:
-    check = bound.check
+    bound = BoundCheck(check=check, asset=key, metadata=metadata_of(asset), partitions_def=partitions_def)
 
     def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         lance: LanceResource = getattr(context.resources, resource_key)
-        metadata = {**describe_asset(context, bound.asset)[0], **bound.metadata}
-        candidate = open_candidate(context, lance, bound.asset, metadata)
-        keys = partitions_of(candidate)
+        candidate = open_candidate(context, asset, resource_key=resource_key)
+        keys = partitions_of(candidate) or run_partitions(context, bound, candidate)
         outcome = evaluate_check(bound, candidate, lance=lance, context=context, partition_keys=keys)
         return dg.AssetCheckResult(
             passed=outcome.passed,
             severity=outcome.severity,
             description=outcome.description,
             # The publisher compares this version with the one that it is about to publish.
-            metadata={**outcome.counts, **md.version_metadata(candidate.version)},
+            metadata={**outcome.counts, **candidate.metadata},
         )
 
     setattr(evaluate, LANCE_CHECK, bound)
     return dg.asset_check(
-        asset=bound.asset,
+        asset=key,
         name=check.name,
         description=check.description,
         blocking=blocking,
         # The order of steps: a table that the same run writes must be written before the check reads it.
         # Dagster refuses the checked asset itself as an additional dependency.
-        additional_deps=[other for other in dict.fromkeys(check.reads) if other != bound.asset],
+        additional_deps=[other for other in dict.fromkeys(check.reads) if other != key],
         required_resource_keys={resource_key},
     )(evaluate)

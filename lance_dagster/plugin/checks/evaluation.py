@@ -6,22 +6,27 @@ the publisher with the result of a planned merge.
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.errors import LanceDagsterError, StoreError
+from lance_dagster.errors import LanceDagsterError, RefNotFoundError, StoreError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.partitions import partition_filter
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import RunChain
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.table import LanceTable
 
 # The attribute of the function behind an asset check that holds its `BoundCheck`. Dagster copies definitions, with
 # resources or for the selection of a job, but never the function, so that the attribute survives.
 LANCE_CHECK = "lance_check"
+_PARTITION_TAG = "dagster/partition"
 # Operations of commits that leave the rows of a branch as they are, so that they need not name partitions.
 _WITHOUT_ROWS = frozenset({"Clone", "UpdateConfig", "CreateIndex", "Rewrite", "ReserveFragments"})
 
@@ -149,28 +154,52 @@ def evaluate_check(
         return CheckOutcome(passed=False, description=f"the check broke: {type(error).__name__}: {error}")
 
 
-def open_candidate(
-    context: CheckContext, lance: LanceResource, asset: dg.AssetKey, metadata: Mapping[str, object] | None = None
-) -> PinnedTable:
+def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: str = RESOURCE_KEY) -> PinnedTable:
     """Open the table of a candidate at the version that a check has to look at.
 
-    1. In a run that wrote the table, or that continues such a run: the head of the run branch.
-    2. In any other run: the version that `read_ref` of the resource names.
+    This is the first of these that exists:
+
+    1. the head of the run branch, in a run that wrote the table or that continues such a run
+    2. the newest version that any run materialized, while its branch has commits that `main` lacks: a check that is
+       run alone, from its *Execute* button, looks at the candidate that waits and not at `main`
+    3. the version that `read_ref` of the resource names
+
+    A check that a user writes with Dagster's `asset_check` should return the property `metadata` of the table as
+    metadata of its result. The publisher then knows which version was checked.
 
     Args:
         context: The context of the check.
-        lance: The resource.
-        asset: The candidate.
-        metadata: The metadata of the candidate's definition, where it decides about the place of the table.
+        asset: The candidate, as its definition or its key.
+        resource_key: The key of the `LanceResource`, which the check must require.
     """
-    return lance.pin(RunChain.of_context(context), lance.table(asset, metadata))
+    lance: LanceResource = getattr(context.resources, resource_key)
+    key = asset_key_of(asset)
+    table = lance.table(key, {**describe_asset(context, key)[0], **metadata_of(asset)})
+    head = RunBranch(table=table, chain=RunChain.of_context(context)).head()
+    version = head or _waiting(table, key, context.instance) or table.at(lance.read_ref)
+    return PinnedTable(table=table, version=version)
+
+
+def _waiting(table: LanceTable, asset: dg.AssetKey, instance: dg.DagsterInstance) -> Version | None:
+    """Return the newest materialized version of an asset, or None when `main` has it or its branch is gone."""
+    event = instance.get_latest_materialization_event(asset)
+    made = event.asset_materialization if event else None
+    found = md.audited_version(made.metadata) if made else None
+    if made is None or found is None or found[0] == MAIN:
+        return None
+    with suppress(RefNotFoundError, VersionNotFoundError):
+        version = table.at(f"branch:{found[0]}@{found[1]}")
+        # A branch may have been deleted and created again under its name, with other versions of the same numbers.
+        if version.transaction == md.text(made.metadata, md.TRANSACTION) and not table.branches.is_merged(version):
+            return version
+    return None
 
 
 def partitions_of(version: PinnedTable) -> tuple[str, ...]:
     """Return the partitions that the commits of a branch wrote since it was forked from `main`, in order.
 
-    Empty for a version of `main`, and when a commit changed rows without naming partitions: then the whole table
-    has to be checked.
+    Empty for a version of `main`, and when a commit changed rows without naming partitions: the whole table has to be
+    checked then.
     """
     if version.version.branch == MAIN:
         return ()
@@ -182,6 +211,16 @@ def partitions_of(version: PinnedTable) -> tuple[str, ...]:
         elif commit.operation not in _WITHOUT_ROWS:
             return ()
     return tuple(sorted(keys))
+
+
+def run_partitions(context: CheckContext, bound: BoundCheck, version: PinnedTable) -> tuple[str, ...]:
+    """Return the partition of the current run for a version of `main`, which names none itself; else nothing."""
+    key = context.run.tags.get(_PARTITION_TAG)
+    definition = bound.described(context).partitions_def
+    if version.version.branch != MAIN or key is None or definition is None:
+        return ()
+    # The partition of the run may belong to another asset, whose partitions have other names.
+    return (key,) if key in definition.get_partition_keys(dynamic_partitions_store=context.instance) else ()
 
 
 def _asset_checks(

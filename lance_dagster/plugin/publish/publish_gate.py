@@ -8,10 +8,13 @@ publisher therefore verifies the audit of the exact version that it is about to 
 2. every blocking check must have an evaluation after that materialization
 3. the newest evaluation of each check must name the version, where it names one, and must have passed
 
-A check that did not run counts as failed.
+An evaluation counts when it comes from the run that wrote the version, or from a run that continues it. One from
+another run, such as a check that a person executed alone, counts when it names exactly this version.
+
+A check that did not run counts as failed, and so does a table without blocking checks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
@@ -22,6 +25,9 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_branch import RunChain, family_of, run_of
 
 _PARENTS_OF_A_MERGE = 2
+# How many of the newest evaluations of a check are searched for one of the version: a check that a person executes in
+# order to publish is among the last ones.
+_SEARCHED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,7 @@ class _Event:
     """A materialization of the asset, or (when `check` is set) an evaluation of one of its checks."""
 
     order: tuple[int, int]
+    at: float
     asset: dg.AssetKey
     check: dg.AssetCheckKey | None
     metadata: Mapping[str, object]
@@ -72,7 +79,12 @@ class _Event:
 
 
 def reasons_against(
-    subject: Subject, checks: Sequence[dg.AssetCheckKey], *, instance: dg.DagsterInstance, chain: RunChain
+    subject: Subject,
+    checks: Sequence[dg.AssetCheckKey],
+    *,
+    instance: dg.DagsterInstance,
+    chain: RunChain,
+    unchecked: bool = False,
 ) -> list[str]:
     """Return every reason why a version may not be published; empty when it passed its audit.
 
@@ -81,8 +93,10 @@ def reasons_against(
         checks: The blocking checks.
         instance: The Dagster instance, whose event log is read.
         chain: The run that publishes. A re-execution may have run the checks of a version that its parent wrote.
+        unchecked: Whether a table without blocking checks may be published.
     """
-    events = list(_events(subject, family_of(subject.run_id, instance, chain.run_ids), instance))
+    family = family_of(subject.run_id, instance, chain.run_ids)
+    events = list(_events(subject, family, instance))
     materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
     name = _name(subject.asset)
     if not materialized:
@@ -91,10 +105,22 @@ def reasons_against(
     if (found := md.audited_version(last.metadata)) != (subject.branch, subject.number):
         seen = f"{found[0]}@{found[1]}" if found else "an unknown version"
         return [f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"]
+    of_table = [check for check in checks if check.asset_key == subject.asset]
+    if not of_table and not unchecked:
+        return [f"{name}: no blocking check guards it; add one, or build the publisher with unchecked=True"]
     # An evaluation before the last materialization was of an earlier attempt of the step, whose rows are
     # gone.
     after = [event for event in events if event.check is not None and event.order > last.order]
-    return [reason for check in checks if check.asset_key == subject.asset for reason in _failed(check, subject, after)]
+    reasons: list[str] = []
+    for check in of_table:
+        of_family = [event for event in after if event.check == check]
+        newest = max(of_family, key=lambda event: event.order, default=None)
+        alone = _evaluated_alone(check, subject, family, instance)
+        # By time, since storage ids of different runs cannot be compared.
+        if alone and alone.at > (newest or last).at:
+            newest = alone
+        reasons += _failed(check, subject, newest)
+    return reasons
 
 
 def was_materialized(asset: dg.AssetKey, run_id: str, instance: dg.DagsterInstance) -> bool:
@@ -104,20 +130,38 @@ def was_materialized(asset: dg.AssetKey, run_id: str, instance: dg.DagsterInstan
     return any(event is not None and event.asset_key == asset for event in events)
 
 
-def _failed(check: dg.AssetCheckKey, subject: Subject, after: Sequence[_Event]) -> Iterator[str]:
+def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:
+    """Yield the reason why the newest evaluation of a check speaks against the version, if it does.
+
+    The newest one counts, so that a check which failed and passed when it was re-executed does not refuse.
+    """
     title = f"{_name(check.asset_key)}: blocking check {check.name!r}"
-    evaluations = [event for event in after if event.check == check]
-    if not evaluations:
+    if newest is None:
         yield f"{title} was not run on {subject.ref}"
         return
-    # The newest one counts, so that a check which failed and passed when it was re-executed does not refuse.
-    last = max(evaluations, key=lambda event: event.order)
-    seen = md.audited_version(last.metadata)
+    seen = md.audited_version(newest.metadata)
     # A check that a user wrote may name no version; its place in the log is all that is known about it.
     if seen not in (None, (subject.branch, subject.number)):
         yield f"{title} looked at {seen[0]}@{seen[1]}, not at {subject.ref}"
-    elif not last.passed:
-        yield f"{title} failed on {subject.ref}" + (f": {last.description}" if last.description else "")
+    elif not newest.passed:
+        yield f"{title} failed on {subject.ref}" + (f": {newest.description}" if newest.description else "")
+
+
+def _evaluated_alone(
+    check: dg.AssetCheckKey, subject: Subject, family: Collection[str], instance: dg.DagsterInstance
+) -> _Event | None:
+    """Return the newest evaluation of exactly this version by a run outside of the family."""
+    # The history of one check over all runs, newest first. `get_records_for_run` would need the ids of the runs.
+    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_SEARCHED):
+        entry = record.event if record.run_id not in family else None
+        event = entry.dagster_event if entry else None
+        # A check that is planned or still runs has a record too, with another event or none.
+        if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            continue
+        found = _event_of((0, 0), entry.timestamp, event)
+        if found and md.audited_version(found.metadata) == (subject.branch, subject.number):
+            return found
+    return None
 
 
 def _events(subject: Subject, run_ids: Sequence[str], instance: dg.DagsterInstance) -> Iterator[_Event]:
@@ -128,20 +172,20 @@ def _events(subject: Subject, run_ids: Sequence[str], instance: dg.DagsterInstan
     for place, run_id in enumerate(run_ids):
         for record in instance.get_records_for_run(run_id, of_type=kinds).records:
             event = record.event_log_entry.dagster_event
-            found = event and _event_of((place, record.storage_id), event)
+            found = event and _event_of((place, record.storage_id), record.event_log_entry.timestamp, event)
             if found and found.asset == subject.asset:
                 yield found
 
 
-def _event_of(order: tuple[int, int], event: dg.DagsterEvent) -> _Event | None:
+def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> _Event | None:
     if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
         made = event.step_materialization_data.materialization
-        return _Event(order, made.asset_key, None, made.metadata)
+        return _Event(order, at, made.asset_key, None, made.metadata)
     found = event.asset_check_evaluation_data
     # As in Dagster: a blocking check that fails with severity WARN does not stop the downstream assets.
     passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN
     key = found.asset_check_key
-    return _Event(order, key.asset_key, key, found.metadata, passed, found.description or "")
+    return _Event(order, at, key.asset_key, key, found.metadata, passed, found.description or "")
 
 
 def _branch(event: _Event) -> str | None:
