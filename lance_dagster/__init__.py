@@ -108,6 +108,7 @@ if TYPE_CHECKING:
         build_table_checks as build_table_checks,
         check_values as check_values,
         evaluate_check as evaluate_check,
+        open_candidate as open_candidate,
         ref_asset_specs as ref_asset_specs,
         table_check as table_check,
     )
@@ -215,6 +216,7 @@ _HOMES = {
         "build_table_checks",
         "check_values",
         "evaluate_check",
+        "open_candidate",
         "ref_asset_specs",
         "table_check",
     ),

@@ -114,6 +114,7 @@ PUBLIC_NAMES = [
     "ensure_java",
     "evaluate_check",
     "local_session",
+    "open_candidate",
     "read_table",
     "ref_asset_specs",
     "split_table_uri",

@@ -6,7 +6,7 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 
 from lance_dagster.plugin.checks.built_in_checks import InRange, KeysExist, NotNull, NullRate, RowCount, Unique
 from lance_dagster.plugin.checks.check_definitions import build_table_checks, table_check
-from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check
+from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, open_candidate
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
@@ -51,6 +51,7 @@ __all__ = [
     "build_table_checks",
     "check_values",
     "evaluate_check",
+    "open_candidate",
     "ref_asset_specs",
     "table_check",
 ]

@@ -1,5 +1,6 @@
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -18,11 +19,12 @@ from lance_dagster import (
     PinnedTable,
     RowCount,
     Unique,
+    build_publisher,
     build_table_checks,
     table_check,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
-from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, Shop, failure
 
 NAN = float("nan")
 ROWS = pa.table(
@@ -195,3 +197,71 @@ def test_partitions_are_judged_one_by_one(lake: LanceResource, instance: dg.Dags
     assert evaluation.description == "0 rows in 2024-01-02; allowed: at least 1 in each partition"
     assert evaluation.metadata["rows"].value == 2
     assert evaluation.metadata["failed_partitions"].value == 1
+
+
+def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """The candidate failed for want of a customer; the customer comes, the check passes, the candidate is published."""
+    checks = build_table_checks(ORDERS, [KeysExist("id", in_table="shop/customers", key="id")])
+    all_of_it = replace(shop, assets=[*shop.assets, *checks])
+    shop.play(orders=[1, 5], customers=[1])
+    failed = all_of_it.run(stored_instance)
+    shop.play(customers=[1, 5])
+    customers = all_of_it.run(stored_instance, selection=[CUSTOMERS, PRODUCTION_CUSTOMERS])
+    refused = all_of_it.publish(stored_instance, ref=f"run/{failed.run_id}")
+    alone = all_of_it.run(stored_instance, selection=dg.AssetSelection.checks(*checks))
+    (evaluation,) = alone.get_asset_check_evaluations()
+    published = all_of_it.publish(stored_instance, ref=f"run/{failed.run_id}")
+    again = all_of_it.run(stored_instance, selection=dg.AssetSelection.checks(*checks))
+    assert (False, True, False) == (failed.success, customers.success, refused.success)
+    assert "blocking check 'keys_exist_id' failed on" in failure(refused)
+    assert f"run/{failed.run_id}" == evaluation.metadata["lance/branch"].value
+    assert evaluation.passed
+    assert published.success
+    assert [1, 5] == shop.ids("production")
+    (evaluation,) = again.get_asset_check_evaluations()
+    assert "main" == evaluation.metadata["lance/branch"].value
+
+
+def test_result_of_a_check_that_ran_alone_later_counts(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A check that passed in the run and fails on the same version now refuses the publication."""
+    (check,) = build_table_checks(ORDERS, [KeysExist("id", in_table="shop/customers", key="id")])
+    all_of_it = replace(shop, assets=[*shop.assets, check])
+    shop.play(orders=[5], customers=[5])
+    wrote = all_of_it.run(stored_instance, selection=dg.AssetSelection.assets(ORDERS, CUSTOMERS))
+    shop.play(customers=[1])
+    all_of_it.run(stored_instance, selection=[CUSTOMERS, PRODUCTION_CUSTOMERS])
+    all_of_it.run(stored_instance, selection=dg.AssetSelection.checks(check))
+    refused = all_of_it.publish(stored_instance, ref=f"run/{wrote.run_id}")
+    assert wrote.success
+    assert "blocking check 'keys_exist_id' failed on" in failure(refused)
+
+
+def test_table_without_a_blocking_check_is_refused(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Nothing audited it; the publisher has to be told that this is wanted."""
+
+    @dg.asset(key=ORDERS)
+    def orders() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
+    options: dict[str, Any] = {"instance": instance, "resources": resources, "raise_on_error": False}
+    checks = build_table_checks(orders, [NotNull("id")], blocking=False)
+    refused = dg.materialize([orders, *checks, build_publisher([orders])], **options)
+    published = dg.materialize([orders, build_publisher([orders], unchecked=True)], **options)
+    assert "shop/orders: no blocking check guards it; add one, or build the publisher with unchecked=True" in failure(
+        refused
+    )
+    assert published.success
+
+
+def test_definition_of_several_assets() -> None:
+    """The error says what to give instead."""
+
+    @dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right")])
+    def both() -> Iterator[dg.MaterializeResult[Any]]:
+        yield dg.MaterializeResult(asset_key="left")
+
+    with pytest.raises(InvalidInputError, match="has 2 assets; give the key or the AssetSpec of one of them: left, ri"):
+        build_table_checks(both, [NotNull("id")])

@@ -103,6 +103,7 @@ class PublishStep:
     tag: str
     checks: Sequence[dg.AssetCheckKey]
     partitioned: bool
+    unchecked: bool
 
     def execute(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
@@ -207,7 +208,9 @@ class PublishStep:
                 if isinstance(subject, str):
                     reasons.append(subject)
                 else:
-                    reasons += reasons_against(subject, self.checks, instance=self.instance, chain=self.chain)
+                    reasons += reasons_against(
+                        subject, self.checks, instance=self.instance, chain=self.chain, unchecked=self.unchecked
+                    )
         if reasons and not self.config.ignore_failed_checks:
             raise PublishRefusedError(f"refused to publish {', '.join(one.name for one in found)}", reasons)
         for reason in reasons:

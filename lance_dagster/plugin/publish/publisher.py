@@ -58,6 +58,7 @@ def build_publisher(
     name: str | None = None,
     partitions_def: dg.PartitionsDefinition | None = None,
     checks: Sequence[dg.AssetCheckKey | dg.AssetChecksDefinition] = (),
+    unchecked: bool = False,
     **options: Unpack[PublisherOptions],
 ) -> dg.AssetsDefinition:
     """Build the asset that merges audited run branches into `main` and moves a tag to the result.
@@ -80,6 +81,7 @@ def build_publisher(
             backfill is published once, after all its runs.
         checks: Further checks that must pass: checks that are not in the publisher's code location, or not marked
             as blocking.
+        unchecked: Whether a table that has no blocking check may be published. By default it is refused.
         **options: `pool`, the Dagster pool of the step; `lance_publish` if left out, None for no pool. Limit the pool
             to 1 in the instance's settings, so that publishers run one after the other. `resource_key`, the key of
             the `LanceResource` among the resources; `lance` if left out.
@@ -112,6 +114,7 @@ def build_publisher(
             lance=getattr(context.resources, resource_key),
             tag=tag,
             checks=blocking_checks(context, keys, named),
+            unchecked=unchecked,
             partitioned=partitions_def is not None,
         )
         try:
