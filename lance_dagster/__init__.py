@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         open_candidate as open_candidate,
         ref_asset_specs as ref_asset_specs,
         table_check as table_check,
+        validate_definitions as validate_definitions,
     )
     from lance_dagster.spark import (
         LanceDataSource as LanceDataSource,
@@ -218,6 +219,7 @@ _HOMES = {
         "evaluate_check",
         "open_candidate",
         "ref_asset_specs",
+        "validate_definitions",
         "table_check",
     ),
     "lance_dagster.spark": ("LanceDataSource", "ensure_java", "local_session", "read_table", "stage", "target_schema"),

@@ -122,6 +122,7 @@ PUBLIC_NAMES = [
     "table_check",
     "table_uri",
     "target_schema",
+    "validate_definitions",
     "write_files",
 ]
 

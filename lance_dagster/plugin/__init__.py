@@ -8,6 +8,7 @@ from lance_dagster.plugin.checks.built_in_checks import InRange, KeysExist, NotN
 from lance_dagster.plugin.checks.check_definitions import build_table_checks, table_check
 from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, open_candidate
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
+from lance_dagster.plugin.definitions import validate_definitions
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
@@ -54,6 +55,7 @@ __all__ = [
     "open_candidate",
     "ref_asset_specs",
     "table_check",
+    "validate_definitions",
 ]
 
 try:

@@ -12,6 +12,7 @@ left behind.
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 import dagster as dg
@@ -49,6 +50,26 @@ class PublisherOptions(TypedDict, total=False):
 
     pool: str | None
     resource_key: str
+
+
+# The attribute of the publisher's function that has its traits; it survives the copies that Dagster makes.
+_TRAITS = "lance_publisher"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherTraits:
+    """What a publisher publishes: the candidates, the checks that it names, and whether checks may be missing."""
+
+    candidates: tuple[dg.AssetKey, ...]
+    checks: tuple[dg.AssetCheckKey, ...]
+    unchecked: bool
+
+
+def traits_of(definition: dg.AssetsDefinition) -> PublisherTraits | None:
+    """Return the traits of a publisher, or None when the definition is no publisher."""
+    compute = getattr(definition.node_def, "compute_fn", None) if definition.is_executable else None
+    found = getattr(getattr(compute, "decorated_fn", None), _TRAITS, None)
+    return found if isinstance(found, PublisherTraits) else None
 
 
 def build_publisher(
@@ -123,6 +144,8 @@ def build_publisher(
             # A retry by Dagster would fail for the same reason. A StoreError may pass, so it is retried.
             raise dg.Failure(description=str(error), allow_retries=False) from error
 
+    traits = PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked)
+    setattr(getattr(publisher.op.compute_fn, "decorated_fn"), _TRAITS, traits)  # noqa: B009 - not typed by Dagster
     return publisher
 
 

@@ -1,0 +1,274 @@
+"""What is wrong with the definitions of a code location, found without a run and without reading a table.
+
+A setting that is not understood, or two assets on one table, would otherwise show in the first run, or never. Only
+Dagster's public attributes are read: the assets and resources of a `Definitions`, the outputs and inputs of each
+asset, and the required resource keys.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.publish.publisher import PublisherTraits, traits_of
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.settings import SettingPlace, refuse_unknown_settings
+from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_address
+
+_PREFIX = "lance/"
+_DEFAULT_MANAGER = "io_manager"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """One asset of the code location."""
+
+    spec: dg.AssetSpec
+    definition: dg.AssetsDefinition | None
+    manager: LanceIOManager | None
+
+    @property
+    def name(self) -> str:
+        return self.spec.key.to_user_string()
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        return self.spec.metadata
+
+    @property
+    def is_other_node(self) -> bool:
+        """Whether the asset stands for a table that another asset writes, as a promoted node does."""
+        return md.CANDIDATE in self.metadata
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the IO manager of this package stores the value of the asset."""
+        if self.definition is None or self.manager is None or self.is_other_node or not self.definition.is_executable:
+            return False
+        name = next(name for name, key in self.definition.keys_by_output_name.items() if key == self.spec.key)
+        kind = self.definition.node_def.output_dict[name].dagster_type.typing_type
+        # Dagster reads the annotation `None` as the type Nothing, and a bare `MaterializeResult` as Any.
+        return kind is not type(None) and not _returns_result(self.definition)
+
+    @property
+    def address(self) -> TableAddress:
+        return table_address(self.spec.key, self.metadata)
+
+
+class Findings:
+    """The definitions of a code location, and what is wrong with them."""
+
+    def __init__(self, defs: dg.Definitions) -> None:
+        """Collect the assets, checks and resources."""
+        self._resources: Mapping[str, object] = defs.resources or {}
+        self._sensors = tuple(defs.sensors or ())
+        assets: list[object] = list(defs.assets or ())
+        self._definitions = [one for one in assets if isinstance(one, dg.AssetsDefinition)]
+        checks: list[object] = list(defs.asset_checks or ())
+        self._checks = [one for one in checks if isinstance(one, dg.AssetsDefinition)]
+        specs = [(spec, one) for one in self._definitions for spec in one.specs]
+        alone = [(one, None) for one in assets if isinstance(one, dg.AssetSpec)]
+        self._nodes = [
+            _Node(spec=spec, definition=one, manager=self._manager(spec, one)) for spec, one in [*specs, *alone]
+        ]
+        self._by_key = {node.spec.key: node for node in self._nodes}
+
+    def all(self) -> list[str]:
+        """Return every finding, each as a sentence that names the asset or resource."""
+        found = [
+            *self._settings(),
+            *self._inputs(),
+            *self._places(),
+            *self._partitions(),
+            *self._other_nodes(),
+            *self._other_checks(),
+            *self._unchecked(),
+            *self._missing_resources(),
+        ]
+        # A table that is named by several nodes is found once for each.
+        return list(dict.fromkeys(found))
+
+    def _manager(self, spec: dg.AssetSpec, definition: dg.AssetsDefinition | None) -> LanceIOManager | None:
+        if definition is not None and definition.is_executable:
+            key = definition.get_io_manager_key_for_asset_key(spec.key)
+        else:
+            key = md.text(spec.metadata, "dagster/io_manager_key") or _DEFAULT_MANAGER
+        found = self._resources.get(key)
+        return found if isinstance(found, LanceIOManager) else None
+
+    def _settings(self) -> Iterator[str]:
+        for node in self._nodes:
+            place: SettingPlace = "asset" if node.is_written else "spec"
+            # Assets of other systems may have any metadata; only the prefix shows that they mean this package.
+            meant = {key: value for key, value in node.metadata.items() if node.is_written or key.startswith(_PREFIX)}
+            yield from _refusals(meant, place, f"asset {node.name}")
+
+    def _inputs(self) -> Iterator[str]:
+        for definition in [*self._definitions, *self._checks]:
+            if not definition.is_executable:
+                continue
+            inputs = definition.node_def.input_dict
+            for name, key in definition.keys_by_input_name.items():
+                given = inputs[name]
+                manager = self._input_manager(key, given.input_manager_key)
+                meant = {k: v for k, v in given.metadata.items() if manager is not None or k.startswith(_PREFIX)}
+                where = f"input {name} ({key.to_user_string()}) of {definition.node_def.name}"
+                yield from _refusals(meant, "input", where)
+
+    def _input_manager(self, upstream: dg.AssetKey, input_manager_key: str | None) -> LanceIOManager | None:
+        if input_manager_key is not None:
+            found = self._resources.get(input_manager_key)
+            return found if isinstance(found, LanceIOManager) else None
+        node = self._by_key.get(upstream)
+        return node.manager if node else None
+
+    def _places(self) -> Iterator[str]:
+        """Find paths that cannot be used, and tables that several assets write."""
+        tables: defaultdict[tuple[str, TableAddress], set[str]] = defaultdict(set)
+        for node in self._nodes:
+            if not (node.is_written or node.is_other_node):
+                continue
+            try:
+                address = node.address
+            except InvalidInputError as error:
+                yield f"asset {node.name}: {error}"
+                continue
+            for root in self._roots_of(node):
+                tables[root, address].add(owner_of(node.spec.key, node.metadata))
+        for (root, address), owners in tables.items():
+            if len(owners) > 1:
+                yield (
+                    f"several assets are on one table, {address} below {root}: {', '.join(sorted(owners))}; each would "
+                    f"replace the rows of the others, so give all but one another path by the metadata {md.TABLE!r}"
+                )
+
+    def _roots_of(self, node: _Node) -> set[str]:
+        if node.is_written and node.manager is not None:
+            return {_root(node.manager.lance)}
+        return self._roots(node.definition) or self._only_root()
+
+    def _partitions(self) -> Iterator[str]:
+        for node in self._nodes:
+            if not node.is_written or node.manager is None or node.definition is None:
+                continue
+            if node.definition.partitions_def is None:
+                continue
+            of_asset = md.text(node.metadata, md.WRITE_MODE)
+            mode = of_asset or node.manager.write_mode
+            if mode == "overwrite":
+                source = "its metadata" if of_asset else "its IO manager"
+                yield (
+                    f"asset {node.name} has partitions, and {source} says write_mode 'overwrite': each run would "
+                    f"delete the other partitions; set the metadata {md.WRITE_MODE!r} to 'replace' or 'append'"
+                )
+            if md.PARTITION_EXPR not in node.metadata and mode not in ("append", "upsert", "overwrite"):
+                yield (
+                    f"asset {node.name} has partitions, but no metadata {md.PARTITION_EXPR!r}: name the column that "
+                    "tells the partition of a row, or annotate the asset `-> None` if it stores its rows itself"
+                )
+
+    def _other_nodes(self) -> Iterator[str]:
+        """Find promoted nodes that look for a table where its asset does not write it."""
+        for node in self._nodes:
+            candidate = dg.AssetKey(owner_of(node.spec.key, node.metadata).split("/"))
+            written = self._by_key.get(candidate) if node.is_other_node else None
+            if written is None or not written.is_written:
+                continue
+            if not _have_same_place(node, written):
+                yield (
+                    f"asset {node.name} reads another table than {written.name} writes, {written.address}; give the "
+                    "definition of the asset, and not only its key, to the builder of the node"
+                )
+            yield from self._other_root(written, node.definition, f"asset {node.name}")
+
+    def _other_checks(self) -> Iterator[str]:
+        """Find checks that look for a table below another root than its asset writes it."""
+        for check in self._checks:
+            for key in check.check_keys:
+                written = self._by_key.get(key.asset_key)
+                if written is not None and written.is_written:
+                    yield from self._other_root(written, check, f"check {key.name!r} of {written.name}")
+
+    def _other_root(self, written: _Node, reader: dg.AssetsDefinition | None, name: str) -> Iterator[str]:
+        roots = self._roots(reader)
+        if written.manager is not None and roots and _root(written.manager.lance) not in roots:
+            yield (
+                f"{name} looks below {', '.join(sorted(roots))}, but the IO manager of {written.name} writes below "
+                f"{_root(written.manager.lance)}; give its builder the `resource_key` of that root"
+            )
+
+    def _unchecked(self) -> Iterator[str]:
+        specs = [spec for one in [*self._definitions, *self._checks] for spec in one.check_specs]
+        checked = {spec.asset_key for spec in specs if spec.blocking}
+        for definition in self._definitions:
+            traits = traits_of(definition)
+            if traits is None or traits.unchecked:
+                continue
+            for key in _unaudited(traits, checked):
+                yield (
+                    f"publisher {definition.node_def.name} publishes {key.to_user_string()} without one blocking "
+                    "check: add one with build_table_checks, or give unchecked=True to build_publisher"
+                )
+
+    def _missing_resources(self) -> Iterator[str]:
+        known = {*self._resources, _DEFAULT_MANAGER}
+        listed = ", ".join(sorted(self._resources)) or "none"
+        needs: list[tuple[str, frozenset[str]]] = [
+            (f"sensor {sensor.name}", frozenset(getattr(sensor, "required_resource_keys", ())))
+            for sensor in self._sensors
+        ]
+        for definition in [*self._definitions, *self._checks]:
+            if definition.is_executable:
+                needed = definition.required_resource_keys - definition.resource_defs.keys()
+                needs.append((definition.node_def.name, frozenset(needed)))
+        for name, keys in needs:
+            for key in sorted(keys - known):
+                yield f"{name} needs a resource {key!r}; the definitions have {listed}"
+
+    def _roots(self, definition: dg.AssetsDefinition | None) -> set[str]:
+        """Return the roots of the resources that a definition requires."""
+        if definition is None or not definition.is_executable:
+            return set()
+        required = (self._resources.get(key) for key in definition.required_resource_keys)
+        return {_root(one) for one in required if isinstance(one, LanceResource)}
+
+    def _only_root(self) -> set[str]:
+        """Return the root of the code location when it has one; an external asset does not name its root."""
+        found = {_root(one) for one in self._resources.values() if isinstance(one, LanceResource)}
+        found |= {_root(one.lance) for one in self._resources.values() if isinstance(one, LanceIOManager)}
+        return found if len(found) == 1 else set()
+
+
+def _returns_result(definition: dg.AssetsDefinition) -> bool:
+    function = getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
+    annotation = getattr(function, "__annotations__", {}).get("return")
+    # A string in modules with `from __future__ import annotations`.
+    return annotation is dg.MaterializeResult or str(annotation).endswith("MaterializeResult")
+
+
+def _unaudited(traits: PublisherTraits, checked: set[dg.AssetKey]) -> list[dg.AssetKey]:
+    named = {check.asset_key for check in traits.checks}
+    return [key for key in traits.candidates if key not in checked | named]
+
+
+def _have_same_place(node: _Node, written: _Node) -> bool:
+    try:
+        return node.address == written.address
+    except InvalidInputError:  # reported with the places
+        return True
+
+
+def _root(lance: LanceResource) -> str:
+    # The value of a variable is unknown while definitions load; two names count as two roots.
+    return f"EnvVar {lance.root.env_var_name}" if isinstance(lance.root, dg.EnvVar) else lance.root
+
+
+def _refusals(metadata: Mapping[str, object], place: SettingPlace, where: str) -> Iterator[str]:
+    try:
+        refuse_unknown_settings(metadata, place, where)
+    except InvalidInputError as error:
+        yield str(error)

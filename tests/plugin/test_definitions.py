@@ -1,0 +1,235 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    RowCount,
+    build_publisher,
+    build_ref_sensor,
+    build_table_checks,
+    ref_asset_specs,
+    validate_definitions,
+)
+
+DAYS = dg.StaticPartitionsDefinition(["a", "b"])
+LAKE = LanceResource(root="/lake")
+_DAY = {"lance/partition_expr": "day"}
+
+
+def asset(key: str, metadata: Mapping[str, Any] | None = None, **options: Any) -> dg.AssetsDefinition:
+    """An asset whose value the IO manager stores."""
+
+    def rows() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    made: dg.AssetsDefinition = dg.asset(key=key.split("/"), metadata=metadata, **options)(rows)
+    return made
+
+
+def definitions(
+    *assets: Any,
+    checks: Sequence[Any] = (),
+    sensors: Sequence[Any] = (),
+    resources: Mapping[str, Any] | None = None,
+) -> dg.Definitions:
+    """Definitions over one root, unless resources are given."""
+    return dg.Definitions(
+        assets=assets,
+        asset_checks=checks,
+        sensors=sensors,
+        resources=resources or {"lance": LAKE, "io_manager": LanceIOManager(lance=LAKE)},
+    )
+
+
+def findings(defs: dg.Definitions) -> list[str]:
+    """What validation says, line by line; nothing when it accepts."""
+    try:
+        assert defs is validate_definitions(defs)
+    except InvalidInputError as error:
+        first, *lines = str(error).splitlines()
+        assert first == "these definitions cannot work:"
+        return [line.removeprefix("- ") for line in lines]
+    return []
+
+
+def only(defs: dg.Definitions) -> str:
+    """The one finding."""
+    (found,) = findings(defs)
+    return found
+
+
+def test_definitions_without_a_mistake_are_returned() -> None:
+    """With partitions, a publisher, checks, sensors, external nodes, and assets that this package does not store."""
+    orders = asset("shop/orders", {"lance/write_mode": "append", "owner": "shop", "dagster/x": 1})
+    days = asset("days", {"lance/partition_expr": "day"}, partitions_def=DAYS)
+
+    @dg.asset(partitions_def=DAYS, metadata={"mode": "their own"})
+    def stores_itself() -> None:
+        pass
+
+    @dg.asset(partitions_def=DAYS, metadata={"mode": "their own"})
+    def reports_itself() -> dg.MaterializeResult:  # type: ignore[type-arg]
+        return dg.MaterializeResult()
+
+    @dg.asset(ins={"orders": dg.AssetIn(["production", "shop", "orders"], metadata={"lance/columns": ["id"]})})
+    def report(orders: pa.Table) -> None:
+        pass
+
+    defs = definitions(
+        orders,
+        days,
+        stores_itself,
+        reports_itself,
+        report,
+        build_publisher([orders]),
+        build_publisher([days], tag="daily", partitions_def=DAYS, unchecked=True),
+        *ref_asset_specs([orders], lance=LAKE),
+        dg.AssetSpec("elsewhere", metadata={"mode": "of another system"}),
+        checks=build_table_checks(orders, [RowCount(minimum=1)]),
+        sensors=[build_ref_sensor("refs", [orders])],
+    )
+    assert [] == findings(defs)
+    assert 9 == len(list(defs.resolve_all_asset_specs()))
+
+
+@pytest.mark.parametrize(
+    "metadata,says",
+    [
+        ({"lance/write_mod": "append"}, "there is no setting 'lance/write_mod'; did you mean 'lance/write_mode'?"),
+        ({"write_mode": "append"}, "metadata 'write_mode' would be ignored; did you mean 'lance/write_mode'?"),
+        ({"mode": "append"}, "metadata 'mode' would be ignored; did you mean 'lance/write_mode'?"),
+        ({"partition_expr": "day"}, "metadata 'partition_expr' would be ignored; did you mean 'lance/partition_expr'?"),
+        ({"lance/write_mode": "replce"}, "lance/write_mode must be one of"),
+        ({"lance/columns": ["id"]}, "lance/columns has no meaning in the metadata of an asset that is written"),
+        ({"lance/table": "../orders"}, "no table can be at '../orders' below the root"),
+    ],
+)
+def test_settings_of_an_asset_that_are_not_understood_are_refused(metadata: dict[str, Any], says: str) -> None:
+    """Each with the asset, and the nearest name."""
+    found = only(definitions(asset("shop/orders", metadata)))
+    assert found.startswith("asset shop/orders: ")
+    assert says in found
+
+
+def test_settings_of_inputs_that_are_not_understood_are_refused() -> None:
+    """Also those of an input of a check; each with the input and its reader."""
+
+    @dg.asset(ins={"rows": dg.AssetIn(["shop", "orders"], metadata={"column": ["id"]})})
+    def report(rows: pa.Table) -> None:
+        pass
+
+    @dg.asset_check(
+        asset="customers", additional_ins={"o": dg.AssetIn(["shop", "orders"], metadata={"lance/reff": "x"})}
+    )
+    def known(customers: pa.Table, o: pa.Table) -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=customers.num_rows >= o.num_rows)
+
+    found = findings(definitions(asset("shop/orders"), asset("customers"), report, checks=[known]))
+    assert (
+        "input rows (shop/orders) of report: metadata 'column' would be ignored; did you mean 'lance/columns'"
+        in found[0]
+    )
+    assert (
+        "input o (shop/orders) of customers_known: there is no setting 'lance/reff'; did you mean 'lance/ref'"
+        in found[1]
+    )
+    assert 2 == len(found)
+
+
+def test_two_assets_on_one_table_are_refused() -> None:
+    """Also an asset on the table of another one's promoted node; not assets below different roots."""
+    orders = asset("shop/orders")
+    copy = asset("gold/orders", {"lance/schema": "shop"})
+    said = "several assets are on one table, shop/orders below /lake: gold/orders, shop/orders; each would replace"
+    assert said in only(definitions(orders, copy))
+    publisher = build_publisher([asset("old/orders", {"lance/table": "shop/orders"})], unchecked=True)
+    assert "shop/orders below /lake: old/orders, shop/orders" in only(definitions(orders, publisher))
+    other = LanceResource(root="/other")
+    copy = asset("gold/orders", {"lance/schema": "shop"}, io_manager_key="second")
+    managers = {"io_manager": LanceIOManager(lance=LAKE), "second": LanceIOManager(lance=other)}
+    assert [] == findings(definitions(orders, copy, resources=managers))
+
+
+@pytest.mark.parametrize(
+    "metadata,manager,says",
+    [
+        ({}, "", "has partitions, but no metadata 'lance/partition_expr'"),
+        (
+            {"lance/partition_expr": "day", "lance/write_mode": "overwrite"},
+            "",
+            "its metadata says write_mode 'overwrite'",
+        ),
+        ({"lance/partition_expr": "day"}, "overwrite", "its IO manager says write_mode 'overwrite'"),
+    ],
+)
+def test_partitioned_assets_that_would_lose_rows_are_refused(metadata: dict[str, Any], manager: str, says: str) -> None:
+    """Without a partition column nothing can be replaced, and an overwrite deletes the other partitions."""
+    days = asset("days", metadata, partitions_def=DAYS)
+    assert says in only(definitions(days, resources={"io_manager": LanceIOManager(lance=LAKE, write_mode=manager)}))
+
+
+def test_publisher_of_a_table_without_a_blocking_check_is_refused() -> None:
+    """A check that does not block is not enough; `unchecked` or a check that the publisher names is."""
+    orders = asset("shop/orders")
+    soft = build_table_checks(orders, [RowCount(minimum=1)], blocking=False)
+    found = only(definitions(orders, build_publisher([orders]), checks=soft))
+    assert "publisher publish_production publishes shop/orders without one blocking check" in found
+    assert "unchecked=True" in found
+    assert [] == findings(definitions(orders, build_publisher([orders], checks=soft), checks=soft))
+    assert [] == findings(definitions(orders, build_publisher([orders], unchecked=True)))
+
+
+def test_nodes_that_look_elsewhere_are_refused() -> None:
+    """A builder that got only the key of an asset with a place of its own, and builders with another root."""
+    orders = asset("shop/orders", {"lance/table": "raw/orders"})
+    found = only(definitions(orders, build_publisher(["shop/orders"], unchecked=True)))
+    assert "asset production/shop/orders reads another table than shop/orders writes, raw/orders; give" in found
+    other = LanceResource(root="/other")
+    checks = build_table_checks(orders, [RowCount(minimum=1)])
+    resources = {"lance": other, "io_manager": LanceIOManager(lance=LAKE)}
+    found = "\n".join(findings(definitions(orders, build_publisher([orders]), checks=checks, resources=resources)))
+    said = "looks below /other, but the IO manager of shop/orders writes below /lake"
+    assert f"asset production/shop/orders {said}" in found
+    assert f"check 'row_count' of shop/orders {said}" in found
+
+
+def test_missing_resources_are_refused() -> None:
+    """Those of assets, of checks and of sensors, each with its name."""
+    orders = asset("shop/orders")
+    found = findings(
+        definitions(
+            orders,
+            build_publisher([orders]),
+            checks=build_table_checks(orders, [RowCount(minimum=1)], resource_key="lake"),
+            sensors=[build_ref_sensor("refs", [orders], resource_key="lake")],
+            resources={"io_manager": LanceIOManager(lance=LAKE)},
+        )
+    )
+    assert [
+        "sensor refs needs a resource 'lake'; the definitions have io_manager",
+        "publish_production needs a resource 'lance'; the definitions have io_manager",
+        "shop__orders_row_count needs a resource 'lake'; the definitions have io_manager",
+    ] == found
+
+
+def test_everything_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line for each finding; no variable of the environment is read."""
+    monkeypatch.delenv("LAKE", raising=False)
+    lance = LanceResource(root=dg.EnvVar("LAKE"))
+    defs = definitions(
+        asset("a", {"lance/table": "t", "write_mode": "append"}),
+        asset("b", {"lance/table": "t"}, partitions_def=DAYS),
+        build_publisher(["a"]),
+        resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
+    )
+    found = "\n".join(findings(defs))
+    for said in ("'write_mode' would be ignored", "one table, t below EnvVar LAKE: a, b", "b has partitions, but"):
+        assert said in found
+    assert "publishes a without one blocking check" in found
