@@ -62,6 +62,10 @@ PUBLISHED_BY = "dagster/published_by"
 MOVED_TO = "lance/to"
 REASON = "lance/reason"
 WHO = "lance/who"
+# On a commit of `main` that merges a preview: the versions in it, their runs, and what the publisher evaluated.
+SOURCES = "lance/sources"
+PUBLISHED_RUNS = "dagster/run_ids"
+AUDITED_AGAIN = "lance/audited_again"
 # On a commit of `main` that restores the content of an older version: that version.
 ROLLED_BACK_TO = "lance/rolled_back_to"
 

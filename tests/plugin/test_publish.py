@@ -318,7 +318,7 @@ def test_one_publisher_after_a_backfill(lake: LanceResource, instance: dg.Dagste
         table = lake.table(SALES)
         assert months(lake) == ["2024-01", "2024-02"]
         assert len(table.branches.list()) == 1
-        assert table.head().number == 3
+        assert table.head().number == 2
 
 
 def test_publisher_without_tables() -> None:

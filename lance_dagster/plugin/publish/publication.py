@@ -1,7 +1,8 @@
 """The steps that take audited run branches to the tag that readers follow.
 
 1. find:   look up the version to publish in every table
-2. merge:  merge these versions into `main`; a version that `main` contains already is skipped
+2. merge:  move `main` to these versions, or to the audited previews of their merges (`reaudit`), by fast-forward only;
+           a version that `main` contains already is skipped
 3. move:   move the tag of every table
 4. retire: delete the run branches, which nothing needs after the merge; a failure is only reported
 
@@ -14,14 +15,15 @@ publication starts at the first step, recognises what is done and does the rest.
 the properties of the merge commits on `main` still tell which run was published (`landed_as`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import dagster as dg
 
-from lance_dagster.errors import AlreadyExistsError, MergeConflictError, RefMovedError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, MergeConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
@@ -43,7 +45,9 @@ class Publication:
     merge. `previous` is the tag before the publication, and `promoted_to` the version that the tag names after
     it. `chosen` means that a person named a version of `main`, which may be older than the tag's version.
     Otherwise a tag moves only forward: when another publisher has moved it to a later version of `main`, that
-    version contains the rows of this publication. `about` has further metadata entries for the promoted node's page.
+    version contains the rows of this publication. `planned` is
+    the audited preview of the merge of the sources into `base`, a version of `main`; None when the source itself is
+    merged. `about` has further metadata entries for the promoted node's page.
     """
 
     candidate: dg.AssetKey
@@ -54,6 +58,8 @@ class Publication:
     previous: Tag | None = None
     chosen: bool = False
     promoted_to: Version | None = None
+    planned: Version | None = None
+    base: Version | None = None
     about: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -108,7 +114,8 @@ def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
     # The chain is newest first, so a smaller age is newer. A branch of a run outside of the chain, which a
     # tag of the run named, counts as the newest.
     ages = {run_id: age for age, run_id in enumerate(chain.run_ids)}
-    return ages[landed.properties[md.RUN_ID]] < ages.get(run_of(head.branch) or "", -1)
+    newest = min(ages[run_id] for run_id in _values(landed, md.RUN_ID) if run_id in ages)
+    return newest < ages.get(run_of(head.branch) or "", -1)
 
 
 def _find_by_backfill(publication: Publication, backfill_id: str, instance: dg.DagsterInstance) -> Publication:
@@ -142,25 +149,7 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     return replace(publication, sources=(version,))
 
 
-def check_mergeable(publications: Iterable[Publication]) -> None:
-    """Refuse the publication when a merge of any table has conflicts, before the first table is merged.
-
-    A commit between this check and the merge can still cause a conflict; `merge_all` reports that one.
-
-    Raises:
-        MergeConflictError: Some merges have conflicts; the error lists those of all tables. Nothing was written.
-    """
-    found = [
-        conflict
-        for publication in publications
-        for source in publication.sources
-        for conflict in _named(publication, source, publication.table.preview_merge(source).conflicts)
-    ]
-    if found:
-        raise MergeConflictError(_NOTHING_MERGED, found)
-
-
-def _named(publication: Publication, source: Version, conflicts: Iterable[object]) -> list[Conflict]:
+def named_conflicts(publication: Publication, source: Version, conflicts: Iterable[object]) -> list[Conflict]:
     """Return the conflicts of a merge, with the table and the source prepended to their units."""
     return [
         replace(conflict, unit=f"{publication.name} ({source}): {conflict.unit}")
@@ -169,40 +158,82 @@ def _named(publication: Publication, source: Version, conflicts: Iterable[object
     ]
 
 
-def merge_all(publications: Iterable[Publication], chain: RunChain) -> list[Publication]:
-    """Merge every source into `main`, and return the publications with the versions that contain them.
+def merge_all(
+    publications: Iterable[Publication],
+    chain: RunChain,
+    plan_again: Callable[[Publication], Publication] | None = None,
+) -> list[Publication]:
+    """Move `main` of every table to what was audited, and return the publications with the versions that contain it.
+
+    Args:
+        publications: The tables.
+        chain: The run that publishes.
+        plan_again: Makes and audits the preview of a merge, when `main` has moved since the audit.
 
     Raises:
         MergeConflictError: A table cannot be merged. The tables before it are merged, and no tag has moved.
     """
     merged: list[Publication] = []
     for publication in publications:
-        merged.append(_merged(publication, chain, _SOME_MERGED if merged else _NOTHING_MERGED))
+        merged.append(_merged(publication, chain, plan_again, _SOME_MERGED if merged else _NOTHING_MERGED))
     return merged
 
 
-def _merged(publication: Publication, chain: RunChain, refusal: str) -> Publication:
-    landed = publication.landed
-    for source in publication.sources:
-        run_id = source.properties.get(md.RUN_ID) or run_of(source.branch) or ""
-        found = {
-            md.RUN_ID: run_id,
-            md.ASSET_KEY: publication.name,
-            md.PUBLISHED_BY: chain.run_id,
-            md.BACKFILL_ID: chain.backfill_id,
-        }
-        # `landed_as` finds the merge by these properties when the branch is deleted.
-        properties = {key: value for key, value in found.items() if value}
-        message = f"publish {publication.name} from {source}"
+def _merged(
+    publication: Publication,
+    chain: RunChain,
+    plan_again: Callable[[Publication], Publication] | None,
+    refusal: str,
+) -> Publication:
+    for _ in range(_TRIES):
+        if publication.planned is None and (publication.landed is not None or not publication.sources):
+            return publication
         try:
-            version = publication.table.merge(source, into=MAIN, message=message, properties=properties)
+            return replace(publication, landed=_fast_forward(publication, chain))
         except MergeConflictError as error:
-            raise MergeConflictError(refusal, _named(publication, source, error.conflicts)) from error
-        refusal = _SOME_MERGED
-        # In a resumed publication some sources are merged already, and `merge` returns an existing version for
-        # them, not in the order of this loop. The newest version contains the others.
-        landed = version if landed is None or version.number > landed.number else landed
-    return replace(publication, landed=landed)
+            source = publication.planned or publication.sources[-1]
+            moved = any(isinstance(one, Conflict) and one.kind == "history" for one in error.conflicts)
+            if not moved or plan_again is None:
+                raise MergeConflictError(refusal, named_conflicts(publication, source, error.conflicts)) from error
+        publication = plan_again(publication)
+    raise ConflictError(f"{publication.name}: main moved each time its merge was audited; publish again")
+
+
+def _fast_forward(publication: Publication, chain: RunChain) -> Version:
+    """Move `main` to the planned merge, or to the single source, unless `main` has anything that these do not have."""
+    table, sources = publication.table, publication.sources
+    properties = merge_properties(publication, sources[-1], chain)
+    if publication.planned is not None:
+        runs = dict.fromkeys(_run_of_source(source) for source in sources)
+        properties |= {
+            md.SOURCES: json.dumps([str(source) for source in sources]),
+            md.PUBLISHED_RUNS: json.dumps(list(runs)),
+            md.AUDITED_AGAIN: json.dumps(publication.about.get(md.AUDITED_AGAIN)),
+        }
+    named = ", ".join(map(str, sources[:3])) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")  # noqa: PLR2004
+    return table.merge(
+        publication.planned or sources[0],
+        into=MAIN,
+        # Any other merge could bring rows together that no check saw together.
+        mode="ff-only",
+        message=f"publish {publication.name} from {named}",
+        properties=properties,
+    )
+
+
+def merge_properties(publication: Publication, source: Version, chain: RunChain) -> dict[str, str]:
+    """Return the properties of the commit that merges a source; `landed_as` finds it by them."""
+    found = {
+        md.RUN_ID: _run_of_source(source),
+        md.ASSET_KEY: publication.name,
+        md.PUBLISHED_BY: chain.run_id,
+        md.BACKFILL_ID: chain.backfill_id,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _run_of_source(source: Version) -> str:
+    return source.properties.get(md.RUN_ID) or run_of(source.branch) or ""
 
 
 def move_tags(publications: Sequence[Publication], tag: str, metadata: Mapping[str, str]) -> list[Publication]:
@@ -294,8 +325,16 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
     wanted = {key: frozenset(values) for key, values in made_by.items()}
     for number in reversed(table.branches.version_numbers()[-_SEARCHED:]):
         version = table.at(f"{MAIN}@{number}")
-        if all(version.properties.get(key) in values for key, values in wanted.items()):
+        if all(not values.isdisjoint(_values(version, key)) for key, values in wanted.items()):
             return version
         if since is not None and version.committed_at < since:
             return None
     return None
+
+
+def _values(version: Version, key: str) -> list[str]:
+    """Return the values of a property of a commit; a merge of several runs has several run ids."""
+    own = [version.properties[key]] if key in version.properties else []
+    if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
+        return own
+    return [*own, *json.loads(version.properties[md.PUBLISHED_RUNS])]

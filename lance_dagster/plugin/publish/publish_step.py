@@ -19,10 +19,11 @@ from lance_dagster.errors import (
     TableNotFoundError,
     VersionNotFoundError,
 )
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import (
     Publication,
-    check_mergeable,
     find_by_ref,
     find_by_run,
     find_tag,
@@ -31,6 +32,7 @@ from lance_dagster.plugin.publish.publication import (
     retire_all,
 )
 from lance_dagster.plugin.publish.publish_gate import Subject, reasons_against, was_materialized
+from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
     Rollback,
     audited_behind,
@@ -104,6 +106,7 @@ class PublishStep:
     checks: Sequence[dg.AssetCheckKey]
     partitioned: bool
     unchecked: bool
+    accept_stale: bool = False
 
     def execute(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
@@ -129,18 +132,20 @@ class PublishStep:
             yield from self._publish(nodes)
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        found = self._find(nodes)
-        ignored = self._gate(found)
-        # A single merge writes nothing when it conflicts, so a preview of it would only do its work twice. With
-        # several merges, the first ones would be on `main` when a later one is refused.
-        if self.config.dry_run or sum(len(one.sources) for one in found) > 1:
-            check_mergeable(found)
-        if self.config.dry_run:
-            for one in found:
-                verb = "roll back to" if is_rollback(one) else "publish"
-                self.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, one.audited)))
-            return
-        merged = self._merge(found)
+        found, ignored = self._gate(self._find(nodes))
+        found, refused = self.reaudit.plan(found)
+        merged: list[Publication] = []
+        try:
+            ignored += self._refuse(found, refused)
+            if self.config.dry_run:
+                for one in found:
+                    verb = "roll back to" if is_rollback(one) else "publish"
+                    self.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, one.audited)))
+                return
+            merged = self._merge(found)
+        finally:
+            # After the merge, `main` contains the previews.
+            self.reaudit.drop([*found, *merged])
         for one in self._move(merged):
             origin = one.previous.ref if one.previous else "nowhere"
             self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
@@ -195,22 +200,38 @@ class PublishStep:
             return find_by_ref(empty, self.config.ref, instance=self.instance)
         return find_by_run(empty, self.chain, instance=self.instance, with_backfill=not self.partitioned)
 
-    def _gate(self, found: Sequence[Publication]) -> list[str]:
+    def _gate(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Verify the audit of every version, and return the reasons against it that the config ignores.
 
         Raises:
             PublishRefusedError: There are reasons, and the config does not ignore them.
         """
+        gated: list[Publication] = []
         reasons: list[str] = []
         for one in found:
+            passing = one
             for version in one.audited:
-                subject = Subject.of(one.candidate, audited_behind(one.table, version))
-                if isinstance(subject, str):
-                    reasons.append(subject)
-                else:
-                    reasons += reasons_against(
-                        subject, self.checks, instance=self.instance, chain=self.chain, unchecked=self.unchecked
-                    )
+                passing, against = self._audit_of(passing, version)
+                reasons += against
+            gated.append(passing)
+        return gated, self._refuse(found, reasons)
+
+    def _audit_of(self, one: Publication, version: Version) -> tuple[Publication, list[str]]:
+        """Return the reasons against one version, and the publication with what was evaluated to find them."""
+        version = audited_behind(one.table, version)
+        recorded = recorded_reasons(version)
+        if recorded is not None:
+            return one, recorded
+        subject = Subject.of(one.candidate, version)
+        if not isinstance(subject, str):
+            return one, reasons_against(
+                subject, self.checks, instance=self.instance, chain=self.chain, unchecked=self.unchecked
+            )
+        if version.branch == MAIN:
+            return self.reaudit.audit_main(one, version, subject)
+        return one, [subject]
+
+    def _refuse(self, found: Sequence[Publication], reasons: list[str]) -> list[str]:
         if reasons and not self.config.ignore_failed_checks:
             raise PublishRefusedError(f"refused to publish {', '.join(one.name for one in found)}", reasons)
         for reason in reasons:
@@ -221,7 +242,7 @@ class PublishStep:
         """Merge run branches into `main`, and commit the rollbacks that are reverts."""
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
         if not withdrawn:
-            return merge_all(found, self.chain)
+            return merge_all(found, self.chain, self._plan_again)
         require_reason(self.config.reason, "a rollback")
         done = []
         for one in found:
@@ -236,6 +257,17 @@ class PublishStep:
             reverts = kind is Rollback.revert
             done.append(replace(revert_to(one, self.chain, self._about_move) if reverts else one, about=about))
         return done
+
+    def _plan_again(self, one: Publication) -> Publication:
+        """Preview and audit a merge, because `main` moved since the audit of the source or since the last preview."""
+        self.reaudit.drop([one])
+        planned, reasons = self.reaudit.audit(self.reaudit.preview(one))
+        try:
+            self._refuse([one], reasons)
+        except PublishRefusedError:
+            self.reaudit.drop([planned])
+            raise
+        return planned
 
     def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
         for one in merged:
@@ -280,8 +312,10 @@ class PublishStep:
             **md.version_metadata(version),
             **{key: value for key, value in about.items() if value},
         }
-        if ignored:
-            metadata["lance/ignored"] = list(ignored)
+        again = one.about.get(md.AUDITED_AGAIN)
+        found = [*ignored, *(again.get("ignored", ()) if isinstance(again, dict) else ())]
+        if found:
+            metadata["lance/ignored"] = list(dict.fromkeys(found))
         return dg.MaterializeResult(
             asset_key=one.promoted,
             metadata=metadata,
@@ -297,6 +331,17 @@ class PublishStep:
     def chain(self) -> RunChain:
         """The run of the publisher and the runs that it continues."""
         return RunChain.of_context(self.context)
+
+    @property
+    def reaudit(self) -> Reaudit:
+        """The audits that this step makes itself."""
+        return Reaudit(
+            context=self.context,
+            lance=self.lance,
+            chain=self.chain,
+            checks=self.checks,
+            accept_stale=self.accept_stale,
+        )
 
     @property
     def instance(self) -> dg.DagsterInstance:

@@ -13,7 +13,7 @@ left behind.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import dagster as dg
 
@@ -50,6 +50,7 @@ class PublisherOptions(TypedDict, total=False):
 
     pool: str | None
     resource_key: str
+    stale_checks: Literal["refuse", "accept"]
 
 
 # The attribute of the publisher's function that has its traits; it survives the copies that Dagster makes.
@@ -105,7 +106,9 @@ def build_publisher(
         unchecked: Whether a table that has no blocking check may be published. By default it is refused.
         **options: `pool`, the Dagster pool of the step; `lance_publish` if left out, None for no pool. Limit the pool
             to 1 in the instance's settings, so that publishers run one after the other. `resource_key`, the key of
-            the `LanceResource` among the resources; `lance` if left out.
+            the `LanceResource` among the resources; `lance` if left out. `stale_checks`, what happens when the
+            merge has to be audited again and a blocking check is a plain `@asset_check`, which cannot be evaluated
+            on it: `"refuse"` if left out, or `"accept"`, which is recorded on the promoted node.
 
     Raises:
         InvalidInputError: No table is given, or one is given twice.
@@ -137,6 +140,7 @@ def build_publisher(
             checks=blocking_checks(context, keys, named),
             unchecked=unchecked,
             partitioned=partitions_def is not None,
+            accept_stale=options.get("stale_checks") == "accept",
         )
         try:
             yield from step.execute(selected)

@@ -1,0 +1,304 @@
+"""Audit the planned merge itself, when it would publish more than a run has audited.
+
+A run audits its branch. Its rows reach `main` unchanged when `main` is still the version that the branch was forked
+from. Otherwise the merge has rows that no check saw together: two runs may append the same ids and each find them
+unique, and another program may have written to `main`. The publisher then merges into a preview branch, evaluates
+every blocking check on that, and moves `main` to exactly this version by a fast-forward. When `main` moves meanwhile,
+the fast-forward is refused, and the preview is made again.
+
+Audited again are:
+
+- a source whose merge is no fast-forward
+- several sources, as after a backfill: they are merged one after another into one preview and published at once
+- a source whose checks saw its own partitions only, when `main` has foreign commits after the tag's version
+- a version of `main` that a person chose and that no published run made; it needs no preview
+
+A check that is a plain `@asset_check` cannot be evaluated on another version. Then the publication is refused, or it
+passes by the policy `stale_checks="accept"`, which is recorded.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from lance_dagster.errors import MergeConflictError, RefNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.versions import Version
+from lance_dagster.merge.rules.strategy import Conflict
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, partitions_of
+from lance_dagster.plugin.checks.table_check import CheckOutcome
+from lance_dagster.plugin.publish.publication import Publication, merge_properties, named_conflicts
+from lance_dagster.plugin.publish.rollback import PREVIEWS, drop_branch, is_rollback, preview_branch
+from lance_dagster.plugin.resource import LanceResource, PinnedTable
+from lance_dagster.plugin.run_branch import RunChain, is_written
+from lance_dagster.table import LanceTable
+
+# Operations that change no row, so that a commit of another program with one of them needs no audit.
+_WITHOUT_ROWS = frozenset({"Clone", "UpdateConfig", "CreateIndex", "Rewrite", "ReserveFragments"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaudit:
+    """The audits that one execution of a publisher makes itself."""
+
+    context: dg.AssetExecutionContext
+    lance: LanceResource
+    chain: RunChain
+    checks: Sequence[dg.AssetCheckKey]
+    accept_stale: bool = False
+
+    def plan(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
+        """Make and audit the previews of the tables that need one.
+
+        Returns:
+            The publications, with the planned merge where there is one, and the reasons against them.
+
+        Raises:
+            MergeConflictError: Some merges have conflicts; the error lists those of all tables.
+        """
+        conflicts: list[Conflict] = []
+        planned: list[Publication] = []
+        for one in found:
+            try:
+                planned.append(self.preview(one) if self._is_needed(one, alone=len(found) == 1) else one)
+            except MergeConflictError as error:
+                conflicts += [found for found in error.conflicts if isinstance(found, Conflict)]
+        if conflicts:
+            self.drop(planned)
+            raise MergeConflictError("cannot merge, so no table was merged and no tag moved:", conflicts)
+        audited = [self.audit(one, planned) if one.planned else (one, []) for one in planned]
+        return [one for one, _ in audited], [reason for _, reasons in audited for reason in reasons]
+
+    def preview(self, one: Publication) -> Publication:
+        """Merge the sources of a publication into a branch forked from `main`.
+
+        Raises:
+            MergeConflictError: A source conflicts with `main` or with a source before it.
+        """
+        table, name = one.table, preview_branch(self.chain, "merge")
+        drop_stale_previews(table, self.chain, self.context.instance)
+        head = table.head(MAIN)
+        table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: self.chain.run_id or ""})
+        landed: Version | None = None
+        for source in one.sources:
+            properties = merge_properties(one, source, self.chain)
+            message = f"publish {one.name} from {source}"
+            try:
+                merged = table.merge(source, into=name, message=message, properties=properties)
+            except MergeConflictError as error:
+                drop_branch(table, name)
+                raise MergeConflictError(str(error), named_conflicts(one, source, error.conflicts)) from error
+            # A source that an interrupted publication merged already; the newest such version contains the others.
+            if merged.branch == MAIN and (landed is None or merged.number > landed.number):
+                landed = merged
+        version = table.head(name)
+        if not is_written(version):
+            drop_branch(table, name)
+            return replace(one, landed=landed, planned=None)
+        return replace(one, planned=version, base=head)
+
+    def audit(self, one: Publication, all_of: Sequence[Publication] = ()) -> tuple[Publication, list[str]]:
+        """Evaluate every blocking check of a table on its planned merge.
+
+        Args:
+            one: The publication, with a preview.
+            all_of: The publications of the same step, whose tables other checks may read.
+        """
+        if one.planned is None:
+            return one, []
+        foreign = foreign_commits(one.table, one.previous, one.base)
+        others = {
+            each.candidate: PinnedTable(table=each.table, version=each.planned or each.audited[-1])
+            for each in all_of
+            if each.audited and each.candidate != one.candidate
+        }
+        reasons, record = self._evaluate(one, one.planned, keys=_partitions(one), foreign=foreign, others=others)
+        return _with_record(one, record, reasons), reasons
+
+    def audit_main(self, one: Publication, version: Version, problem: str) -> tuple[Publication, list[str]]:
+        """Evaluate every blocking check on a version of `main` that no published run made.
+
+        Args:
+            one: The publication, with the version chosen by a person.
+            version: The version.
+            problem: Why the event log has no audit of the version.
+        """
+        if not any(check.asset_key == one.candidate for check in self.checks):
+            return one, [problem]
+        reasons, record = self._evaluate(one, version, keys=(), foreign=[version], others={})
+        return _with_record(one, record, reasons), [problem, *reasons] if reasons else []
+
+    def drop(self, publications: Iterable[Publication]) -> None:
+        """Delete the preview branches of publications."""
+        for one in publications:
+            if one.planned is not None:
+                drop_branch(one.table, one.planned.branch)
+
+    def _is_needed(self, one: Publication, *, alone: bool) -> bool:
+        if not one.sources or is_rollback(one):
+            return False
+        if len(one.sources) > 1 or self._has_unseen_rows(one, one.sources[0]):
+            return True
+        # A single table is merged at once, as a fast-forward that is refused when `main` moved. With several tables,
+        # the first ones would be on `main` when a later one is refused.
+        if alone:
+            return False
+        return bool(one.table.preview_merge(one.sources[0], mode="ff-only").conflicts)
+
+    def _has_unseen_rows(self, one: Publication, source: Version) -> bool:
+        """Return whether a branch has foreign rows of `main` that its checks left out: they see partitions only."""
+        if md.PARTITION_KEYS not in source.properties:
+            return False
+        fork = _fork_of(one.table, source)
+        # The usual case, one small file: the branch was forked from the version that the tag names.
+        if fork is not None and one.previous is not None and fork == one.previous.ref:
+            return False
+        return bool(foreign_commits(one.table, one.previous, None))
+
+    def _evaluate(
+        self,
+        one: Publication,
+        version: Version,
+        *,
+        keys: Sequence[str],
+        foreign: Sequence[Version],
+        others: Mapping[dg.AssetKey, PinnedTable],
+    ) -> tuple[list[str], dict[str, object]]:
+        pinned = PinnedTable(table=one.table, version=version)
+        bound = check_values(self.context, [one.candidate])
+        reasons: list[str] = []
+        passed: list[str] = []
+        stale: list[str] = []
+        for key in [check for check in self.checks if check.asset_key == one.candidate]:
+            if key not in bound:
+                stale.append(key.name)
+                continue
+            # Foreign rows may be in any partition, so a check of single rows looks at all of them.
+            scope = () if foreign and bound[key].check.row_wise else keys
+            outcome = evaluate_check(
+                bound[key], pinned, lance=self.lance, context=self.context, partition_keys=scope, others=others
+            )
+            self._report(key, bound[key], outcome, version)
+            if outcome.blocks:
+                why = f"failed on {_described(one, version)}"
+                reasons.append(f"{one.name}: blocking check {key.name!r} {why}: {outcome.description}")
+            else:
+                passed.append(key.name)
+        if not self.accept_stale:
+            reasons += [_stale_reason(one, name, version) for name in stale]
+        return reasons, {
+            "version": str(version),
+            "main": str(one.base or version),
+            "checks": passed,
+            **({"foreign commits": [_committed(each) for each in foreign]} if foreign else {}),
+            **({"accepted although stale": stale} if stale and self.accept_stale else {}),
+        }
+
+    def _report(self, key: dg.AssetCheckKey, bound: BoundCheck, outcome: CheckOutcome, version: Version) -> None:
+        """Record an evaluation in the event log, so that the check's page shows why a publication was refused."""
+        # Without a run: the gate reads the evaluations of the runs that wrote a branch, and this one is of the merge.
+        self.context.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=key.asset_key,
+                check_name=key.name,
+                passed=outcome.passed,
+                severity=outcome.severity,
+                blocking=True,
+                description=f"on {version}, before publishing: {outcome.description or bound.check.description}",
+                metadata={**outcome.counts, **md.version_metadata(version), md.PUBLISHED_BY: self.chain.run_id or ""},
+            )
+        )
+
+
+def recorded_reasons(version: Version) -> list[str] | None:
+    """Return what was ignored when a version of `main` was published from a preview; None for any other version.
+
+    A merge commit is made only after the checks passed on its content, or when a person overrode them.
+    """
+    text = version.properties.get(md.AUDITED_AGAIN)
+    if text is None:
+        return None
+    found = json.loads(text)
+    return [str(reason) for reason in found.get("ignored", ())] if isinstance(found, dict) else ["unreadable record"]
+
+
+def foreign_commits(table: LanceTable, tag: Tag | None, until: Version | None) -> list[Version]:
+    """Return the commits of `main` after the tag's version that neither a run nor a publisher made, newest first.
+
+    Args:
+        table: The table.
+        tag: The tag; None when the table was never published.
+        until: The version to stop at; None for the head of `main`.
+    """
+    after = tag.ref if tag is not None and tag.branch == MAIN else None
+    versions = table.log(until or MAIN, after=after)
+    return [version for version in versions if _is_foreign(version)]
+
+
+def drop_stale_previews(table: LanceTable, chain: RunChain, instance: dg.DagsterInstance) -> None:
+    """Delete the previews that a publisher left behind when it was killed.
+
+    A preview belongs to the run that its metadata names. It is stale when this run, or a finished one, made it.
+    """
+    for branch in table.branches.list(f"{PREVIEWS}*").values():
+        run_id = branch.metadata.get(md.PUBLISHED_BY)
+        # Without the metadata it is a preview that a person made.
+        if run_id is None:
+            continue
+        run = instance.get_run_by_id(run_id) if run_id else None
+        if run_id in chain.run_ids or run is None or run.is_finished:
+            drop_branch(table, branch.name)
+
+
+def _is_foreign(version: Version) -> bool:
+    known = md.RUN_ID in version.properties or md.PUBLISHED_BY in version.properties
+    # The first version of a table is empty when the IO manager made it.
+    created = not version.parents and version.rows == 0
+    return not (known or created or version.operation in _WITHOUT_ROWS)
+
+
+def _fork_of(table: LanceTable, source: Version) -> str | None:
+    """Return the version of `main` that a branch goes back to; None when a branch in between was deleted."""
+    name = source.branch
+    while True:
+        try:
+            branch = table.branches.get(name)
+        except RefNotFoundError:
+            return None
+        if branch.parent_branch == MAIN:
+            return branch.parent
+        name = branch.parent_branch
+
+
+def _partitions(one: Publication) -> tuple[str, ...]:
+    """Return the partitions that the sources wrote; empty when one of them wrote without partitions."""
+    written = [partitions_of(PinnedTable(table=one.table, version=source)) for source in one.sources]
+    return tuple(sorted({key for keys in written for key in keys})) if all(written) else ()
+
+
+def _with_record(one: Publication, record: Mapping[str, object], reasons: Sequence[str]) -> Publication:
+    # The reasons stand in the record only when the config ignores them; otherwise nothing is published.
+    full = {**record, **({"ignored": list(reasons)} if reasons else {})}
+    return replace(one, about={**one.about, md.AUDITED_AGAIN: full})
+
+
+def _stale_reason(one: Publication, name: str, version: Version) -> str:
+    return (
+        f"{one.name}: blocking check {name!r} did not see {_described(one, version)}, and a plain @asset_check cannot "
+        "be evaluated again: make it a @table_check, or run the job again so that it starts from the newest main, or "
+        'give build_publisher stale_checks="accept"'
+    )
+
+
+def _described(one: Publication, version: Version) -> str:
+    if version.branch == MAIN:
+        return str(version)
+    return f"the merge of {', '.join(map(str, one.sources))} into {one.base}"
+
+
+def _committed(version: Version) -> str:
+    return f"{version}: {version.operation} by {version.committer}"

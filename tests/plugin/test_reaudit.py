@@ -1,0 +1,263 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+"""What is audited is what is published, also when `main` moved since the audit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    InRange,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    PinnedTable,
+    RowCount,
+    Unique,
+    build_publisher,
+    build_table_checks,
+    table_check,
+)
+from tests.plugin.shop import failure, recorded
+
+ITEMS, PRODUCTION_ITEMS = dg.AssetKey(["shop", "items"]), dg.AssetKey(["production", "shop", "items"])
+DAYS = dg.StaticPartitionsDefinition(["mon", "tue", "wed"])
+
+
+class Stall:
+    """A table of items that a run appends to, with checks that the test chooses."""
+
+    def __init__(
+        self, lake: LanceResource, checks: Sequence[Any] = (), *, days: bool = False, once: bool = False, **options: Any
+    ) -> None:
+        self.lake, self.ids = lake, [1]
+        metadata = {"lance/write_mode": "append"} | ({"lance/partition_expr": "day"} if days else {})
+
+        @dg.asset(key=ITEMS, metadata=metadata, partitions_def=DAYS if days else None)
+        def items(context: dg.AssetExecutionContext) -> pa.Table:
+            day = {"day": [context.partition_key] * len(self.ids)} if days else {}
+            return pa.table({"id": self.ids, **day})
+
+        values = [check for check in checks if not isinstance(check, dg.AssetChecksDefinition)]
+        given = [check for check in checks if isinstance(check, dg.AssetChecksDefinition)]
+        publisher = build_publisher([items], partitions_def=DAYS if days and not once else None, **options)
+        self.assets = [items, publisher, *build_table_checks(items, values), *given]
+
+    def run(self, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
+        """Materialize everything, or what the options select."""
+        resources = {"lance": self.lake, "io_manager": LanceIOManager(lance=self.lake)}
+        return dg.materialize(self.assets, instance=instance, resources=resources, raise_on_error=False, **options)
+
+    def write(self, instance: dg.DagsterInstance, *ids: int, **options: Any) -> str:
+        """Write and audit items on a run branch, which waits; return the ref of the branch."""
+        self.ids = list(ids)
+        selection = dg.AssetSelection.assets(ITEMS) | dg.AssetSelection.checks_for_assets(ITEMS)
+        result = self.run(instance, selection=selection, **options)
+        assert result.success
+        return f"run/{result.run_id}"
+
+    def publish(self, instance: dg.DagsterInstance, ref: str = "", **config: Any) -> dg.ExecuteInProcessResult:
+        """Press the publisher's button."""
+        options = {key: config.pop(key) for key in ("partition_key", "tags") if key in config}
+        asked = {"ops": {"publish_production": {"config": {"ref": ref, **config}}}}
+        return self.run(instance, selection=[PRODUCTION_ITEMS], run_config=asked, **options)
+
+    @property
+    def table(self) -> LanceTable:
+        """The table of the items."""
+        return self.lake.table(ITEMS)
+
+    def published(self) -> list[int]:
+        """The ids that readers of production see."""
+        return sorted(row["id"] for row in self.table.read("production").to_pylist())
+
+    def previews(self) -> list[str]:
+        """The branches that are no run branches."""
+        return [name for name in self.table.branches.list() if not name.startswith("run/")]
+
+
+def evaluations(instance: dg.DagsterInstance, name: str) -> list[tuple[bool, str]]:
+    """The evaluations of a check without a run, newest first: whether it passed, and on which branch."""
+    records = instance.event_log_storage.get_asset_check_execution_history(dg.AssetCheckKey(ITEMS, name), limit=10)
+    found = [record.evaluation for record in records if record.evaluation is not None]
+    return [(one.passed, str(one.metadata["lance/branch"].value)) for one in found]
+
+
+@pytest.fixture
+def stall(lake: LanceResource, instance: dg.DagsterInstance) -> Stall:
+    """A stall with one published item, and the usual checks."""
+    made = Stall(lake, [Unique("id"), InRange("id", minimum=0, maximum=100)])
+    assert made.run(instance).success
+    return made
+
+
+def test_ids_that_two_runs_appended_are_not_doubled(stall: Stall, instance: dg.DagsterInstance) -> None:
+    """Each branch is unique by itself; the merge of the second is not, so nothing of it is published."""
+    first, second = stall.write(instance, 7), stall.write(instance, 7)
+    assert stall.publish(instance, first).success
+    text = failure(refused := stall.publish(instance, second))
+    assert not refused.success
+    assert f"blocking check 'unique_id' failed on the merge of {second}@3 into main@3" in text
+    assert ([1, 7], [1, 7]) == (stall.published(), sorted(row["id"] for row in stall.table.read().to_pylist()))
+    assert [] == stall.previews()
+    passed, branch = evaluations(instance, "unique_id")[0]
+    assert (False, f"preview/{refused.run_id}/merge") == (passed, branch)
+
+
+@pytest.mark.parametrize("foreign,published", [(-5, [1]), (50, [1, 7, 50])])
+def test_a_foreign_row_after_the_fork_is_audited(
+    stall: Stall, instance: dg.DagsterInstance, foreign: int, published: list[int]
+) -> None:
+    """A wrong one stops the publication; a right one is published with the run's rows, and named."""
+    branch = stall.write(instance, 7)
+    stall.table.append(pa.table({"id": [foreign]}))
+    result = stall.publish(instance, branch)
+    assert (published, []) == (stall.published(), stall.previews())
+    if not result.success:
+        assert "blocking check 'in_range_id' failed on the merge of" in failure(result)
+        return
+    again = recorded(instance, PRODUCTION_ITEMS).metadata["lance/audited_again"]
+    assert ("main@3", ["in_range_id", "unique_id"]) == (again["main"], sorted(again["checks"]))
+    assert ["main@3: Append"] == [line.split(" by ")[0] for line in again["foreign commits"]]
+    head = stall.table.head()
+    assert (branch.removeprefix("run/"), "main@4") == (head.properties["dagster/run_id"], str(head))
+    assert {} == stall.table.branches.list()
+    assert stall.publish(instance, branch).success
+    assert stall.publish(instance, "main@3", reason="without them").success
+    assert stall.publish(instance, "main@4", reason="with them").success
+    assert [1, 7, 50] == stall.published()
+
+
+def test_without_movement_nothing_is_audited_again(stall: Stall, instance: dg.DagsterInstance) -> None:
+    """The usual case merges the run branch itself, and the checks ran once."""
+    branch = stall.write(instance, 7)
+    assert stall.publish(instance, branch).success
+    assert "lance/audited_again" not in recorded(instance, PRODUCTION_ITEMS).metadata
+    assert f"{branch}@3" == stall.table.head().parents[1]
+    assert {True} == {passed and name.startswith("run/") for passed, name in evaluations(instance, "unique_id")}
+
+
+@dg.asset_check(asset=ITEMS, blocking=True)
+def looks_fine() -> dg.AssetCheckResult:
+    """A check that cannot be evaluated on another version."""
+    return dg.AssetCheckResult(passed=True)
+
+
+@pytest.mark.parametrize("stale", ["refuse", "accept"])
+def test_a_plain_check_cannot_be_evaluated_again(lake: LanceResource, instance: dg.DagsterInstance, stale: Any) -> None:
+    """The publisher refuses and says what to do, or follows the policy and records it."""
+    stall = Stall(lake, [looks_fine, Unique("id")], stale_checks=stale)
+    assert stall.run(instance).success
+    branch = stall.write(instance, 7)
+    stall.table.append(pa.table({"id": [50]}))
+    result = stall.publish(instance, branch)
+    assert (stale == "accept") == result.success
+    if stale == "accept":
+        again = recorded(instance, PRODUCTION_ITEMS).metadata["lance/audited_again"]
+        assert (["unique_id"], ["looks_fine"]) == (again["checks"], again["accepted although stale"])
+    else:
+        text = failure(result)
+        assert "'looks_fine' did not see the merge of" in text
+        assert "make it a @table_check" in text
+        assert 'stale_checks="accept"' in text
+        assert [1] == stall.published()
+
+
+def test_a_foreign_version_of_main_is_audited_when_it_is_chosen(stall: Stall, instance: dg.DagsterInstance) -> None:
+    """By hand, `main@n` with rows of another program passes when the checks pass on it."""
+    stall.table.append(pa.table({"id": [50]}))
+    assert stall.publish(instance, "main@3").success
+    again = recorded(instance, PRODUCTION_ITEMS).metadata["lance/audited_again"]
+    assert ("main@3", [1, 50]) == (again["version"], stall.published())
+    stall.table.append(pa.table({"id": [50]}))
+    text = failure(stall.publish(instance, "main"))
+    assert "main@4 was not made by a published run" in text
+    assert "'unique_id' failed on main@4" in text
+    assert "main@3" == stall.table.tags.get("production").ref
+
+
+def test_foreign_rows_outside_of_the_partitions_are_audited(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """They were on main before the fork, and the checks of the run saw its own partition only."""
+    stall = Stall(lake, [InRange("id", minimum=0)], days=True)
+    assert stall.run(instance, partition_key="mon").success
+    stall.table.append(pa.table({"id": [-5], "day": ["mon"]}))
+    stall.ids = [7]
+    result = stall.run(instance, partition_key="tue")
+    assert not result.success
+    assert "'in_range_id' failed on the merge of" in failure(result)
+    assert [1] == stall.published()
+
+
+def test_other_partitions_that_landed_meanwhile_do_not_count(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Main moved by a run of ours: the checks judge the partitions of the run that is published, as in its audit."""
+    stall = Stall(lake, [RowCount(maximum=2)], days=True)
+    assert stall.run(instance, partition_key="mon").success
+    branches = {day: stall.write(instance, 7, 8, partition_key=day) for day in ("tue", "wed")}
+    for day, branch in branches.items():
+        assert stall.publish(instance, branch, partition_key=day).success
+    assert [1, 7, 7, 8, 8] == stall.published()
+
+
+def test_a_backfill_is_audited_and_published_as_one(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """One commit on main for all its runs; each run is found as published later."""
+    stall = Stall(lake, [Unique("id")], days=True, once=True)
+    tags = {"dagster/backfill": "bf"}
+    days = enumerate(("mon", "tue", "wed"))
+    branches = [stall.write(instance, number, partition_key=day, tags=tags) for number, day in days]
+    assert stall.publish(instance, tags=tags).success
+    assert ([0, 1, 2], "main@2") == (stall.published(), str(stall.table.head()))
+    assert {} == stall.table.branches.list()
+    for branch in branches:
+        assert stall.publish(instance, branch).success
+    assert "main@2" == str(stall.table.head())
+    again = [stall.write(instance, 9, partition_key=day, tags={"dagster/backfill": "b2"}) for day in ("mon", "tue")]
+    text = failure(stall.publish(instance, tags={"dagster/backfill": "b2"}))
+    assert all(f"{branch}@3" in text for branch in again)
+    assert [0, 1, 2] == stall.published()
+
+
+def test_main_that_moves_while_it_is_audited(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The row that lands between the audit and the merge is audited too, before anything is published."""
+    landing = [[50], [51], [-5]]
+
+    @table_check(asset=ITEMS)
+    def nothing_negative(items: PinnedTable) -> bool:
+        if items.version.branch.startswith("preview/") and landing:
+            items.table.append(pa.table({"id": landing.pop(0)}))
+        return items.count_rows("id < 0") == 0
+
+    stall = Stall(lake, [nothing_negative])
+    assert stall.run(instance).success
+    branch = stall.write(instance, 7)
+    stall.table.append(pa.table({"id": [49]}))
+    text = failure(stall.publish(instance, branch))
+    assert "'nothing_negative' failed on the merge of" in text
+    assert "into main@6" in text
+    assert ([1], []) == (stall.published(), stall.previews())
+    stall.table.delete("id < 0")
+    assert stall.publish(instance, branch).success
+    assert [1, 7, 49, 50, 51] == stall.published()
+
+
+def test_previews_of_a_killed_publisher_are_removed(stall: Stall, instance: dg.DagsterInstance) -> None:
+    """They are known by the run that made them; the preview of a person stays."""
+    branch = stall.write(instance, 7)
+    stall.table.append(pa.table({"id": [50]}))
+    stall.table.branches.create("preview/gone/merge", metadata={"dagster/published_by": "gone"})
+    stall.table.branches.create("preview/by-ada")
+    assert stall.publish(instance, branch).success
+    assert ["preview/by-ada"] == stall.previews()
+    assert [1, 7, 50] == stall.published()
+
+
+def test_an_override_is_recorded_with_the_version(stall: Stall, instance: dg.DagsterInstance) -> None:
+    """What was ignored stays against the version, so that it is not promoted again unseen."""
+    branch = stall.write(instance, 7)
+    stall.table.append(pa.table({"id": [-5]}))
+    assert stall.publish(instance, branch, ignore_failed_checks=True, reason="known").success
+    assert [-5, 1, 7] == stall.published()
+    assert any("in_range_id" in line for line in recorded(instance, PRODUCTION_ITEMS).metadata["lance/ignored"])
+    assert stall.publish(instance, "main@2", reason="away").success
+    assert "in_range_id" in failure(stall.publish(instance, "main@4", reason="back"))
