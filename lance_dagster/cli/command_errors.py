@@ -144,7 +144,18 @@ def command_line(name: str, table: str, *words: str) -> str:
 
 def quoted(word: str) -> str:
     """Return a word as a shell takes it; one with apostrophes in double quotes, which are easier to read."""
+    if not word.isprintable():
+        # A line break or another control character is written as an escape: it must not reach the terminal as it is,
+        # and another character in its place would be another word.
+        return f"$'{''.join(map(_escaped, word))}'"
     return f'"{word}"' if "'" in word and not _SPECIAL & set(word) else shlex.quote(word)
+
+
+def _escaped(character: str) -> str:
+    """Return a character as bash, zsh and ksh take it between `$'` and `'`."""
+    if character.isprintable():
+        return f"\\{character}" if character in "\\'" else character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
 
 
 def command_for(table: str, call: Call) -> str:

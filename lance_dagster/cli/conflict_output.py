@@ -58,7 +58,7 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
         remedy: The call that settles them, if any does.
         changes: The range of what was to be merged, for `diff`.
     """
-    from lance_dagster.merge.rules.preconditions import can_be_waived
+    from lance_dagster.merge.rules.merge_input import can_be_waived
 
     known, hints = _conflicts(conflicts), []
     of_rows = any(conflict.kind != _HISTORY for conflict in known)
@@ -67,7 +67,7 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
     if remedy is not None:
         settle = remedy.said(partial(command_for, table_as_typed()))
         # Only the people who made the deleted versions can know whether this conflict may be waived.
-        waived = any(map(can_be_waived, known))
+        waived = remedy.call is not None and any(map(can_be_waived, known))
         hints.append(f"if no version that was cleaned up replaced rows, {settle}" if waived else settle)
     elif of_rows:
         hints.append("then change one side")

@@ -181,16 +181,16 @@ class RowKeys:
         missing = np.flatnonzero((addresses[:, BASE] != ABSENT) & (addresses[:, side] == ABSENT))
         alone = np.flatnonzero(_only(locations, side))
         pool = addresses[alone, side]
-        untold = did[missing, side - SOURCE] == REWRITTEN
+        unknown_removals = did[missing, side - SOURCE] == REWRITTEN
         # Where a removal cannot be told from an update, the new row may lie outside of the conflict, so all rows that
         # the side inserted are searched. Rows of the conflict stay first in the pool, where `alone` gives their lines.
-        if untold.any():
+        if unknown_removals.any():
             pool = np.concatenate([pool, np.setdiff1d(self.put_in(side), pool)])
         olds, news, unknown = self._paired((BASE, addresses[missing, BASE]), (side, pool), side)
         gone = np.ones(len(missing), np.bool_)
         gone[olds], gone[unknown] = False, False
         # A key that no inserted row has proves the removal. A row with a null in its key stays `REWRITTEN`.
-        did[missing[gone & untold], side - SOURCE] = REMOVED
+        did[missing[gone & unknown_removals], side - SOURCE] = REMOVED
         addresses[missing[olds], side] = pool[news]
         did[missing[olds], side - SOURCE] = CHANGED
         return _without(

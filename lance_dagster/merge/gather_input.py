@@ -26,9 +26,9 @@ from lance_dagster.history.merge_base import is_criss_cross
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, picked_across
-from lance_dagster.merge.row_values import equal_rows, shared_keys
+from lance_dagster.merge.row_values import equal_rows, matching_renamed, shared_keys
 from lance_dagster.merge.rules import MergeInput, Strategy
-from lance_dagster.merge.rules.merge_input import AddressedRows, EqualRows, LocatedRows, Lookups, SharedKeys
+from lance_dagster.merge.rules.merge_input import AddressedRows, EqualRows, LocatedRows, Lookups, Matching, SharedKeys
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -57,14 +57,25 @@ def lookups(context: TableContext) -> Lookups:
             in_parallel(lambda pair: deleted(*pair), fragments, _READERS)
         # A small local file is read in less time than it takes to hand the work to a thread.
 
-    def matching(manifest: Manifest, fragment_ids: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
-        return matching_offsets(context.dataset(state_of(manifest)), predicate, list(fragment_ids))
-
-    def keys(source: LocatedRows, dest: LocatedRows, columns: Sequence[str]) -> SharedKeys:
+    def keys(source: LocatedRows, dest: LocatedRows, columns: Sequence[tuple[str, str, str]]) -> SharedKeys:
         of_source, of_dest = ((context.dataset(state_of(manifest)), rows) for manifest, rows in (source, dest))
         return shared_keys(of_source, of_dest, columns)
 
-    return Lookups(deleted=deleted, matching=matching, ahead=ahead, shared_keys=keys, equal_rows=_comparing(context))
+    return Lookups(
+        deleted=deleted, matching=_matching(context), ahead=ahead, shared_keys=keys, equal_rows=_comparing(context)
+    )
+
+
+def _matching(context: TableContext) -> Matching:
+    def matching(
+        manifest: Manifest, fragment_ids: Iterable[int], predicate: str, names: Mapping[str, str] | None
+    ) -> Mapping[int, BitMap]:
+        dataset = context.dataset(state_of(manifest))
+        if names is None:
+            return matching_offsets(dataset, predicate, list(fragment_ids))
+        return matching_renamed(dataset, predicate, fragment_ids, names)
+
+    return matching
 
 
 def _comparing(context: TableContext) -> EqualRows:

@@ -125,8 +125,8 @@ def base_of(context: TableContext, one: State, other: State) -> State:
 def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
     """Return why the merge is refused whatever the sides did."""
     if options.mode == FAST_FORWARD and not source.contains(dest):
-        told = f"{dest.state} has changes that {source.state} does not contain"
-        return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=told),)
+        diverged = f"{dest.state} has changes that {source.state} does not contain"
+        return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=diverged),)
     # Squashed versions do not count as contained, so a later merge cannot tell which rows of their branch are there
     # already: a side that has versions of that branch would insert these rows a second time.
     source_squashed, dest_squashed, base_squashed = (_squashed(lineage) for lineage in (source, dest, base))
@@ -134,13 +134,13 @@ def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, b
     # Where both sides squashed one branch, nothing tells which rows of the two copies are the same. A squash that the
     # merge base has gave both sides the same rows.
     both = sorted(source_squashed.keys() & dest_squashed.keys() - base_squashed.keys())
-    told = "{} has {} by a squash, so which rows both have is unknown; reset or delete the branch it is of"
+    squash = "{} has {} by a squash, so it is unknown which rows both have; reset or delete the branch of that version"
     if source_beyond or dest_beyond or both:
         did = (
-            told.format(source.state, source_squashed[both[0]] if both else source_beyond)
+            squash.format(source.state, source_squashed[both[0]] if both else source_beyond)
             if both or source_beyond
             else str(source.state),
-            told.format(dest.state, dest_squashed[both[0]] if both else dest_beyond)
+            squash.format(dest.state, dest_squashed[both[0]] if both else dest_beyond)
             if both or dest_beyond
             else str(dest.state),
         )

@@ -64,8 +64,8 @@ def _is_of(change: Change, other: Lineage, base: Lineage | None = None) -> bool:
 
 
 def _origins(change: Change) -> list[tuple[str, int]]:
-    told = change.transaction.properties.get(PICKED_FROM, "") if change.transaction is not None else ""
-    return [(found[1], int(found[2])) for one in told.split() if (found := _ORIGIN.fullmatch(one))]
+    recorded = change.transaction.properties.get(PICKED_FROM, "") if change.transaction is not None else ""
+    return [(found[1], int(found[2])) for one in recorded.split() if (found := _ORIGIN.fullmatch(one))]
 
 
 _FEW_RECORDS = 8

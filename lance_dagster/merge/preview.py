@@ -167,7 +167,7 @@ def remedy_of_branch(refused: MergePreview, name: str | None) -> Remedy | None:
     """
     remedy = refused.remedy
     if remedy is None or remedy.call is None:
-        return None
+        return remedy
     options = {"name": name, "strategy": remedy.call.named["strategy"]}
     return replace(remedy, call=call_with("branches.preview", remedy.call.given, options))
 
@@ -255,8 +255,8 @@ def _as_reported(found: MergeRefusal | MergePlan | None, conflicts: tuple[Confli
         return MergeRefusal(conflicts=conflicts)
     pairs = zip(conflicts, found.conflicts, strict=False)
     # A conflict that does not recur is still reported, but without rows.
-    same = [(told, again) for told, again in pairs if (told.kind, told.unit) == (again.kind, again.unit)]
-    return replace(found, conflicts=conflicts, rows={told: found.rows.get(again, ()) for told, again in same})
+    same = [(first, again) for first, again in pairs if (first.kind, first.unit) == (again.kind, again.unit)]
+    return replace(found, conflicts=conflicts, rows={first: found.rows.get(again, ()) for first, again in same})
 
 
 def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:

@@ -117,11 +117,22 @@ def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
         refusal: Why there is no merge.
         call: What was called, without its strategy; None for what takes no strategy.
     """
-    if call is None or not refusal.settling:
+    if call is None:
         return None
+    if not refusal.settling:
+        return Remedy(refusal.advice) if refusal.advice else None
+    offered = refusal.settling[0]
     # The strategy is written out by unit: a hint of "source-wins" alone would settle conflicts that come up later too.
-    named = {"strategy": dict(refusal.settling[0]), **call.named}
-    return Remedy("settle all conflicts with {}, or choose the other winner for each", replace(call, named=named))
+    named = {"strategy": dict(offered), **call.named}
+    if not refusal.either:
+        other = ""
+    elif set(refusal.offered) == set(refusal.either):
+        other = ", or choose the other winner for each"
+    else:
+        # A unit may have braces, which would be taken for the place of the call.
+        other = f", or choose the other winner for {', '.join(map(repr, refusal.either))}"
+        other = other.replace("{", "{{").replace("}", "}}")
+    return Remedy(f"settle all conflicts with {{}}{other}", replace(call, named=named))
 
 
 @contextmanager

@@ -7,13 +7,13 @@ Two updates of a row contradict each other only where they gave it different val
 are read from both, up to `MOST_ROWS_COMPARED` of the rules.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import Addresses, LanceDataset, scan_fragment
+from lance_dagster.datafiles import Addresses, LanceDataset, evaluate_predicate, row_offsets, scan_fragment
 from lance_dagster.diff.changed_rows import VersionedRows
 from lance_dagster.diff.row_matching import Flags, compared_columns
 from lance_dagster.diff.schema_diff import Fields
@@ -28,27 +28,56 @@ LocatedRow = tuple[VersionedRows, Addresses]
 def shared_keys(
     source: tuple[LanceDataset, Mapping[int, BitMap]],
     dest: tuple[LanceDataset, Mapping[int, BitMap]],
-    columns: Sequence[str],
+    names: Sequence[tuple[str, str, str]],
 ) -> SharedKeys:
     """Return the rows whose key occurs among the given rows of both versions; null is no key.
 
     Args:
         source: A version, and rows of it by fragment.
         dest: The other version, and rows of it by fragment.
-        columns: The columns of the key.
+        names: The columns of the key: the name of each in the condition, in the first version and in the other one.
 
     Raises:
         InvalidInputError: One version does not have a column of the key, or its values cannot be compared.
     """
-    one, other = _Keyed(*source, columns), _Keyed(*dest, columns)
+    columns = [name for name, _, _ in names]
+    one = _Keyed(*source, {name: there for name, there, _ in names})
+    other = _Keyed(*dest, {name: there for name, _, there in names})
     try:
         of_source, of_dest = one.among(other), other.among(one)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidInputError(f"the keys {', '.join(columns)} of both versions cannot be compared") from error
     # Sorted keys give the same condition whatever the order of the rows in their fragments.
-    keys = one.keys.take(of_source).select(list(columns)).sort_by([(name, "ascending") for name in columns])
+    keys = one.keys.take(of_source).select(columns).sort_by([(name, "ascending") for name in columns])
     condition = predicate_of(keys, columns) if len(of_source) else None
     return SharedKeys(source=one.rows_at(of_source), dest=other.rows_at(of_dest), condition=condition)
+
+
+def matching_renamed(
+    dataset: LanceDataset, predicate: str, fragment_ids: Iterable[int], names: Mapping[str, str]
+) -> dict[int, BitMap]:
+    """Return the offsets of the live rows that match a predicate which has other names for columns, by fragment.
+
+    Args:
+        dataset: The version.
+        predicate: The predicate.
+        fragment_ids: The fragments to search.
+        names: By the name in the predicate, the name of a column in the version. The predicate may name no others.
+
+    Raises:
+        InvalidInputError: The predicate names another column.
+    """
+    found: dict[int, BitMap] = {}
+    for number in fragment_ids:
+        for part in scan_fragment(dataset, number, list(dict.fromkeys(names.values()))):
+            # Without a column, an Arrow table does not know how many rows it has.
+            rows = pa.table({"_": pa.nulls(len(part.addresses))})
+            for name, there in names.items():
+                rows = rows.append_column(name, part.rows.column(there))
+            offsets = row_offsets(part.addresses[evaluate_predicate(predicate, rows)])
+            if len(offsets):
+                found.setdefault(number, BitMap()).update(offsets.tolist())
+    return found
 
 
 def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int]) -> Flags:
@@ -80,15 +109,17 @@ def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int])
 class _Keyed:
     """Rows of a version with their keys."""
 
-    def __init__(self, dataset: LanceDataset, rows: Mapping[int, BitMap], columns: Sequence[str]) -> None:
-        missing = [name for name in columns if name not in dataset.schema.names]
+    def __init__(self, dataset: LanceDataset, rows: Mapping[int, BitMap], columns: Mapping[str, str]) -> None:
+        """Read the key columns, which are given by the name in the key and the name in the version."""
+        names = list(columns.values())
+        missing = [name for name in names if name not in dataset.schema.names]
         if missing:
             raise InvalidInputError(f"{dataset.uri} has no column {', '.join(missing)}")
-        parts = [part for number, offsets in rows.items() for part in scan_fragment(dataset, number, columns, offsets)]
+        parts = [part for number, offsets in rows.items() for part in scan_fragment(dataset, number, names, offsets)]
         # pyarrow cannot concatenate an empty list of tables.
-        empty = pa.schema([dataset.schema.field(name) for name in columns]).empty_table()
-        together = pa.concat_tables([part.rows.select(list(columns)) for part in parts]) if parts else empty
-        values = {name: comparable_values(together.column(name), name) for name in columns}
+        empty = pa.schema([dataset.schema.field(name) for name in names]).empty_table()
+        together = pa.concat_tables([part.rows.select(names) for part in parts]) if parts else empty
+        values = {name: comparable_values(together.column(there), name) for name, there in columns.items()}
         self._columns = list(columns)
         self._addresses = np.concatenate([np.empty(0, np.uint64), *(part.addresses for part in parts)])
         # The number of each row goes through the join beside the key, under a name that no column of the key has.

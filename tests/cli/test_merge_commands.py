@@ -1,6 +1,7 @@
 """`merge`, `preview-branch`, `sync` and `merge-base`."""
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import lance
@@ -458,3 +459,17 @@ def test_a_table_on_s3_is_merged(s3_storage: S3Storage) -> None:
     assert document_of("merge", table.uri, "run/1", *options)["made"]
     assert ["production: new -> main@2"] == lines_of("promote", table.uri, *options)
     assert "    run/1  run/1@2  1 row  1 behind" in lines_of("status", table.uri, *options)
+
+
+def test_a_partition_may_have_a_line_break_in_its_name(tmp_path: Path) -> None:
+    """The hint has it as an escape that shells understand, on one line, and what is typed is the same name."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run/1")
+    for value, branch in ((2, "run/1"), (3, "main")):
+        table.replace_where("key = 'a'", entries("a", value), branch=branch, partitions=["it's\n2\\x"])
+    _, hint = run("merge", table.uri, "run/1").stderr.splitlines()
+    typed = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {hint.split('`')[3]}"], check=True, capture_output=True, text=True
+    ).stdout.split("\0")[:-1]
+    lines_of(*typed[1:])
+    assert [("a", 2)] == contents(table)

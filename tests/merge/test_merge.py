@@ -630,16 +630,16 @@ def test_what_a_cleaned_up_version_added_is_looked_for(table: LanceTable) -> Non
 
 @pytest.mark.parametrize("cleaned,other", [("run", "main"), ("main", "run")])
 def test_a_side_that_was_cleaned_up_is_refused(table: LanceTable, cleaned: str, other: str) -> None:
-    """Nobody knows any more whether its older versions replaced rows, unless somebody says they did not."""
+    """It is unknown whether its older versions replaced rows, unless a strategy says that they did not."""
     for value in (1, 2, 3):
         add(table, "c", value, branch=cleaned)
     add(table, "d", 1, branch=other)
     as_pylance(table, cleaned).cleanup_old_versions(retain_versions=1)
     again = LanceTable.open(table.uri)
-    assert f"it was cleaned up on {cleaned}@6, and with it whether it replaced rows" in str(refused(again))
+    assert f"it was cleaned up on {cleaned}@6, so it is unknown whether it replaced rows" in str(refused(again))
     strategies: tuple[Strategy, ...] = ("source-wins", "dest-wins", {"*": "source-wins"})
     for everything in strategies:
-        with pytest.raises(MergeConflictError, match="a strategy for 'history' says that it was nothing"):
+        with pytest.raises(MergeConflictError, match="a strategy for 'history' says that it claimed nothing"):
             again.merge("run", strategy=everything)
     again.merge("run", strategy={"history": "source-wins"})
     assert [("c", 1), ("c", 2), ("c", 3), ("d", 1)] == contents(again)[4:]

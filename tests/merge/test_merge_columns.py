@@ -508,3 +508,45 @@ def test_columns_written_as_pylance_shows_it_survive_a_compaction(tmp_path: Path
         lance.dataset(uri).optimize.compact_files()
     table.merge("run")
     assert [3, 4, 5, 100, 101, 102] == table.read().sort_by("value")["value"].to_pylist()
+
+
+@pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
+@pytest.mark.parametrize("reused", [False, True], ids=["renamed", "name given to another column"])
+@pytest.mark.parametrize("replacing", ["run", "main"])
+def test_rows_replaced_by_a_renamed_column_are_found(
+    tmp_path: Path, replacing: str, strategy: Winner, *, reused: bool
+) -> None:
+    """The condition is about the column it was about, whatever the other side calls it; either winner settles it."""
+    table = new_table(tmp_path, entries("mon", 1), entries("tue", 2))
+    table.branches.create("run")
+    other = "main" if replacing == "run" else "run"
+    table.replace_where("key = 'tue'", entries("tue", 10), branch=replacing)
+    table.columns.rename("key", "day", branch=other)
+    value = "value"
+    if reused:
+        table.columns.rename("value", "key", branch=other)
+        value = "key"
+    new = pa.table({"day": ["tue", "wed"], value: pa.array([20, 21], pa.int64())})
+    table.append(new, branch=other)
+    (conflict,) = table.preview_merge("run").conflicts
+    assert "rows where key = 'tue'" == conflict.unit
+    assert "strategy \"rows where key = 'tue'\": 'source-wins' or 'dest-wins'" == conflict.hint
+    table.merge("run", strategy=strategy)
+    won = (strategy == "source-wins") == (replacing == "run")
+    expected = [("mon", 1), ("tue", 10), ("wed", 21)] if won else [("mon", 1), ("tue", 2), ("tue", 20), ("wed", 21)]
+    assert expected == sorted((row["day"], row[value]) for row in table.read().to_pylist())
+
+
+@pytest.mark.parametrize("strategy,won", [("source-wins", 5), ("dest-wins", 6)])
+def test_keys_are_found_under_their_other_names(tmp_path: Path, strategy: Winner, won: int) -> None:
+    """Two upserts of a column that one side renamed contradict each other about the keys that both wrote."""
+    table = new_table(tmp_path, entries("mon", 1))
+    table.branches.create("run")
+    table.upsert(pa.concat_tables([entries("wed", 5), entries("thu", 7)]), on=["key"], branch="run")
+    table.columns.rename("key", "day")
+    table.upsert(pa.table({"day": ["wed"], "value": pa.array([6], pa.int64())}), on=["day"])
+    units = {conflict.unit for conflict in table.preview_merge("run").conflicts}
+    assert units <= {"rows where `key` IN ('wed')", "rows where `day` IN ('wed')"}
+    table.merge("run", strategy=strategy)
+    rows = [(row["day"], row["value"]) for row in table.read().to_pylist()]
+    assert [("mon", 1), ("thu", 7), ("wed", won)] == sorted(rows)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import lance
 import pytest
 
 from lance_dagster import Conflict, LanceTable, Strategy, Winner
@@ -122,3 +123,81 @@ def test_the_choice_among_equal_merge_bases_is_by_name(tmp_path: Path, attempt: 
     table.append(entries("c", 4), branch="x")
     table.append(entries("c", 5), branch="y")
     assert ("x@3", "x@3") == (table.preview_merge("x", "y").base, table.preview_merge("y", "x").base)
+
+
+@pytest.mark.parametrize("wrong,near", [("teu", "tue"), ("tue ", "tue"), ("x", "")])
+def test_a_misspelled_partition_is_refused(tmp_path: Path, wrong: str, near: str) -> None:
+    """The error names the nearest one, or all that either side claimed."""
+    table = replaced_twice(tmp_path, "tue")
+    with pytest.raises(InvalidInputError) as caught:
+        table.merge("run", strategy={f"partition {wrong}": "source-wins"})
+    assert (f"did you mean 'partition {near}'?" if near else "the units are 'partition tue', ") in str(caught.value)
+    with pytest.raises(InvalidInputError, match="did you mean \"rows where key = 'tue'\""):
+        table.preview_merge("run", strategy={"rows where key = 'teu'": "source-wins"})
+
+
+def test_a_partition_without_a_conflict_may_have_a_strategy(tmp_path: Path) -> None:
+    """It was claimed by one side, so it is not misspelled."""
+    table = replaced_twice(tmp_path, "tue")
+    table.replace_where("key = 'wed'", entries("wed", 7), branch="run", partitions=["wed"])
+    table.merge("run", strategy={"partition wed": "dest-wins", "partition tue": "source-wins", "rows": "source-wins"})
+    assert [("mon", 1), ("tue", 10), ("wed", 7)] == contents(table)
+
+
+def replaced_twice(folder: Path, day: str) -> LanceTable:
+    """Make a table of which `main` and `run` replaced one partition."""
+    table = new_table(folder, entries("mon", 1), entries(day, 2))
+    table.branches.create("run")
+    for value, branch in ((10, "run"), (20, "main")):
+        table.replace_where(f"key = '{day}'", entries(day, value), branch=branch, partitions=[day])
+    return table
+
+
+def addresses(folder: Path) -> LanceTable:
+    """Make a table without stable row ids, with a branch `run`."""
+    lance.write_dataset(entries("a", 1, 2), str(folder / "addresses"))
+    table = LanceTable.open(folder / "addresses")
+    table.branches.create("run")
+    return table
+
+
+def test_a_winner_that_settles_nothing_is_not_offered(tmp_path: Path) -> None:
+    """Without stable row ids an updated row cannot be taken out again; of a setting either winner will do."""
+    table = addresses(tmp_path)
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    table.delete("value = 1")
+    assert "settle all conflicts with merge('run@2', 'main', strategy={'rows': 'source-wins'})" == refused(table).hint
+    assert "strategy 'rows': 'source-wins'" == table.preview_merge("run").conflicts[0].hint
+    table.config.set({"owner": "ann"}, branch="run")
+    table.config.set({"owner": "bob"})
+    assert str(refused(table).hint).endswith(""", or choose the other winner for "config key 'owner'\"""")
+    winners: tuple[Winner, Winner] = ("source-wins", "dest-wins")
+    for winner in winners:
+        assert () == table.preview_merge("run", strategy={"rows": "source-wins", "config": winner}).conflicts
+
+
+def test_the_other_winner_is_offered_where_the_given_one_does_not_settle(tmp_path: Path) -> None:
+    """What was given for other conflicts is kept."""
+    table = addresses(tmp_path)
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    table.delete("value = 1")
+    call = "merge('run@2', 'main', strategy={'config': 'dest-wins', 'rows': 'source-wins'})"
+    found = refused(table, strategy={"config": "dest-wins", "rows": "dest-wins"})
+    assert f"settle all conflicts with {call}" == found.hint
+    table.merge("run", strategy={"config": "dest-wins", "rows": "source-wins"})
+    assert [("a", 2), ("a", 10)] == contents(table)
+
+
+def test_the_hint_says_what_to_do_where_no_strategy_helps(tmp_path: Path) -> None:
+    """Two updates of one row without stable row ids: one side goes back to before its update."""
+    table = addresses(tmp_path)
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    table.update({"value": "20"}, where="value = 1")
+    for strategy in (None, "source-wins", "dest-wins"):
+        error = refused(table, strategy=strategy)
+        assert "reset one side to a version before its change" in str(error.hint)
+        assert str(error.hint) in str(error)
+        assert error.conflicts[0].hint.startswith("no strategy settles it; ")  # type: ignore[attr-defined]  # a Conflict
+    table.branches.reset("run", at="main@1")
+    table.merge("run")
+    assert [("a", 2), ("a", 20)] == contents(table)

@@ -2,7 +2,8 @@
 
 from lance_dagster.merge.rules.column_matching import fields_across
 from lance_dagster.merge.rules.merge_input import MergeInput
-from lance_dagster.merge.rules.plan import MergePlan, MergeRefusal, parsed_strategy, plan_merge
+from lance_dagster.merge.rules.plan import MergePlan, parsed_strategy, plan_merge
+from lance_dagster.merge.rules.refusal import MergeRefusal
 from lance_dagster.merge.rules.result import MergedFragment, Tally
 from lance_dagster.merge.rules.strategy import Conflict, ConflictKind, ParsedStrategy, Strategy, Winner
 

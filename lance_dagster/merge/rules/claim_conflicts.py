@@ -5,9 +5,13 @@ row and add all of their rows, so the result would have tuesday twice. So commit
 compared by name where both sides name partitions, and by looking at rows otherwise; the keys of an upsert are compared
 with those of the rows that the other side wrote, so that only keys which both wrote are in conflict. Where a strategy
 settles a scope, what the loser wrote there is dropped, and what it took out there is brought back.
+
+A claim names columns as they were called when it was made. The other side, or the same one later, may have renamed
+them, and may have given their old names to other columns. So a condition is kept with the columns of the merge base
+that it is about, and is evaluated with the names they had.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,11 +21,12 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
 from lance_dagster.merge.rules.merge_input import SharedKeys, makers
-from lance_dagster.merge.rules.merge_side import MergeSide, matching_rows
+from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import (
     BOTH,
     SOURCE_WINS,
+    UNTRACEABLE,
     Conflict,
     ConflictingRows,
     ConflictKind,
@@ -30,20 +35,149 @@ from lance_dagster.merge.rules.strategy import (
     Rows,
     add_rows,
 )
-from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim
+from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedColumns:
+    """The columns that a claim may name: by their names then, their ids in the merge base."""
+
+    ids: Mapping[str, int]
+
+    @classmethod
+    def of(cls, claimer: MergeSide, change: Change) -> "ClaimedColumns":
+        """Look up the columns of the version that made a claim."""
+        # A merge repeats claims of other branches, which may have called a column as the merge base does.
+        ids = {one.name: one.id for one in claimer.base.fields if one.parent_id < 0}
+        base_ids = claimer.columns.base_ids
+        made = change.after or change.before or claimer.manifest
+        for own in made.fields:
+            if own.parent_id < 0:
+                ids.pop(own.name, None)
+                if own.id in base_ids:
+                    ids[own.name] = base_ids[own.id]
+        return cls(ids=ids)
+
+    def named_in(self, predicate: str) -> dict[str, int]:
+        """Return the columns whose names occur in a predicate."""
+        # A column too many costs a little time; to parse the SQL here would be a second grammar beside Lance's.
+        text = predicate.lower()
+        return {name: number for name, number in self.ids.items() if name.lower() in text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedColumns:
+    """A side or the merge base: its manifest, and what the columns of the merge base are called in it."""
+
+    manifest: Manifest
+    names: Mapping[int, str]
+
+    @classmethod
+    def of_side(cls, side: MergeSide) -> "NamedColumns":
+        """Return a side as it is."""
+        now = {one.id: one.name for one in side.manifest.fields if one.parent_id < 0}
+        names = {number: now[own] for number, own in side.columns.ids.items() if own in now}
+        return cls(manifest=side.manifest, names=names)
+
+    @classmethod
+    def of_base(cls, side: MergeSide) -> "NamedColumns":
+        """Return the merge base of a side."""
+        names = {one.id: one.name for one in side.base.fields if one.parent_id < 0}
+        return cls(manifest=side.base, names=names)
+
+    def renamed(self, columns: Mapping[str, int]) -> dict[str, str] | None:
+        """Return what columns are called here, by their names in a claim; None where all have the same names.
+
+        A column that is not here is left out: another one may have its name.
+        """
+        if all(self.names.get(number) == name for name, number in columns.items()):
+            return None
+        return {name: self.names[number] for name, number in columns.items() if number in self.names}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimScope:
+    """The rows that fulfil some conditions, each with the columns it may name; all rows where there is none."""
+
+    conditions: tuple[tuple[str, ClaimedColumns], ...]
+
+    @classmethod
+    def of(cls, claimer: MergeSide, change: Change, claim: Claim) -> "ClaimScope":
+        """Return the scope of a claim."""
+        if claim.predicate is None:
+            return cls(())
+        return cls(((claim.predicate, ClaimedColumns.of(claimer, change)),))
+
+    def narrowed(self, other: "ClaimScope") -> "ClaimScope":
+        """Return the rows that are in both scopes."""
+        return ClaimScope((*self.conditions, *other.conditions))
+
+    def rows(self, side: MergeSide, rows: Rows, *, of_base: bool = False) -> Rows:
+        """Return those of some rows that are in the scope.
+
+        Args:
+            side: The side.
+            rows: Rows of it, by its fragments.
+            of_base: Whether they are rows of the merge base, by the base's fragments.
+
+        Raises:
+            InvalidInputError: A condition is about a column that the version does not have.
+        """
+        if not self.conditions or not rows:
+            return rows
+        version = NamedColumns.of_base(side) if of_base else NamedColumns.of_side(side)
+        for predicate, columns in self.conditions:
+            names = version.renamed(columns.named_in(predicate))
+            found = side.lookups.matching(version.manifest, rows, predicate, names)
+            rows = {number: rows[number] & offsets for number, offsets in found.items()}
+        return rows
+
+    def rows_if_known(self, side: MergeSide, rows: Rows, *, of_base: bool = False) -> Rows:
+        """Return those of some rows that may be in the scope: all where a condition cannot be evaluated."""
+        try:
+            return self.rows(side, rows, of_base=of_base)
+        except InvalidInputError:
+            return rows
+
+
+def key_columns(claimer: MergeSide, change: Change, claim: Claim, side: MergeSide) -> list[str]:
+    """Return what the key columns of an upsert are called on a side, in their order.
+
+    Raises:
+        InvalidInputError: The side does not have one of them.
+    """
+    names, ids = NamedColumns.of_side(side).names, ClaimedColumns.of(claimer, change).ids
+    # A column that the merge base lacks can only be found by its name.
+    found = [names.get(ids[name]) if name in ids else name for name in claim.on]
+    if any(name is None for name in found):
+        raise InvalidInputError(f"{side.name} does not have all of the columns {', '.join(claim.on)}")
+    return [name for name in found if name is not None]
+
+
+def claimed_units(*sides: MergeSide) -> Iterator[str]:
+    """Return the units of all partitions and conditions that changes of some sides name."""
+    for side in sides:
+        for change in side.history.changes:
+            # Claims of a change that is taken back count too: a strategy may name them for a merge in either direction.
+            for claim in decode_claims(change.transaction.properties) if change.transaction is not None else ():
+                yield from (f"partition {name}" for name in claim.partitions)
+                if claim.partitions:
+                    yield f"partition {', '.join(claim.partitions)}"
+                if claim.predicate is not None:
+                    yield f"rows where {claim.predicate}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimConflict:
-    """A conflict about a scope that a side claims as its own, and the condition its rows fulfil.
+    """A conflict about a scope that a side claims as its own.
 
-    `by_source` says whose claim it is. `scope` is None for all rows; without `known`, its rows cannot be told. `keys`
-    are the rows of both sides that have the same keys, where these were upserted: the conflict is about them alone.
+    `by_source` says whose claim it is. Without `known`, it is unknown which rows are in the scope. `keys` are the rows
+    of both sides that have the same keys, where these were upserted: the conflict is about them alone.
     """
 
     conflict: Conflict
     by_source: bool
-    scope: str | None
+    scope: ClaimScope
     known: bool
     keys: SharedKeys | None = None
 
@@ -83,7 +217,7 @@ def _settle(
     """Add what the loser of one scope loses, and return the finding with the strategies that can be carried out."""
     source, dest = comparison.source, comparison.dest
     # Of a whole table all rows would be meant, so there is nothing to point out.
-    rows = None if found.scope is None else partial(_conflicting_rows, source, dest, found.scope)
+    rows = partial(_conflicting_rows, source, dest, found.scope) if found.scope.conditions else None
     if found.keys is not None:
         rows = partial(ConflictingRows, source=found.keys.source, dest=found.keys.dest)
     finding = Finding(conflict=found.conflict, options=BOTH if found.known else (), rows=rows)
@@ -99,10 +233,10 @@ def _settle(
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
     # Of the rows that are dropped, any may be one that the loser wrote anew, and would be lost with its old values too.
     rewritten |= bool(loss.dropped) and any(loser.rows.rewritten.values())
-    if rewritten and found.scope is not None:
+    if rewritten and (found.keys is not None or found.scope.conditions):
         # The loser wrote rows of the scope anew, perhaps as rows outside of it. Without stable row ids it is
         # unknown which, and if the old ones came back, the result would have both.
-        return replace(finding, options=())
+        return replace(finding, options=(), advice=UNTRACEABLE)
     return finding
 
 
@@ -119,7 +253,7 @@ def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bo
     if found.keys is not None:
         lost, claimed = found.keys.source if side.is_source else found.keys.dest, False
     else:
-        lost = side.matching(side.written, found.scope)
+        lost = found.scope.rows(side, side.written)
     for number, offsets in lost.items():
         add_rows(loss.dropped, number, offsets & relocated[number].inserted)
         # An updated row in the scope goes back to the values that the merge base has for it; only inserted rows vanish.
@@ -128,28 +262,21 @@ def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bo
     # Rows that the loser took out of its scope come back. A side that claimed nothing took none out on purpose.
     if claimed:
         whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in side.base.fragments}
-        for number, offsets in matching_rows(side.lookups, side.base, whole, found.scope).items():
+        for number, offsets in found.scope.rows(side, whole, of_base=True).items():
             add_rows(loss.undone, number, offsets)
 
 
-def _conflicting_rows(source: MergeSide, dest: MergeSide, scope: str) -> ConflictingRows:
+def _conflicting_rows(source: MergeSide, dest: MergeSide, scope: ClaimScope) -> ConflictingRows:
     """Return the rows of a scope that either side put in, gave new values or took out."""
     removed: dict[int, BitMap] = {}
     for side in (source, dest):
         for number, offsets in side.removed.items():
             add_rows(removed, number, offsets)
 
-    def in_scope(manifest: Manifest, rows: Rows) -> Rows:
-        try:
-            return matching_rows(source.lookups, manifest, rows, scope)
-        except InvalidInputError:
-            # The version does not have the columns of the predicate, so no row can be left out.
-            return rows
-
     return ConflictingRows(
-        base=dict(in_scope(source.base, removed).items()),
-        source=in_scope(source.manifest, source.written),
-        dest=in_scope(dest.manifest, dest.written),
+        base=dict(scope.rows_if_known(source, removed, of_base=True).items()),
+        source=scope.rows_if_known(source, source.written),
+        dest=scope.rows_if_known(dest, dest.written),
     )
 
 
@@ -178,34 +305,37 @@ class ClaimComparison:
                 described = _describe(source_change, claim), _describe(dest_change, other)
                 # An upsert claims its keys, and not the partition that they are in.
                 by_source = claim.exclusive and not (claim.mode == UPSERT and other.exclusive)
-                stronger = claim if by_source else other
                 if OVERWRITE in (claim.mode, other.mode):
-                    stronger = claim if claim.mode == OVERWRITE else other
-                    yield _claim_conflict("table", "the whole table", described, stronger, by_source=stronger is claim)
+                    by_source = claim.mode == OVERWRITE
+                    unit, stronger = "the whole table", claim if by_source else other
+                    yield _claim_conflict(unit, described, stronger, ClaimScope(()), by_source=by_source)
                     continue
-                stronger = _narrowed(stronger, (claim, other))
+                scopes = (
+                    ClaimScope.of(self.source, source_change, claim),
+                    ClaimScope.of(self.dest, dest_change, other),
+                )
+                stronger, scope = (claim, scopes[0]) if by_source else (other, scopes[1])
+                if _both_replace(claim, other):
+                    scope = scopes[0].narrowed(scopes[1])
                 for partition in claim.shared_partitions(other) or ():
-                    yield _claim_conflict(
-                        "partition", f"partition {partition}", described, stronger, by_source=by_source
-                    )
+                    yield _claim_conflict(f"partition {partition}", described, stronger, scope, by_source=by_source)
 
     def _about_keys(self, claim: Claim, other: Claim) -> bool:
         """Tell whether the keys of an upsert decide, and not the names of the partitions that both are about."""
         keyed = any(each.mode == UPSERT and each.on for each in (claim, other))
         return keyed and {claim.mode, other.mode} <= {UPSERT, APPEND} and self.source.lookups.shared_keys is not None
 
-    def _keys(self, claim: Claim) -> SharedKeys | None:
+    def _keys(self, claimer: MergeSide, change: Change, claim: Claim) -> SharedKeys | None:
         """Return the rows of the keys of an upsert that both sides wrote; None where they cannot be looked at."""
         find = self.source.lookups.shared_keys
         if find is None or claim.mode != UPSERT or not claim.on:
             return None
         try:
-            source, dest = (
-                side.without_only_moved(side.matching(side.written, claim.predicate))
-                for side in (self.source, self.dest)
-            )
+            both, scope = (self.source, self.dest), ClaimScope.of(claimer, change, claim)
+            source, dest = (side.without_only_moved(scope.rows(side, side.written)) for side in both)
             rows = (self.source.manifest, source), (self.dest.manifest, dest)
-            return find(*rows, claim.on)
+            names = (key_columns(claimer, change, claim, side) for side in both)
+            return find(*rows, list(zip(claim.on, *names, strict=True)))
         except InvalidInputError:
             # One side does not have the columns of the key any more.
             return None
@@ -216,52 +346,45 @@ class ClaimComparison:
         for change, claim in _claims(side):
             did = _describe(change, claim), _changed_there(other)
             described = did if side.is_source else did[::-1]
-            keys = self._keys(claim)
+            keys, scope = self._keys(side, change, claim), ClaimScope.of(side, change, claim)
             if keys is not None:
                 if any(keys.source.values()):
-                    scope = keys.condition or claim.predicate
-                    unit = f"rows where {scope}" if scope else "rows of any key"
+                    condition = keys.condition or claim.predicate
+                    unit = f"rows where {condition}" if condition else "rows of any key"
                     conflict = Conflict(kind="partition", unit=unit, source=described[0], dest=described[1])
                     yield ClaimConflict(conflict=conflict, by_source=side.is_source, scope=scope, known=True, keys=keys)
             # Finding the rows of a condition may read data files, so it is done only where the names of partitions do
             # not decide.
-            elif (claim.mode == UPSERT or _has_to_look(claim, other)) and self._matches(other, claim):
-                unit = _scope(claim)
-                yield _claim_conflict(_kind(claim), unit, described, claim, by_source=side.is_source)
+            elif (claim.mode == UPSERT or _has_to_look(claim, other)) and self._matches(other, claim, scope):
+                yield _claim_conflict(_unit(claim), described, claim, scope, by_source=side.is_source)
 
-    def _matches(self, side: MergeSide, claim: Claim) -> bool:
+    @staticmethod
+    def _matches(side: MergeSide, claim: Claim, scope: ClaimScope) -> bool:
         """Tell whether a side put rows into a scope, or took rows out of it."""
         # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
         if claim.mode == OVERWRITE and side.columns_changed:
             return True
-        written = side.without_only_moved(self._in_scope(side.manifest, side.written, claim.predicate))
+        written = side.without_only_moved(scope.rows_if_known(side, side.written))
         # Removed rows are looked up in the base, since the side does not have them any more.
-        return any(written.values()) or any(self._in_scope(side.base, side.removed, claim.predicate).values())
-
-    def _in_scope(self, manifest: Manifest, rows: Rows, predicate: str | None) -> Rows:
-        """Return the rows that may fulfil a condition."""
-        try:
-            return matching_rows(self.source.lookups, manifest, rows, predicate) if rows else rows
-        except InvalidInputError:
-            # Written for columns that these rows do not have, so it may be about them.
-            return rows
+        return any(written.values()) or any(scope.rows_if_known(side, side.removed, of_base=True).values())
 
 
 def _claim_conflict(
-    kind: ConflictKind, unit: str, described: tuple[str, str], claim: Claim, *, by_source: bool
+    unit: str, described: tuple[str, str], claim: Claim, scope: ClaimScope, *, by_source: bool
 ) -> ClaimConflict:
     known = claim.predicate is not None or claim.mode == OVERWRITE
-    conflict = Conflict(kind=kind, unit=unit, source=described[0], dest=described[1])
-    return ClaimConflict(conflict=conflict, by_source=by_source, scope=claim.predicate, known=known)
+    conflict = Conflict(kind=_kind(claim), unit=unit, source=described[0], dest=described[1])
+    return ClaimConflict(conflict=conflict, by_source=by_source, scope=scope, known=known)
 
 
-def _narrowed(claim: Claim, both: tuple[Claim, Claim]) -> Claim:
-    """Return a claim to what two replaced both, so that a strategy leaves alone what only one of them replaced."""
-    # A partition may be named by both and described by different conditions, such as an hour and the day around it.
-    conditions = [each.predicate for each in both if each.mode == REPLACE and each.predicate is not None]
-    if len(set(conditions)) < len(both):
-        return claim
-    return replace(claim, predicate=" AND ".join(f"({condition})" for condition in conditions))
+def _both_replace(claim: Claim, other: Claim) -> bool:
+    """Tell whether a conflict is only about what two replacements both replaced.
+
+    A partition may be named by both and described by different conditions, such as an hour and the day around it. A
+    strategy leaves alone what only one of them replaced.
+    """
+    conditions = {each.predicate for each in (claim, other) if each.mode == REPLACE and each.predicate is not None}
+    return len(conditions) > 1
 
 
 def _claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
@@ -300,7 +423,7 @@ def _kind(claim: Claim) -> ConflictKind:
     return "table" if claim.mode == OVERWRITE else "partition"
 
 
-def _scope(claim: Claim) -> str:
+def _unit(claim: Claim) -> str:
     if claim.mode == OVERWRITE:
         return "the whole table"
     named = ", ".join(claim.partitions)

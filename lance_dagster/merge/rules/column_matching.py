@@ -279,8 +279,8 @@ def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: Ma
 
 def _columns_moved(change: Change) -> frozenset[int]:
     """Return the fields for which a merge added values with rows that it moved."""
-    told = change.transaction.properties.get(COLUMNS_MOVED, "") if change.transaction is not None else ""
-    return frozenset(int(number) for number in told.split(",") if number.isascii() and number.isdigit())
+    recorded = change.transaction.properties.get(COLUMNS_MOVED, "") if change.transaction is not None else ""
+    return frozenset(int(number) for number in recorded.split(",") if number.isascii() and number.isdigit())
 
 
 def _written(change: Change) -> dict[int, frozenset[int]]:

@@ -1,10 +1,11 @@
 """What is given to a merge: the merge base, what each side did since, and how to look at what manifests do not hold.
 
 Everything in here is a value. Whatever is derived from it is computed by `MergeSide`, once and only when it is asked
-for, since a merge of a branch that only appended must not cost what the dest did.
+for, since a merge of a branch that only appended must not cost what the dest did. Sides whose rows cannot be compared
+are refused (`blocking_findings`) before anything else is looked at.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +13,21 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import U64Array
-from lance_dagster.merge.rules.strategy import Strategy
+from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
+from lance_dagster.merge.rules.strategy import Conflict, Finding, Strategy
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
+_UNKNOWN = (DataOverlay, UpdateMemWalState)
+_WAIVED = "may conflict with what that version claimed; a strategy for 'history' says that it claimed nothing"
 Deleted = Callable[[Manifest, Fragment], BitMap]
 """Reads which rows of a fragment of a version are deleted, as offsets."""
-Matching = Callable[[Manifest, Iterable[int], str], Mapping[int, BitMap]]
-"""Finds the live rows that match a predicate in some fragments of a version: offsets by fragment id."""
+Matching = Callable[[Manifest, Iterable[int], str, Mapping[str, str] | None], Mapping[int, BitMap]]
+"""Finds the live rows that match a predicate in some fragments of a version: offsets by fragment id.
+
+The last argument gives the names that columns have in the version by the names that the predicate has for them; None
+means that all names are the same.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +51,11 @@ EqualRows = Callable[[AddressedRows, AddressedRows, Mapping[int, int]], "np.ndar
 
 The fields of the dest are given by those of the source.
 """
-FindSharedKeys = Callable[[LocatedRows, LocatedRows, Sequence[str]], SharedKeys]
-"""Finds the rows of source and dest that have the same values in the columns of a key."""
+FindSharedKeys = Callable[[LocatedRows, LocatedRows, Sequence[tuple[str, str, str]]], SharedKeys]
+"""Finds the rows of source and dest that have the same values in the columns of a key.
+
+Each column is given by its name in the condition, its name in the source and its name in the dest.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +103,92 @@ def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
         if change.undone or select(change)
     ]
     return ", ".join(dict.fromkeys(named)) or side.name
+
+
+def blocking_findings(given: MergeInput) -> Iterator[Finding]:
+    """Find what no strategy settles and what makes it impossible to compare rows.
+
+    The sides have different row ids or files, or versions that were cleaned up or have an unknown operation.
+    """
+    for conflict in _blocking(given.base, given.source, given.dest, crosswise=given.crosswise):
+        yield Finding(conflict=conflict, options=(), advice="")
+
+
+def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswise: bool) -> Iterator[Conflict]:
+    if crosswise and not base.stable_row_ids:
+        merged = f"{source.name} and {dest.name} merged the same versions by different merges"
+        unknown = "without stable row ids it is unknown which rows both have"
+        yield Conflict(kind="history", unit="history", source=merged, dest=unknown)
+    if not base.stable_row_ids and all(_brought_back(side) for side in (source, dest)):
+        picked = f"{source.name} and {dest.name} both have cherry-picks, reverts or restores"
+        unknown = "without stable row ids it is unknown which of the rows these brought both have"
+        yield Conflict(kind="history", unit="history", source=picked, dest=unknown)
+    one, other = source.manifest, dest.manifest
+    if not base.stable_row_ids == one.stable_row_ids == other.stable_row_ids:
+        has = [f"{side.name} {_verb(side.manifest)} them" for side in (source, dest)]
+        yield Conflict(kind="history", unit="stable row ids", source=has[0], dest=has[1])
+    # Data files of the legacy format 0.1 and of later formats must never be in one table.
+    if _first_generation(one) != _first_generation(other):
+        has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
+        yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
+    yield from _unknown(source, dest)
+
+
+def _unknown(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
+    """Find versions with an operation whose meaning for a merge is unknown."""
+    for side in (source, dest):
+        for change in side.changes:
+            if isinstance(change.operation, _UNKNOWN):
+                committed = f"{change.author} committed the operation {type(change.operation).__name__}"
+                unit, unknown = f"version {change.version}", "this program cannot merge that operation"
+                did = (committed, unknown) if side is source else (unknown, committed)
+                yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
+
+
+def incompatible_columns(given: MergeInput) -> Iterator[Finding]:
+    """Find columns of which one side has values that do not fit the other's column."""
+    source, dest = given.source.name, given.dest.name
+    for path in given.incompatible:
+        did = f"{source} has it in one type", f"{dest} has it in another type, which was changed since the fork"
+        conflict = Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
+        yield Finding(conflict=conflict, options=())
+
+
+def missing_versions(given: MergeInput) -> Iterator[Finding]:
+    """Find versions that were cleaned up, and with them what they claimed.
+
+    A strategy for "history" waives them: it says that they claimed nothing. Rows are found without them.
+    """
+    for side in (given.source, given.dest):
+        for change in side.changes:
+            if change.transaction is None:
+                removed = f"it was cleaned up on {side.name}, so it is unknown whether it replaced rows"
+                did = (removed, _WAIVED) if side is given.source else (_WAIVED, removed)
+                unit = f"version {change.version}"
+                yield Finding(conflict=Conflict(kind="history", unit=unit, source=did[0], dest=did[1]))
+
+
+def can_be_waived(conflict: Conflict) -> bool:
+    """Tell whether a strategy for "history" settles a conflict, as it does those that `missing_versions` finds."""
+    return conflict.kind == "history" and _WAIVED in (conflict.source, conflict.dest)
+
+
+def _brought_back(side: SideHistory) -> bool:
+    """Tell whether a side may have inserted rows that exist, or existed, in another place."""
+    first = side.anchor.version if side.anchor is not None else 0
+    return any(
+        change.transaction is not None
+        and (
+            not CHANGE_ORIGIN_PROPERTIES.isdisjoint(change.transaction.properties)
+            or (isinstance(change.operation, Restore) and change.operation.version < first)
+        )
+        for change in side.changes
+    )
+
+
+def _verb(manifest: Manifest) -> str:
+    return "has" if manifest.stable_row_ids else "does not have"
+
+
+def _first_generation(manifest: Manifest) -> bool:
+    return manifest.file_version.startswith("0.")

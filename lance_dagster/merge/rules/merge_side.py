@@ -258,19 +258,11 @@ class MergeSide:
             return written
         quoted = ".".join(f"`{name}`" for name in path.split("."))
         try:
-            found = self.lookups.matching(self.manifest, written, f"{quoted} IS NULL")
+            found = self.lookups.matching(self.manifest, written, f"{quoted} IS NULL", None)
         except InvalidInputError:
             # The column has another name there, or its type cannot be asked: any of the rows may be null.
             return written
         return {number: nulls for number, offsets in found.items() if (nulls := written[number] & offsets)}
-
-    def matching(self, rows: Rows, predicate: str | None) -> Rows:
-        """Return those of some rows of the side that match a predicate; all when there is none.
-
-        Raises:
-            InvalidInputError: The predicate is about columns that the side does not have.
-        """
-        return matching_rows(self.lookups, self.manifest, rows, predicate)
 
     def _written_in_place(self, number: int) -> dict[int, BitMap]:
         """Return rows beside which a column may have been written anew, wherever they are."""
@@ -288,18 +280,6 @@ class MergeSide:
             # Rows that moved may have got the values before they moved, so they count as well.
             found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows.relocated.items()}
         return found
-
-
-def matching_rows(lookups: Lookups, manifest: Manifest, rows: Rows, predicate: str | None) -> Rows:
-    """Return those of some rows of a version that match a predicate; all when there is none.
-
-    Raises:
-        InvalidInputError: The predicate is about columns that the version does not have.
-    """
-    if predicate is None:
-        return rows
-    found = lookups.matching(manifest, rows, predicate)
-    return {number: rows[number] & offsets for number, offsets in found.items()}
 
 
 def picked_rows(rows: BaseRows, flags: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> BaseRows:

@@ -11,9 +11,8 @@ values, or is gone (`row_changes`), and a row it put in is its own. What both si
 shows it (`claim_conflicts`). What cannot be known is refused.
 
 Every rule returns its findings. They are collected here, the strategy is applied to all of them in one place, and a
-merge is refused with all that stay open. A strategy may lead to conflicts that do not exist without it: rows that are
-taken from the source may lack columns of the dest. So before a merge is refused, it is planned again with the
-strategies that could settle it, and the conflicts they would lead to are reported as well, in the same refusal.
+merge is refused with all that stay open, and with those that the strategies which could settle it would lead to
+(`refusal`).
 
 Only metadata is new. The dest's fragments stay as they are but for rows that are deleted from them and files of columns
 put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The data files
@@ -21,23 +20,27 @@ lie under the table's root already.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, replace
 
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.claim_conflicts import SettledClaims, settle_claims
+from lance_dagster.merge.rules.claim_conflicts import SettledClaims, claimed_units, settle_claims
 from lance_dagster.merge.rules.column_matching import paths_of
-from lance_dagster.merge.rules.merge_input import MergeInput
+from lance_dagster.merge.rules.merge_input import (
+    MergeInput,
+    blocking_findings,
+    incompatible_columns,
+    missing_versions,
+)
 from lance_dagster.merge.rules.merge_side import MergeSide, absent_from_base, sides_of
-from lance_dagster.merge.rules.preconditions import blocking_findings, incompatible_columns, missing_versions
+from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_consequences
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
 from lance_dagster.merge.rules.row_changes import present
 from lance_dagster.merge.rules.row_conflicts import row_findings
-from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules, alike_rows, only_moved_rows
+from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules, equally_updated_rows, only_moved_rows
 from lance_dagster.merge.rules.row_origins import BaseKey, in_order
 from lance_dagster.merge.rules.schema_merge import (
     MergedSchema,
@@ -48,18 +51,7 @@ from lance_dagster.merge.rules.schema_merge import (
     unfit_returned_rows,
 )
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
-from lance_dagster.merge.rules.strategy import (
-    BOTH,
-    HISTORY,
-    KINDS,
-    Conflict,
-    ConflictKind,
-    Finding,
-    ParsedStrategy,
-    RowsLookup,
-    Strategy,
-    Winner,
-)
+from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, ParsedStrategy, Strategy
 from lance_dagster.transactions.apply import MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
     drop_indices,
@@ -96,20 +88,6 @@ class MergePlan:
         return self.tally.schema_changed or self.tally.columns_changed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeRefusal:
-    """Why there is no merge: every conflict, and what it takes to find the rows of those that are about rows.
-
-    `settling` are strategies, complete with those that were given, with which the merge succeeds. `rows` find the rows
-    of a conflict, which one may have in several places. `sides` are None when the rows cannot be compared.
-    """
-
-    conflicts: tuple[Conflict, ...]
-    settling: tuple[Mapping[str, Winner], ...] = ()
-    rows: Mapping[Conflict, Sequence[RowsLookup]] = field(default_factory=dict)
-    sides: tuple[MergeSide, MergeSide] | None = None
-
-
 def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
     """Merge the source into the dest, or return every conflict there is.
 
@@ -120,14 +98,19 @@ def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
     blocking = [*blocking_findings(given), *incompatible_columns(given)]
     if blocking:
         # Nothing else can be compared then, and no strategy helps.
-        return _refusal([*blocking, *missing_versions(given)], strategy)
+        return refuse([*blocking, *missing_versions(given)])
     sides = source, dest = sides_of(given)
     # The rules ask for one deletion vector after the other. Read ahead, the files come in parallel.
     _read_deletions_ahead(source, dest)
     planned = _plan_under(given, sides, strategy)
     if isinstance(planned, MergePlan):
         return planned
-    return _with_consequences(given, sides, strategy, planned)
+
+    def attempt(other: ParsedStrategy) -> Sequence[Finding] | None:
+        again = _plan_under(given, sides, other)
+        return None if isinstance(again, MergePlan) else other.open_among(again)
+
+    return refuse_with_consequences(attempt, strategy, strategy.open_among(planned), sides)
 
 
 def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
@@ -152,6 +135,8 @@ def _plan_under(
         settings = merge_settings(source, dest, strategy)
         schema = merge_schemas(source, dest, strategy, crosswise=given.crosswise)
         claims = settle_claims(source, dest, strategy)
+        in_conflict = [finding.conflict.unit for finding in claims.findings]
+        strategy.check_scopes(lambda: [*in_conflict, *claimed_units(source, dest)])
         findings += [*settings.findings, *claims.findings, *schema.findings, *lost_columns(source, dest, schema)]
         rules = RowRules(
             source=source,
@@ -166,7 +151,7 @@ def _plan_under(
     except UntraceableError as error:
         unknown = "what became of its rows is unknown"
         conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
-        return [*findings, Finding(conflict=conflict, options=())]
+        return [*findings, Finding(conflict=conflict, options=(), advice="")]
     findings += rows.findings
     # Open findings stop the merge only here. A rule that stopped it earlier would hide the findings of later rules.
     if strategy.open_among(findings):
@@ -213,7 +198,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     # Compared only for the fragments that are left: in `separate` ones, no row was changed by both sides.
     rules = replace(
         rules,
-        alike=alike_rows(source, dest, rules.schema, numbers),
+        equal_updates=equally_updated_rows(source, dest, rules.schema, numbers),
         source_only_moved=only_moved_rows(source, dest, numbers),
         dest_only_moved=only_moved_rows(dest, source, numbers),
     )
@@ -249,116 +234,6 @@ def _read_deletions_ahead(source: MergeSide, dest: MergeSide) -> None:
     for side in (source, dest) if changed else ():
         places += [(side.manifest, side.fragments.place(number)) for number in changed]
     source.lookups.ahead([(state, one) for state, one in places if one is not None and one.deletion is not None])
-
-
-def _with_consequences(
-    given: MergeInput, sides: tuple[MergeSide, MergeSide], strategy: ParsedStrategy, findings: Sequence[Finding]
-) -> MergeRefusal:
-    """Refuse a merge with its conflicts, and with those that arise under the strategies that could settle it.
-
-    Each kind of conflict is tried with both winners, until that leads to no other kind.
-    """
-    found = list(strategy.open_among(findings))
-    trials: list[tuple[Mapping[str, Winner], Sequence[Finding] | None]] = []
-    kinds: list[ConflictKind] = []
-    while len(kinds) < _TRIED_KINDS and (more := _undecided_kinds(found, strategy)) != kinds:
-        kinds, trials = more, []
-        # All combinations: which conflicts a winner of one kind leads to may depend on the winner of another.
-        for winners in product(BOTH, repeat=len(kinds)):
-            extra: dict[str, Winner] = dict(zip(kinds, winners, strict=True))
-            # Winners that were given stay; a trial only adds winners for kinds that the strategy leaves open.
-            trial = strategy.with_winners(extra)
-            planned = _plan_under(given, sides, trial)
-            still_open = None if isinstance(planned, MergePlan) else trial.open_among(planned)
-            trials.append((extra, still_open))
-            known = {_key(finding.conflict) for finding in found}
-            found += [finding for finding in still_open or () if _key(finding.conflict) not in known]
-    return _refusal(found, strategy, trials=trials, sides=sides)
-
-
-_TRIED_KINDS = 4
-"""Kinds of conflicts that are tried with both winners: one plan for each combination, so 16 at most."""
-
-
-def _undecided_kinds(findings: Collection[Finding], strategy: ParsedStrategy) -> list[ConflictKind]:
-    """Return the kinds of conflicts for which no strategy was given."""
-    conflicts = [finding.conflict for finding in findings]
-    undecided = {each.kind for each in conflicts if strategy.winner(each.kind, each.unit) is None}
-    return sorted(undecided & set(KINDS))[:_TRIED_KINDS]
-
-
-def _key(conflict: Conflict) -> tuple[str, str]:
-    """Return what identifies a conflict: its kind and unit, or the kind alone for rows, since they have no names."""
-    return conflict.kind, "" if conflict.kind == "rows" else conflict.unit
-
-
-def _refusal(
-    found: Sequence[Finding],
-    strategy: ParsedStrategy,
-    *,
-    trials: Sequence[tuple[Mapping[str, Winner], Sequence[Finding] | None]] = (),
-    sides: tuple[MergeSide, MergeSide] | None = None,
-) -> MergeRefusal:
-    """Refuse a merge with findings that stay open, each conflict once and with a hint."""
-    names = _names_for_strategies([finding.conflict for finding in found])
-    offered = ((finding.conflict.kind, finding.lossless) for finding in found)
-    lossless: dict[str, Winner] = {kind: winner for kind, winner in offered if winner is not None}
-    rows: dict[Conflict, list[RowsLookup]] = {}
-    for finding in found:
-        hint = _hint(finding, names, trials)
-        lookups = rows.setdefault(replace(finding.conflict, hint=hint), [])
-        lookups += [finding.rows] if finding.rows is not None else []
-    settling = [
-        {**strategy.winners, **{names[kind]: winner for kind, winner in extra.items()}}
-        # The first is what a hint offers. One that loses nothing of either side goes before all others.
-        for extra, still_open in sorted(trials, key=lambda trial: _losses(trial[0], lossless))
-        if still_open is None
-    ]
-    return MergeRefusal(conflicts=tuple(rows), settling=tuple(settling), rows=rows, sides=sides)
-
-
-def _losses(winners: Mapping[str, Winner], lossless: Mapping[str, Winner]) -> int:
-    """Count the kinds of conflicts for which a strategy is not the one that loses nothing."""
-    return sum(winners.get(kind) != winner for kind, winner in lossless.items())
-
-
-def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
-    """Return by kind what to give a strategy under: the unit where there is one of the kind, else the kind."""
-    units: dict[str, set[str]] = {}
-    for conflict in conflicts:
-        units.setdefault(conflict.kind, set()).add(conflict.unit)
-    return {
-        # A strategy for one of several units would leave the others open. The unit of rows counts them, and the count
-        # changes with the strategy for other conflicts.
-        kind: kind if len(found) > 1 or kind in ("rows", HISTORY) else next(iter(found))
-        for kind, found in units.items()
-    }
-
-
-def _hint(
-    finding: Finding,
-    names: Mapping[str, str],
-    trials: Sequence[tuple[Mapping[str, Winner], Sequence[Finding] | None]],
-) -> str:
-    """Say which strategies settle a conflict, as far as they were tried."""
-    conflict = finding.conflict
-    gone = {
-        winner: [
-            all(_key(other.conflict) != _key(conflict) for other in still_open or ())
-            for extra, still_open in trials
-            if extra.get(conflict.kind) == winner
-        ]
-        for winner in BOTH
-    }
-    # A winner settles the conflict for sure only if no trial with it has the conflict left. Otherwise the outcome
-    # depends on the winners of other kinds too.
-    sure = [winner for winner, absent in gone.items() if absent and all(absent)]
-    if sure:
-        without_loss = f"; {finding.lossless!r} {finding.outcome}" if finding.lossless in sure else ""
-        return f"strategy {names[conflict.kind]!r}: {' or '.join(map(repr, sure))}{without_loss}"
-    if any(any(absent) for absent in gone.values()):
-        return "settled by some strategies for the other conflicts"
-    return "no strategy settles it; change one side"
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +275,8 @@ class _Build:
         doubled = fragments.doubled(added)
         if doubled:
             # No known history leads here. If one did, a refusal would be better than a result that has rows twice.
-            told = f"{source.name} brings them in again", f"{dest.name} has them"
-            conflict = Conflict(kind=HISTORY, unit=f"{doubled} rows", source=told[0], dest=told[1])
+            did = f"{source.name} brings them in again", f"{dest.name} has them"
+            conflict = Conflict(kind=HISTORY, unit=f"{doubled} rows", source=did[0], dest=did[1])
             return [Finding(conflict=conflict, options=())]
         manifest = replace(
             before,

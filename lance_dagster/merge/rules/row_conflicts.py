@@ -17,8 +17,10 @@ from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, Row
 from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import (
     BOTH,
+    CHANGE_ONE_SIDE,
     DEST_WINS,
     SOURCE_WINS,
+    UNTRACEABLE,
     Conflict,
     Finding,
     Winner,
@@ -81,7 +83,8 @@ class _Report:
         # A side cannot win in some fragments only, so it is no option when its rows cannot be traced in one.
         options = tuple(name for name in BOTH if all(name in each.decision.options for each in decided))
         conflict = Conflict(kind="rows", unit=unit, source=source, dest=dest)
-        return Finding(conflict=conflict, options=options, rows=in_base(rows))
+        advice = CHANGE_ONE_SIDE if self._dest.manifest.stable_row_ids else UNTRACEABLE
+        return Finding(conflict=conflict, options=options, rows=in_base(rows), advice=advice)
 
     def lacking_columns(self, decided: Sequence[DecidedFragment], *, of_source: bool) -> Iterator[Finding]:
         """Report rows that one side updated or moved away from columns that the other side wrote."""

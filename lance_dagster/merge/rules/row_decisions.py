@@ -93,8 +93,8 @@ class RowRules:
     """What holds for the rows of all fragments: the sides, the merged schema, what claims lost, the strategy.
 
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
-    not count, since it lost the claim to them. `alike` are rows that both sides updated to the same
-    values, as `alike_rows` finds them. `source_only_moved` and `dest_only_moved` are rows that a side seems to have
+    not count, since it lost the claim to them. `equal_updates` are rows that both sides updated to the same values, as
+    `equally_updated_rows` finds them. `source_only_moved` and `dest_only_moved` are rows that a side seems to have
     updated, as `only_moved_rows` finds them. `returning` says that rows which the dest took back come again.
     """
 
@@ -104,7 +104,7 @@ class RowRules:
     source_undone: BaseRows
     dest_undone: BaseRows
     strategy: ParsedStrategy
-    alike: BaseRows = field(default_factory=dict)
+    equal_updates: BaseRows = field(default_factory=dict)
     source_only_moved: BaseRows = field(default_factory=dict)
     dest_only_moved: BaseRows = field(default_factory=dict)
     returning: bool = False
@@ -175,7 +175,7 @@ class RowRules:
         both = source.updated & dest.updated
         # Both sides can have the same update, from a third branch or because they computed equal values. A conflict
         # about such rows would refuse a merge in which nothing can be lost.
-        if both and (same := self._in_one_place(number, both) | (self.alike.get(number, BitMap()) & both)):
+        if both and (same := self._in_one_place(number, both) | (self.equal_updates.get(number, BitMap()) & both)):
             of_source, of_dest = (self._in_result(side, side.backed(number, same)) for side in (self.source, self.dest))
             # The side with values of more columns keeps the update, since a copy from the other side would be null in
             # the additional columns. Where each side has a column that the other lacks, the rows stay in conflict.
@@ -253,7 +253,7 @@ class RowRules:
         return source, dest
 
 
-def alike_rows(source: MergeSide, dest: MergeSide, schema: MergedSchema, keys: Iterable[BaseKey]) -> BaseRows:
+def equally_updated_rows(source: MergeSide, dest: MergeSide, schema: MergedSchema, keys: Iterable[BaseKey]) -> BaseRows:
     """Return the rows that both sides updated to the same values.
 
     Args:
@@ -266,20 +266,20 @@ def alike_rows(source: MergeSide, dest: MergeSide, schema: MergedSchema, keys: I
     # A cast gives a column another id, so that its values would not be compared.
     if equal is None or source.casts or dest.casts:
         return {}
-    contested: dict[BaseKey, BitMap] = {}
+    candidates: dict[BaseKey, BitMap] = {}
     for key in keys:
         updated = source.rows.moved_from(key)[1]
         # What the dest did is looked up only where the source updated something.
         if updated and (both := updated & dest.rows.moved_from(key)[1]):
-            contested[key] = both
+            candidates[key] = both
     # The comparison reads data files, so its cost is bounded. Rows that are not compared stay conflicts, which is safe.
-    if not 0 < sum(map(len, contested.values())) <= MOST_ROWS_COMPARED:
+    if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED:
         return {}
     here = {one.id for one in dest.manifest.fields}
     matched = {own: number for own, number in schema.from_source.items() if number in here}
-    addresses = [np.concatenate([side.addresses(*pair) for pair in contested.items()]) for side in (source, dest)]
+    addresses = [np.concatenate([side.addresses(*pair) for pair in candidates.items()]) for side in (source, dest)]
     found = equal((source.manifest, addresses[0]), (dest.manifest, addresses[1]), matched)
-    return picked_rows(contested, found)
+    return picked_rows(candidates, found)
 
 
 def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) -> BaseRows:
@@ -292,14 +292,14 @@ def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) 
     """
     if not side.may_only_have_moved:
         return {}
-    contested: dict[BaseKey, BitMap] = {}
+    candidates: dict[BaseKey, BitMap] = {}
     for key in keys:
         updated = side.rows.moved_from(key)[1]
         if updated:
             changes = other.of(key)
             # Rows that the other side did not touch cannot be in conflict, so their values need not be read.
-            add_rows(contested, key, updated - changes.stays - changes.moved)
-    return side.same_as_base(contested)
+            add_rows(candidates, key, updated - changes.stays - changes.moved)
+    return side.same_as_base(candidates)
 
 
 def _without_updates(changes: FragmentRowChanges, rows: BitMap | None) -> FragmentRowChanges:

@@ -451,8 +451,8 @@ def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[str]:
 def _conflict(path: str, did: str, changer: MergeSide, writer: MergeSide) -> Conflict:
     changed_by = makers(changer.history, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
     written_by = makers(writer.history, lambda change: isinstance(change.operation, Append | Update | Overwrite))
-    told = f"{changed_by} {did}", f"{written_by} wrote rows without that"
-    source, dest = told if changer.is_source else told[::-1]
+    changes = f"{changed_by} {did}", f"{written_by} wrote rows without that"
+    source, dest = changes if changer.is_source else changes[::-1]
     return Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)
 
 

@@ -9,7 +9,7 @@ Invariant: a `ParsedStrategy` never changes, so the answer to "who wins" does no
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar, get_args
 
@@ -36,6 +36,9 @@ _UNIT = re.compile(
     re.DOTALL,
 )
 """The units of conflicts that a strategy can settle."""
+_SCOPES = ("partition ", "rows where ")
+"""How units of claims begin."""
+_UNITS_LISTED = 5
 _COLUMN_UNIT = re.compile(r"(column|metadata of column) (.+)", re.DOTALL)
 
 Strategy = Winner | Mapping[str, Winner] | None
@@ -85,6 +88,12 @@ class ConflictingRows:
     fields: frozenset[int] = frozenset()
 
 
+CHANGE_ONE_SIDE = "change one side"
+"""What to do about a conflict that no strategy settles, where nothing better is known."""
+UNTRACEABLE = (
+    "the table has no stable row ids, so updated rows cannot be traced; reset one side to a version before its change"
+)
+"""What to do about a conflict that no strategy settles because rows cannot be traced."""
 RowsLookup = Callable[[], ConflictingRows]
 """Finds the rows of a conflict when they are read. A merge never calls it: it may read data files."""
 
@@ -94,6 +103,7 @@ class Finding:
     """A conflict that a rule found, the strategies it can carry out there, and the rows it is about.
 
     `lossless` is the strategy that loses nothing of either side, if there is one, and `outcome` says what it leads to.
+    `advice` says what to do where no strategy settles it.
     """
 
     conflict: Conflict
@@ -101,6 +111,7 @@ class Finding:
     rows: RowsLookup | None = None
     lossless: Winner | None = None
     outcome: str = ""
+    advice: str = CHANGE_ONE_SIDE
 
 
 def column_unit(paths: Iterable[str]) -> str:
@@ -192,12 +203,40 @@ class ParsedStrategy:
             units = ", ".join(repr(f"{found[1]} {path}") for path in known)
             raise InvalidInputError(f"neither side has the column of {key!r}; the units are {units}")
 
+    def check_scopes(self, known: Callable[[], Iterable[str]]) -> None:
+        """Refuse a strategy for a partition or a condition that no conflict of a merge can be about.
+
+        Args:
+            known: Returns the units of all partitions and conditions that either side claimed, or that are in conflict.
+
+        Raises:
+            InvalidInputError: Says which unit is the nearest, or which units there are.
+        """
+        asked = [key for key in self.winners if key.startswith(_SCOPES)]
+        if not asked:
+            return
+        units = list(dict.fromkeys(known()))
+        for key in asked:
+            if key not in units:
+                raise InvalidInputError(f"neither side claimed {key!r}; {_nearest(key, units)}")
+
     def with_winners(self, winners: Mapping[str, Winner]) -> "ParsedStrategy":
         """Return this strategy with winners for keys it says nothing about."""
         return ParsedStrategy({**winners, **self.winners})
 
 
 ParsedStrategy.NONE = ParsedStrategy({})
+
+
+def _nearest(key: str, units: Sequence[str]) -> str:
+    """Return which of some units is meant by a misspelled one, or which there are."""
+    # Without their first words, which all have in common, names that differ are not taken for each other.
+    kind = next(each for each in _SCOPES if key.startswith(each))
+    names = {unit.removeprefix(kind): unit for unit in units if unit.startswith(kind)}
+    if close := difflib.get_close_matches(key.removeprefix(kind), names, n=1):
+        return f"did you mean {names[close[0]]!r}?"
+    listed = ", ".join(map(repr, units[:_UNITS_LISTED])) + (", ..." if len(units) > _UNITS_LISTED else "")
+    return f"the units are {listed}" if units else "neither claimed a partition, or rows by a condition"
 
 
 def _check_key(key: str) -> None:

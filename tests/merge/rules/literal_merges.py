@@ -116,7 +116,9 @@ def merge_input(
 ) -> MergeInput:
     """Put a merge together; `matching` has the rows, by fragment, that a predicate matches in any version."""
 
-    def matches(state: Manifest, numbers: Iterable[int], predicate: str) -> Mapping[int, BitMap]:
+    def matches(
+        state: Manifest, numbers: Iterable[int], predicate: str, _: Mapping[str, str] | None
+    ) -> Mapping[int, BitMap]:
         if matching is None or predicate not in matching:
             raise InvalidInputError(f"version {state.version} has no columns for {predicate}")
         return {number: matching[predicate][number] for number in numbers if number in matching[predicate]}

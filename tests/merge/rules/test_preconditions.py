@@ -6,8 +6,8 @@ import pytest
 
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import Restore, UpdateMemWalState
-from lance_dagster.merge.rules.merge_input import MergeInput
-from lance_dagster.merge.rules.preconditions import (
+from lance_dagster.merge.rules.merge_input import (
+    MergeInput,
     blocking_findings,
     can_be_waived,
     incompatible_columns,
@@ -43,13 +43,13 @@ def test_sides_that_cannot_be_compared(given: MergeInput, units: list[str]) -> N
 
 
 @pytest.mark.parametrize("name", ["run", "main"])
-def test_an_operation_nobody_understands_is_refused(name: str) -> None:
+def test_an_unknown_operation_is_refused(name: str) -> None:
     """Whichever side has it: what it means for rows is unknown."""
     unknown = side(name, BASE, UpdateMemWalState(compacted_sstables=()))
     given = merge_input(unknown) if name == "run" else merge_input(side("run"), unknown)
     found = list(blocking_findings(given))
     assert [("history", f"version {name}@3", ())] == told(found)
-    assert "made a UpdateMemWalState" in (found[0].conflict.source if name == "run" else found[0].conflict.dest)
+    assert "committed the operation UpdateMemWalState" in (found[0].conflict.source if name == "run" else found[0].conflict.dest)
 
 
 @pytest.mark.parametrize("name", ["run", "main"])

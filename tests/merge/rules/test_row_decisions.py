@@ -212,14 +212,14 @@ def both_updated(*, source_has_new: bool = False, dest_has_new: bool = False) ->
         source_undone=undone,
         dest_undone=undone,
         strategy=ParsedStrategy.NONE,
-        alike={0: BitMap([1])},
+        equal_updates={0: BitMap([1])},
     )
 
 
 @pytest.mark.parametrize(
     "columns,from_source", [({}, []), ({"source_has_new": True}, [1]), ({"dest_has_new": True}, [])]
 )
-def test_rows_updated_alike_are_taken_from_the_side_with_more_columns(
+def test_rows_updated_equally_are_taken_from_the_side_with_more_columns(
     columns: dict[str, bool], from_source: list[int]
 ) -> None:
     """They are no conflict."""
@@ -230,7 +230,7 @@ def test_rows_updated_alike_are_taken_from_the_side_with_more_columns(
 
 
 def test_rows_updated_differently_are_a_conflict() -> None:
-    """Their values were compared, and they are not alike."""
-    found = replace(both_updated(), alike={}).decide_fragment(0)
+    """Their values were compared, and they differ."""
+    found = replace(both_updated(), equal_updates={}).decide_fragment(0)
     assert found is not None
     assert [1] == list(found.decision.conflicting)

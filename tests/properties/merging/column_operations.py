@@ -109,6 +109,9 @@ def rewrite(context: OperationContext) -> OperationResult | None:
     if column is None or key is None or not fragments:
         return None
     dataset, fragment = context.dataset, context.dice.pick(list(fragments))
+    # pylance writes nulls at the places of deleted rows, and refuses to where the column may not be null.
+    if not column.nullable and fragment.num_deletions:
+        return None
     uids: list[int] = fragment.to_table(columns=[KEY]).to_pydict()[KEY]
     values = {uid: context.names.filled((column,), 0, "")[column.token] for uid in uids}
     data = context.seen.arrow(

@@ -1,9 +1,11 @@
 """What is tried beside a merge, on branches that go no further: other ways to it, and ways that end early."""
 
+import ast
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lance_dagster import LanceTable, Winner
+from lance_dagster import LanceTable, MergePreview, Strategy, Winner
 from lance_dagster.errors import LanceDagsterError, MergeConflictError, Reason
 from lance_dagster.merge.rules.strategy import Conflict
 from tests.properties.merging import laws
@@ -17,6 +19,9 @@ from tests.properties.merging.rows_model import Made, Node, Snapshot, VersionGra
 from tests.properties.merging.symmetry import OTHER, mirrored, mirrors, same_rows
 from tests.properties.merging.tally import Tally
 from tests.properties.merging.unknown import MANIFESTS, OPERATION, unknown
+
+_OFFERED = re.compile(r"strategy (.+): ('(?:source|dest)-wins'(?: or '(?:source|dest)-wins')?)")
+_WINNER = re.compile("(?:source|dest)-wins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class MergeChecks:
         """Look at the merge beforehand, both ways; returns its conflicts, and whether they are the same both ways."""
         table = self.table
         there, back = table.preview_merge(self.source, self.into), table.preview_merge(self.into, self.source)
+        self._hints_are_true(there)
         lopsided = mirrored(there, back, (len(self.source_head.snapshot.rows), len(self.dest_head.snapshot.rows)))
         if lopsided and back.conflicts and not any(outcome.may_refuse for outcome in outcomes):
             # The merge itself is judged when it is made.
@@ -51,6 +57,22 @@ class MergeChecks:
         missed = lopsided and not back.conflicts and all(outcome.must_refuse for outcome in outcomes)
         hold(not missed, "missed conflict", f"the other way round, in spite of {there.conflicts}")
         return there.conflicts, mirrors(there, back)
+
+    def _hints_are_true(self, preview: MergePreview) -> None:
+        """Hold that the call that is offered settles everything, and each strategy that is offered its conflict."""
+        call = preview.remedy.call if preview.remedy is not None else None
+        if call is not None:
+            left = self._left(call.named["strategy"])  # type: ignore[arg-type]  # it is a strategy
+            hold(not left, "hint", f"{call} leaves {left}")
+        for conflict in preview.conflicts:
+            offered = _OFFERED.match(conflict.hint)
+            for winner in _WINNER.findall(offered[2]) if offered else ():
+                left = self._left({ast.literal_eval(offered[1]): winner}) if offered else ()
+                same = [each for each in left if (each.kind, each.unit) == (conflict.kind, conflict.unit)]
+                hold(not same, "hint", f"{conflict.hint} leaves {same}")
+
+    def _left(self, strategy: Strategy) -> tuple[Conflict, ...]:
+        return self.table.preview_merge(self.source, self.into, strategy=strategy).conflicts
 
     def cut_short(self) -> None:
         """Begin the merge and do not finish it: the dest is what it was, or what it is after the merge."""

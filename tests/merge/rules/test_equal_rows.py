@@ -10,7 +10,7 @@ from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import Update
 from lance_dagster.merge.rules.merge_input import AddressedRows, MergeInput
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, sides_of
-from lance_dagster.merge.rules.row_decisions import alike_rows, only_moved_rows
+from lance_dagster.merge.rules.row_decisions import equally_updated_rows, only_moved_rows
 from lance_dagster.merge.rules.schema_merge import merge_schemas
 from lance_dagster.merge.rules.strategy import ParsedStrategy
 from tests.merge.rules.literal_merges import BASE, ID, fragment, manifest, merge_input, side
@@ -54,11 +54,11 @@ def found(given: MergeInput) -> dict[object, list[int]]:
     """The rows that both updated to the same values."""
     source, dest = sides_of(given)
     schema = merge_schemas(source, dest, ParsedStrategy.NONE, crosswise=False)
-    return {key: list(rows) for key, rows in alike_rows(source, dest, schema, [0]).items()}
+    return {key: list(rows) for key, rows in equally_updated_rows(source, dest, schema, [0]).items()}
 
 
 @pytest.mark.parametrize("equal,expected", [(0, {}), (1, {0: [1]}), (2, {0: [1, 2]})])
-def test_equal_rows_are_alike(equal: int, expected: dict[object, list[int]]) -> None:
+def test_rows_with_equal_values_are_found(equal: int, expected: dict[object, list[int]]) -> None:
     """Rows are given where each side has them, in the order of the merge base."""
     comparison, given = updates([2, 0, 1], [1, 2, 3], equal)
     assert expected == found(given)
@@ -66,7 +66,7 @@ def test_equal_rows_are_alike(equal: int, expected: dict[object, list[int]]) -> 
 
 
 def test_nothing_is_read_where_both_updated_other_rows() -> None:
-    """Only rows that both updated can be alike."""
+    """Only rows that both updated are compared."""
     comparison, given = updates([0, 1], [2, 3], 9)
     assert ({}, []) == (found(given), comparison.asked)
 

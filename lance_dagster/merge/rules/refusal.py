@@ -1,0 +1,268 @@
+"""Refuse a merge with all of its conflicts, and say of each what settles it.
+
+A hint must be true: a strategy that is offered settles the conflict. Whether it does depends on the strategies for the
+other conflicts, and a strategy may lead to conflicts that do not exist without it: rows that are taken from the source
+may lack columns of the dest. So before a merge is refused it is planned again under the strategies that could settle
+it. The conflicts these lead to are reported in the same refusal, and only what succeeded in a trial is offered.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.strategy import (
+    BOTH,
+    CHANGE_ONE_SIDE,
+    HISTORY,
+    SOURCE_WINS,
+    Conflict,
+    ConflictKind,
+    Finding,
+    ParsedStrategy,
+    RowsLookup,
+    Winner,
+)
+
+Attempt = Callable[[ParsedStrategy], Sequence[Finding] | None]
+"""Plans a merge under a strategy: returns the conflicts that stay open, or None where the merge succeeds."""
+Sides = tuple[MergeSide, MergeSide]
+_TRIED: tuple[ConflictKind, ...] = ("column", "partition", "rows", "table")
+"""Kinds of which each is tried with both winners: which conflicts one leads to may depend on the winner of another."""
+_INDEPENDENT: tuple[ConflictKind, ...] = ("config", HISTORY, "schema_metadata", "table_metadata")
+"""Kinds whose winner changes nothing about the other conflicts: a trial of one winner speaks for both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeRefusal:
+    """Why there is no merge: every conflict, and what it takes to find the rows of those that are about rows.
+
+    `settling` are strategies, complete with those that were given, with which the merge succeeds. `offered` are the
+    keys that the first of them adds, and `either` are those of them that may have the other winner as well, in any
+    combination. Where there is none, `advice` says what to do instead. `rows` find the rows of a conflict, which one
+    may have in several places. `sides` are None when the rows cannot be compared.
+    """
+
+    conflicts: tuple[Conflict, ...]
+    settling: tuple[Mapping[str, Winner], ...] = ()
+    offered: tuple[str, ...] = ()
+    either: tuple[str, ...] = ()
+    advice: str = ""
+    rows: Mapping[Conflict, Sequence[RowsLookup]] = field(default_factory=dict)
+    sides: Sides | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """A merge that was planned with winners for some kinds; `still_open` is None where it succeeded.
+
+    `kept` is what was given of the strategy beside them.
+    """
+
+    kept: Mapping[str, Winner]
+    winners: Mapping[ConflictKind, Winner]
+    still_open: Sequence[Finding] | None
+
+    def settles(self, conflict: Conflict) -> bool:
+        return all(_key(other.conflict) != _key(conflict) for other in self.still_open or ())
+
+    def named(self, names: Mapping[str, str]) -> dict[str, Winner]:
+        """Return the whole strategy, with the names that are to be given for kinds."""
+        return {**self.kept, **{names.get(kind, kind): winner for kind, winner in self.winners.items()}}
+
+
+def refuse(findings: Sequence[Finding]) -> MergeRefusal:
+    """Refuse a merge of sides that cannot be compared: no strategy helps before that is mended."""
+    return _refusal(_Trials((), tuple(findings), {}))
+
+
+def refuse_with_consequences(
+    attempt: Attempt, strategy: ParsedStrategy, findings: Sequence[Finding], sides: Sides
+) -> MergeRefusal:
+    """Refuse a merge with its conflicts, and with those that arise under the strategies that could settle it.
+
+    Args:
+        attempt: Plans the merge under another strategy.
+        strategy: The strategy that was given.
+        findings: The conflicts that it leaves open.
+        sides: The source and the dest.
+    """
+    tried = _Trials.of(attempt, strategy, findings, overrule=False)
+    given = any(strategy.winner(found.conflict.kind, found.conflict.unit) is not None for found in tried.found)
+    if given and not tried.settling:
+        # What was given for a conflict does not settle it. Only the other winner may, so the hint has to say that.
+        again = _Trials.of(attempt, strategy, tried.found, overrule=True)
+        # What only the overruled strategy leads to is no conflict of the merge that was asked for.
+        tried = replace(again, found=tried.found) if again.trials else tried
+    return replace(_refusal(tried.with_checked_names(attempt)), sides=sides)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """Merges that were tried, all conflicts that were found, and what to give a strategy under by kind."""
+
+    trials: tuple[_Trial, ...]
+    found: tuple[Finding, ...]
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, attempt: Attempt, strategy: ParsedStrategy, findings: Sequence[Finding], *, overrule: bool
+    ) -> "_Trials":
+        """Try both winners for each kind of conflict, until that leads to no other kind.
+
+        Args:
+            attempt: Plans the merge.
+            strategy: The strategy that was given.
+            findings: The conflicts that it leaves open.
+            overrule: Whether a winner that was given may be replaced by the other one.
+        """
+        found, trials, kinds = list(findings), list[_Trial](), list[ConflictKind]()
+        while (more := _kinds_to_try(found, strategy, overrule=overrule)) != kinds:
+            kinds, trials = more, []
+            kept = _given_for_others(strategy, found, kinds) if overrule else strategy.winners
+            for winners in product(*(BOTH if kind in _TRIED else BOTH[:1] for kind in kinds)):
+                extra = dict(zip(kinds, winners, strict=True))
+                # Winners that are kept stay; a trial only adds winners for kinds that they leave open.
+                still_open = attempt(ParsedStrategy(kept).with_winners(dict(extra.items())))
+                trials.append(_Trial(kept=kept, winners=extra, still_open=still_open))
+                known = {_key(finding.conflict) for finding in found}
+                found += [finding for finding in still_open or () if _key(finding.conflict) not in known]
+        return cls(tuple(trials), tuple(found), _names_for_strategies([finding.conflict for finding in found]))
+
+    @property
+    def settling(self) -> list[_Trial]:
+        """The trials that succeeded. The first is what a hint offers; one that loses nothing goes before all others."""
+        lossless = {each.conflict.kind: each.lossless for each in self.found if each.lossless is not None}
+
+        def losses(trial: _Trial) -> int:
+            return sum(trial.winners.get(kind) != winner for kind, winner in lossless.items())
+
+        return sorted((trial for trial in self.trials if trial.still_open is None), key=losses)
+
+    def with_checked_names(self, attempt: Attempt) -> "_Trials":
+        """Return the same with kinds in the place of units, if a strategy given by units does not settle the merge.
+
+        A strategy by kind also settles what never came up as a conflict because every trial had it.
+        """
+        by_kind = {kind: kind for kind in self.names}
+        if self.names == by_kind or all(
+            attempt(ParsedStrategy(one.named(self.names))) is None for one in self.settling
+        ):
+            return self
+        return replace(self, names=by_kind)
+
+    def either(self) -> tuple[str, ...]:
+        """Return the keys of the first strategy that may have the other winner as well, in any combination."""
+        if not (settling := self.settling):
+            return ()
+        first, known = settling[0].winners, [trial.winners for trial in settling]
+        free: list[ConflictKind] = []
+        for kind in first:
+            more = [*free, kind]
+            varied = ({**first, **dict(zip(more, each, strict=True))} for each in product(BOTH, repeat=len(more)))
+            # Of an independent kind one winner was tried, which speaks for both.
+            if all({**each, **_only_independent(first)} in known for each in varied):
+                free = more
+        return tuple(self.names[kind] for kind in free)
+
+    def hint(self, finding: Finding) -> str:
+        """Say which strategies settle a conflict."""
+        conflict = finding.conflict
+        name = self.names.get(conflict.kind, conflict.kind)
+        sure = self._sure(finding)
+        if sure:
+            without_loss = f"; {finding.lossless!r} {finding.outcome}" if finding.lossless in sure else ""
+            return f"strategy {name!r}: {' or '.join(map(repr, sure))}{without_loss}"
+        together = next((trial for trial in (*self.settling, *self.trials) if trial.settles(conflict)), None)
+        if together is not None:
+            given = (f"{self.names[kind]!r}: {winner!r}" for kind, winner in together.winners.items())
+            return f"settled by strategies for several conflicts together, such as {', '.join(given)}"
+        return "no strategy settles it" + (f"; {finding.advice}" if finding.advice else "")
+
+    def stuck(self) -> list[Finding]:
+        """Return the conflicts that no trial settled."""
+        return [
+            each
+            for each in self.found
+            if not self._sure(each) and not any(trial.settles(each.conflict) for trial in self.trials)
+        ]
+
+    def _sure(self, finding: Finding) -> list[Winner]:
+        """Return the winners that settle a conflict, whatever the strategies for the others are."""
+        kind = finding.conflict.kind
+        if kind in _INDEPENDENT:
+            return list(finding.options)
+        # Where a trial with the winner has the conflict left, it depends on the winners of other kinds too.
+        left = {
+            winner: [trial.settles(finding.conflict) for trial in self.trials if trial.winners.get(kind) == winner]
+            for winner in BOTH
+        }
+        return [winner for winner, settled in left.items() if settled and all(settled)]
+
+
+def _refusal(tried: _Trials) -> MergeRefusal:
+    """Refuse a merge with findings that stay open, each conflict once and with a hint."""
+    rows: dict[Conflict, list[RowsLookup]] = {}
+    for finding in tried.found:
+        lookups = rows.setdefault(replace(finding.conflict, hint=tried.hint(finding)), [])
+        lookups += [finding.rows] if finding.rows is not None else []
+    settling = [trial.named(tried.names) for trial in tried.settling]
+    return MergeRefusal(
+        conflicts=tuple(rows),
+        settling=tuple(settling),
+        offered=tuple(tried.names[kind] for kind in tried.settling[0].winners) if settling else (),
+        either=tried.either(),
+        advice="" if settling else _advice(tried),
+        rows=rows,
+    )
+
+
+def _advice(tried: _Trials) -> str:
+    """Say what to do where no strategies settle all conflicts."""
+    by_advice: dict[str, list[str]] = {}
+    for finding in tried.stuck():
+        if finding.advice:
+            by_advice.setdefault(finding.advice, []).append(finding.conflict.unit)
+    if tried.trials and not tried.stuck():
+        return f"no strategies settle all conflicts at once; {CHANGE_ONE_SIDE}"
+    named = (f"no strategy settles {', '.join(dict.fromkeys(units))}: {said}" for said, units in by_advice.items())
+    return "; ".join(named)
+
+
+def _only_independent(winners: Mapping[ConflictKind, Winner]) -> dict[ConflictKind, Winner]:
+    return {kind: SOURCE_WINS for kind in winners if kind in _INDEPENDENT}
+
+
+def _kinds_to_try(findings: Sequence[Finding], strategy: ParsedStrategy, *, overrule: bool) -> list[ConflictKind]:
+    """Return the kinds of conflicts for which no strategy was given, or all that are open."""
+    conflicts = [finding.conflict for finding in findings]
+    kinds = {each.kind for each in conflicts if overrule or strategy.winner(each.kind, each.unit) is None}
+    # Two columns of one name, which is the kind that is left, are settled by no strategy.
+    return sorted(kinds & {*_TRIED, *_INDEPENDENT})
+
+
+def _given_for_others(
+    strategy: ParsedStrategy, findings: Sequence[Finding], kinds: Sequence[ConflictKind]
+) -> dict[str, Winner]:
+    """Return what was given of a strategy for conflicts that are not open."""
+    overruled = {*kinds, *(finding.conflict.unit for finding in findings)}
+    return {key: winner for key, winner in strategy.winners.items() if key not in overruled}
+
+
+def _key(conflict: Conflict) -> tuple[str, str]:
+    """Return what identifies a conflict: its kind and unit, or the kind alone for rows, since they have no names."""
+    return conflict.kind, "" if conflict.kind == "rows" else conflict.unit
+
+
+def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
+    """Return by kind what to give a strategy under: the unit where there is one of the kind, else the kind."""
+    units: dict[str, set[str]] = {}
+    for conflict in conflicts:
+        units.setdefault(conflict.kind, set()).add(conflict.unit)
+    return {
+        # A strategy for one of several units would leave the others open. The unit of rows counts them, and the count
+        # changes with the strategy for other conflicts.
+        kind: kind if len(found) > 1 or kind in ("rows", HISTORY) else next(iter(found))
+        for kind, found in units.items()
+    }
