@@ -49,7 +49,8 @@ def test_an_unknown_operation_is_refused(name: str) -> None:
     given = merge_input(unknown) if name == "run" else merge_input(side("run"), unknown)
     found = list(blocking_findings(given))
     assert [("history", f"version {name}@3", ())] == told(found)
-    assert "committed the operation UpdateMemWalState" in (found[0].conflict.source if name == "run" else found[0].conflict.dest)
+    said = found[0].conflict.source if name == "run" else found[0].conflict.dest
+    assert "committed the operation UpdateMemWalState" in said
 
 
 @pytest.mark.parametrize("name", ["run", "main"])
