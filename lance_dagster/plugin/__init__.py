@@ -4,7 +4,18 @@ from importlib.metadata import PackageNotFoundError, version
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from lance_dagster.plugin.checks.built_in_checks import InRange, KeysExist, NotNull, NullRate, RowCount, Unique
+from lance_dagster.plugin.checks.built_in_checks import (
+    InRange,
+    IsIn,
+    KeysExist,
+    Matches,
+    NotNull,
+    NullRate,
+    RowCount,
+    Satisfies,
+    Unique,
+)
+from lance_dagster.plugin.checks.change_checks import Freshness, NoSchemaChange, RowCountChange, SchemaIs
 from lance_dagster.plugin.checks.check_definitions import build_table_checks, table_check
 from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, open_candidate
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
@@ -25,12 +36,16 @@ __all__ = [
     "Audit",
     "BoundCheck",
     "CheckOutcome",
+    "Freshness",
     "InRange",
+    "IsIn",
     "KeysExist",
     "LanceIOManager",
     "LanceResource",
     "MaintenanceConfig",
     "MaintenanceJob",
+    "Matches",
+    "NoSchemaChange",
     "NotNull",
     "NullRate",
     "PinnedTable",
@@ -38,8 +53,11 @@ __all__ = [
     "PublisherOptions",
     "Rollback",
     "RowCount",
+    "RowCountChange",
     "RunBranch",
     "RunChain",
+    "Satisfies",
+    "SchemaIs",
     "SparkResource",
     "TableAddress",
     "TableCheck",

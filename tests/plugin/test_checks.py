@@ -8,16 +8,23 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import (
+    Freshness,
     InRange,
     InvalidInputError,
+    IsIn,
     KeysExist,
     LanceIOManager,
     LanceResource,
     LanceTable,
+    Matches,
+    NoSchemaChange,
     NotNull,
     NullRate,
     PinnedTable,
     RowCount,
+    RowCountChange,
+    Satisfies,
+    SchemaIs,
     Unique,
     build_publisher,
     build_table_checks,
@@ -27,6 +34,7 @@ from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCh
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, Shop, failure
 
 NAN = float("nan")
+INT8 = pa.int8()
 ROWS = pa.table(
     {
         "id": [1, 2, 3, 3, None],
@@ -72,6 +80,37 @@ def audit(lake: LanceResource) -> Audit:
         (Unique("id"), False, "1 rows repeat the id of another; allowed: none; such as 3"),
         (Unique(("id", "name")), True, "0 rows repeat the id, name of another; allowed: none"),
         (
+            IsIn("name", ("a", "b", "c", "d", "o'e")),
+            True,
+            "0 values of 'name' are not one of a, b, c, d, o'e; allowed: none",
+        ),
+        (IsIn("id", (1, 2)), False, "2 values of 'id' are not one of 1, 2; allowed: none"),
+        (IsIn("price", (1.0, 2.5, -1.0)), False, "1 values of 'price' are not one of 1.0, 2.5, -1.0; allowed: none"),
+        (
+            Matches("name", r"[a-z]('[a-z]{1})?"),
+            True,
+            "0 values of 'name' do not match [a-z]('[a-z]{1})?; allowed: none",
+        ),
+        (Matches("name", "[a-z]"), False, "1 values of 'name' do not match [a-z]; allowed: none"),
+        (Satisfies(predicate="id < 4", name="small"), False, "1 rows do not satisfy id < 4; allowed: none"),
+        (
+            Satisfies(predicate="id < 4", name="small", nulls_pass=True),
+            True,
+            "0 rows do not satisfy id < 4; allowed: none",
+        ),
+        (
+            Satisfies(predicate="price < 9", name="cheap", nulls_pass=True),
+            False,
+            "1 rows do not satisfy price < 9; allowed: none",
+        ),
+        (RowCountChange(minimum=0.0, maximum=0.0), True, "+0.00% rows against main@2; allowed: +0.00% to +0.00%"),
+        (NoSchemaChange(), True, "compared with main@2: no difference"),
+        (
+            SchemaIs(pa.schema({**{one.name: one.type for one in list(ROWS.schema)[1:]}, "name": INT8, "new": INT8})),
+            False,
+            "compared with the schema wanted: new int8 is missing; id int64 is new; name is string, not int8",
+        ),
+        (
             KeysExist("customer", in_table="shop/customers", key="id"),
             False,
             "1 of 3 values of 'customer' are no 'id' of shop/customers (main@2); allowed: none; such as 30",
@@ -94,6 +133,27 @@ def test_bounds_with_a_time_zone(audit: Audit) -> None:
     assert InRange("at", maximum=last - dt.timedelta(seconds=1)).evaluate(audit).counts["outside"] == 1
 
 
+def test_newest_value_decides_about_freshness(audit: Audit) -> None:
+    """The age is that of the newest instant or day; a column without values is not fresh."""
+    age = dt.datetime.now(dt.UTC) - dt.datetime(2024, 1, 5, tzinfo=dt.UTC)
+    hour = dt.timedelta(hours=1)
+    for column in ("at", "day"):
+        assert Freshness(column, age + hour).evaluate(audit).passed
+        outcome = Freshness(column, age - hour).evaluate(audit)
+        assert not outcome.passed
+        assert "2024-01-05T00:00:00+00:00" in outcome.description
+    empty = replace(audit, candidate=replace(audit.candidate, filter="id > 100"))
+    assert "'at' has no value; allowed age: 1:00:00" == Freshness("at", hour).evaluate(empty).description
+    with pytest.raises(InvalidInputError, match="needs a date or timestamp column"):
+        Freshness("name", hour).evaluate(audit)
+
+
+def test_braces_in_values(audit: Audit) -> None:
+    """A bound and an expression may contain any character."""
+    assert InRange("name", maximum="{x}'").evaluate(audit).passed
+    assert not Matches("name", "[{]x{2}").evaluate(audit).passed
+
+
 @pytest.mark.parametrize("check", [NotNull("nmae"), InRange("nmae", minimum=1), Unique("nmae")])
 def test_column_that_is_not_there(audit: Audit, check: TableCheck) -> None:
     """The check breaks, which counts as failed, and names the columns there are."""
@@ -101,7 +161,16 @@ def test_column_that_is_not_there(audit: Audit, check: TableCheck) -> None:
         check.evaluate(audit)
 
 
-@pytest.mark.parametrize("make", [lambda: NullRate("id", 5), lambda: InRange("id")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: NullRate("id", 5),
+        lambda: InRange("id"),
+        lambda: IsIn("id", ()),
+        RowCountChange,
+        lambda: RowCountChange(minimum=-10),
+    ],
+)
 def test_check_that_makes_no_sense(make: Callable[[], TableCheck]) -> None:
     """Refused where it is written."""
     with pytest.raises(InvalidInputError):

@@ -1,4 +1,4 @@
-"""Blocking asset checks on the candidate that a run wrote.
+"""Checks of rows, columns and keys.
 
 A check is a frozen value, such as `NotNull("id")`, that says what must hold. `build_table_checks` turns such
 values into Dagster's asset checks. The result of each check names the version that was checked: the publisher
@@ -9,39 +9,37 @@ IO manager, which cannot know the columns that a check needs and would read all 
 count under a filter, or the columns that it compares.
 """
 
-import datetime as dt
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin.checks.check_queries import (
+    SHOWN,
+    Bound,
+    BuiltInCheck,
+    between,
+    count_outcome,
+    count_where,
+    distinct,
+    field_of,
+    is_float,
+    judged,
+    literal,
+    partition_counts,
+    slug,
+    such_as,
+)
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 from lance_dagster.plugin.io.partition_values import quote_name, quote_text
-from lance_dagster.plugin.resource import PinnedTable
-
-Bound = int | float | str | dt.date | dt.datetime
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ColumnCheck:
-    """What the checks of this module have in common: they judge the partitions of the run unless told otherwise."""
-
-    scope: Scope = "partitions"
-    row_wise: ClassVar[bool] = False
-
-    @property
-    def reads(self) -> tuple[dg.AssetKey, ...]:
-        """The assets of the other tables that the check reads: none."""
-        return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCount(_ColumnCheck):
+class RowCount(BuiltInCheck):
     """Require at least `minimum` and at most `maximum` rows; None sets no upper limit."""
 
     minimum: int = 1
@@ -55,7 +53,7 @@ class RowCount(_ColumnCheck):
     @property
     def description(self) -> str:
         """The sentence that Dagster's pages show about the check."""
-        return f"The table has {_between(self.minimum, self.maximum)} rows."
+        return f"The table, or each partition of the run, has {between(self.minimum, self.maximum)} rows."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows of each partition."""
@@ -67,18 +65,18 @@ class RowCount(_ColumnCheck):
         }
         return CheckOutcome(
             passed=not wrong,
-            description=_judged(
+            description=judged(
                 {key: f"{count} rows" for key, count in wrong.items()},
                 f"{sum(rows.values())} rows",
                 audit,
-                _between(self.minimum, self.maximum),
+                between(self.minimum, self.maximum),
             ),
-            counts={"rows": sum(rows.values()), **_partition_counts(audit, wrong)},
+            counts={"rows": sum(rows.values()), **partition_counts(audit, wrong)},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class NotNull(_ColumnCheck):
+class NotNull(BuiltInCheck):
     """Require that no row has a null in a column."""
 
     column: str
@@ -87,7 +85,7 @@ class NotNull(_ColumnCheck):
     @property
     def name(self) -> str:
         """The name of the asset check."""
-        return f"not_null_{_slug(self.column)}"
+        return f"not_null_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -96,7 +94,7 @@ class NotNull(_ColumnCheck):
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows in which the column is null."""
-        nulls = _count(audit.candidate, self.column, "{0} IS NULL")
+        nulls = count_where(audit.candidate, self.column, f"{quote_name(self.column)} IS NULL")
         return CheckOutcome(
             passed=nulls == 0,
             description=f"{nulls} rows have no value in {self.column!r}; allowed: none",
@@ -105,7 +103,7 @@ class NotNull(_ColumnCheck):
 
 
 @dataclass(frozen=True, slots=True)
-class NullRate(_ColumnCheck):
+class NullRate(BuiltInCheck):
     """Limit the share of rows in which a column is null: 0.05 allows one row in twenty."""
 
     column: str
@@ -119,7 +117,7 @@ class NullRate(_ColumnCheck):
     @property
     def name(self) -> str:
         """The name of the asset check."""
-        return f"null_rate_{_slug(self.column)}"
+        return f"null_rate_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -130,22 +128,22 @@ class NullRate(_ColumnCheck):
         """Count the nulls of each partition, as a share of its rows; without rows the share is 0."""
         rows, nulls, wrong = 0, 0, {}
         for key, part in audit.by_partition().items():
-            found, of = _count(part, self.column, "{0} IS NULL"), part.count_rows()
+            found, of = count_where(part, self.column, f"{quote_name(self.column)} IS NULL"), part.count_rows()
             rows, nulls = rows + of, nulls + found
             if found > self.maximum * of:
                 wrong[key] = f"{found / of:.2%}"
         rate = nulls / rows if rows else 0.0
         allowed = f"{self.maximum:.2%}"
-        share = _judged(wrong, f"{rate:.2%}", audit, allowed, of=f"of the rows have no value in {self.column!r}")
+        share = judged(wrong, f"{rate:.2%}", audit, allowed, of=f"of the rows have no value in {self.column!r}")
         return CheckOutcome(
             passed=not wrong,
             description=share,
-            counts={"rows": rows, "nulls": nulls, "null_rate": rate, **_partition_counts(audit, wrong)},
+            counts={"rows": rows, "nulls": nulls, "null_rate": rate, **partition_counts(audit, wrong)},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class InRange(_ColumnCheck):
+class InRange(BuiltInCheck):
     """Require that every value of a column lies between two inclusive bounds, one of which may be None.
 
     A null passes. NaN fails.
@@ -164,35 +162,124 @@ class InRange(_ColumnCheck):
     @property
     def name(self) -> str:
         """The name of the asset check."""
-        return f"in_range_{_slug(self.column)}"
+        return f"in_range_{slug(self.column)}"
 
     @property
     def description(self) -> str:
         """The sentence that Dagster's pages show about the check."""
-        return f"Every value of {self.column!r} is {_between(self.minimum, self.maximum)}."
+        return f"Every value of {self.column!r} is {between(self.minimum, self.maximum)}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the values outside the bounds."""
-        inside = []
+        column, inside = quote_name(self.column), []
         if self.minimum is not None:
-            inside.append(f"{{0}} >= {_literal(self.minimum)}")
+            inside.append(f"{column} >= {literal(self.minimum)}")
         if self.maximum is not None:
-            inside.append(f"{{0}} <= {_literal(self.maximum)}")
+            inside.append(f"{column} <= {literal(self.maximum)}")
         # NaN needs a term of its own: Lance orders NaN above every number, so a range with only a minimum
         # would accept it. The condition negates "inside" because NOT of a null is null, so that nulls pass.
-        nan = " OR isnan({0})" if _is_float(audit.candidate, self.column) else ""
-        outside = _count(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
+        nan = f" OR isnan({column})" if is_float(audit.candidate, self.column) else ""
+        outside = count_where(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
         return CheckOutcome(
             passed=outside == 0,
             description=(
-                f"{outside} values of {self.column!r} are outside; allowed: {_between(self.minimum, self.maximum)}"
+                f"{outside} values of {self.column!r} are outside; allowed: {between(self.minimum, self.maximum)}"
             ),
             counts={"rows": audit.candidate.count_rows(), "outside": outside},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Unique(_ColumnCheck):
+class IsIn(BuiltInCheck):
+    """Require that every value of a column is one of a list. A null passes. NaN fails."""
+
+    column: str
+    values: tuple[Bound, ...]
+    row_wise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Validate that the values are a list, and not a text whose letters would be taken for values."""
+        require_sequence("values", self.values, "open")
+        if not self.values:
+            raise InvalidInputError(f"IsIn of {self.column!r} allows no value")
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return f"is_in_{slug(self.column)}"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"Every value of {self.column!r} is one of {self._allowed}."
+
+    @property
+    def _allowed(self) -> str:
+        more = f" and {len(self.values) - SHOWN} more" if len(self.values) > SHOWN else ""
+        return ", ".join(map(str, self.values[:SHOWN])) + more
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Count the values that are not in the list."""
+        column = quote_name(self.column)
+        condition = f"NOT ({column} IN ({', '.join(map(literal, self.values))}))"
+        return count_outcome(audit, self.column, condition, f"values of {self.column!r} are not one of {self._allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Matches(BuiltInCheck):
+    """Require that every value of a text column matches a regular expression from its start to its end.
+
+    A null passes. The expression is one of Rust's regex library, which has no look-around and no back references.
+    """
+
+    column: str
+    pattern: str
+    row_wise: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return f"matches_{slug(self.column)}"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"Every value of {self.column!r} matches {self.pattern}."
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Count the values that do not match."""
+        # Not ^ and $: an expression with the flag for several lines would match a part of the value.
+        whole = quote_text(rf"\A(?:{self.pattern})\z")
+        condition = f"NOT regexp_like({quote_name(self.column)}, {whole})"
+        return count_outcome(audit, self.column, condition, f"values of {self.column!r} do not match {self.pattern}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Satisfies(BuiltInCheck):
+    """Require that every row satisfies a predicate in Lance SQL, such as `amount >= 0 OR kind = 'refund'`.
+
+    A row for which the predicate is null fails, because it does not satisfy it. With `nulls_pass` it passes, as in a
+    CHECK constraint of SQL. NaN is greater than every number in Lance SQL.
+    """
+
+    predicate: str
+    name: str
+    nulls_pass: bool = False
+    row_wise: ClassVar[bool] = True
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"Every row satisfies {self.predicate}."
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Count the rows that do not satisfy the predicate."""
+        condition = f"NOT ({self.predicate})" if self.nulls_pass else f"({self.predicate}) IS NOT TRUE"
+        return count_outcome(audit, None, condition, f"rows do not satisfy {self.predicate}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unique(BuiltInCheck):
     """Require that no two rows have the same values in some columns.
 
     A row with a null in one of these columns is not compared, as in a unique constraint of SQL. The check reads the
@@ -206,7 +293,7 @@ class Unique(_ColumnCheck):
     @property
     def name(self) -> str:
         """The name of the asset check."""
-        return f"unique_{_slug('_'.join(self._names))}"
+        return f"unique_{slug('_'.join(self._names))}"
 
     @property
     def description(self) -> str:
@@ -224,7 +311,7 @@ class Unique(_ColumnCheck):
         """
         names = self._names
         for name in names:
-            _field(audit.candidate, name)
+            field_of(audit.candidate, name)
         # Filter in the scan rather than in Arrow: rows with a null key are never read into memory.
         present = " AND ".join(f"{quote_name(name)} IS NOT NULL" for name in names)
         keys = audit.candidate.read(names, filter=present)
@@ -232,16 +319,16 @@ class Unique(_ColumnCheck):
         repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
         # The surplus rows: of three equal keys, two rows are too many.
         extra = keys.num_rows - groups.num_rows
-        shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, _SHOWN).to_pylist()]
+        shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, SHOWN).to_pylist()]
         return CheckOutcome(
             passed=extra == 0,
-            description=f"{extra} rows repeat the {', '.join(names)} of another; allowed: none{_such_as(shown)}",
+            description=f"{extra} rows repeat the {', '.join(names)} of another; allowed: none{such_as(shown)}",
             counts={"rows": keys.num_rows, "repeated_rows": extra, "repeated_keys": repeated.num_rows},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class KeysExist(_ColumnCheck):
+class KeysExist(BuiltInCheck):
     """Require that every value of a column is also in the column `key` of another table.
 
     The check reads the candidate of the other table when the run wrote it, and else the version that the
@@ -256,7 +343,7 @@ class KeysExist(_ColumnCheck):
     @property
     def name(self) -> str:
         """The name of the asset check."""
-        return f"keys_exist_{_slug(self.column)}"
+        return f"keys_exist_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -271,97 +358,16 @@ class KeysExist(_ColumnCheck):
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Look up the distinct values; reads one column of each table, batch by batch."""
         other = audit.others[self.reads[0]]
-        wanted = _distinct(audit.candidate, self.column)
+        wanted = distinct(audit.candidate, self.column)
         # The tables may store the key in different types, such as int32 and int64; is_in wants one type.
-        known = _distinct(other, self.key).cast(wanted.type)
+        known = distinct(other, self.key).cast(wanted.type)
         left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
-        shown = [str(value) for value in left.slice(0, _SHOWN).to_pylist()]
+        shown = [str(value) for value in left.slice(0, SHOWN).to_pylist()]
         return CheckOutcome(
             passed=not len(left),
             description=(
                 f"{len(left)} of {len(wanted)} values of {self.column!r} are no {self.key!r} of {self.in_table} "
-                f"({other.ref}); allowed: none{_such_as(shown)}"
+                f"({other.ref}); allowed: none{such_as(shown)}"
             ),
             counts={"values": len(wanted), "missing": len(left), "compared_with": other.ref},
         )
-
-
-def _field(table: PinnedTable, column: str) -> "pa.Field[Any]":
-    schema = table.schema
-    if column not in schema.names:
-        raise InvalidInputError(
-            f"the check is about column {column!r}; {table.table.uri} has {', '.join(schema.names)}"
-        )
-    return schema.field(column)
-
-
-def _is_float(table: PinnedTable, column: str) -> bool:
-    return bool(pa.types.is_floating(_field(table, column).type))
-
-
-def _count(table: PinnedTable, column: str, condition: str) -> int:
-    try:
-        return table.count_rows(condition.format(quote_name(column)))
-    except InvalidInputError:
-        # For its error, which lists the columns of the table. After the count, because the schema is a request of
-        # its own.
-        _field(table, column)
-        raise
-
-
-def _distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
-    kind = _field(table, column).type
-    batches = table.scan([column], filter=f"{quote_name(column)} IS NOT NULL")
-    # Batches are reduced to distinct values one by one, so memory holds distinct values and not the column.
-    # The empty array gives concat_arrays a type when there is no batch.
-    found: pa.Array[Any] = pc.unique(
-        pa.concat_arrays([pa.array([], kind), *(pc.unique(one.column(0)) for one in batches)])
-    )
-    return found
-
-
-def _literal(bound: Bound) -> str:
-    match bound:
-        # Before date: a datetime is a date too.
-        case dt.datetime():
-            zoned = bound.astimezone(dt.UTC).replace(tzinfo=None) if bound.tzinfo else bound
-            return f"timestamp '{zoned.isoformat(sep=' ')}{'+00:00' if bound.tzinfo else ''}'"
-        case dt.date():
-            return f"date '{bound.isoformat()}'"
-        case str():
-            return quote_text(bound)
-        case _:
-            return repr(bound)
-
-
-def _between(minimum: Bound | None, maximum: Bound | None) -> str:
-    if maximum is None:
-        return f"at least {minimum}"
-    return f"at most {maximum}" if minimum is None else f"{minimum} to {maximum}"
-
-
-def _judged(wrong: Mapping[str | None, str], total: str, audit: Audit, allowed: str, *, of: str = "") -> str:
-    """Say what was found and what is allowed; where partitions fail, what was found in each of them."""
-    of = f" {of}" if of else ""
-    named = [f"{found}{of} in {key}" for key, found in wrong.items() if key is not None]
-    if not named:
-        return f"{total}{of}; allowed: {allowed}{_of_each(audit)}"
-    more = f" and {len(named) - _SHOWN} more partitions" if len(named) > _SHOWN else ""
-    return f"{', '.join(named[:_SHOWN])}{more}; allowed: {allowed}{_of_each(audit)}"
-
-
-def _of_each(audit: Audit) -> str:
-    return " in each partition" if audit.predicates else ""
-
-
-def _partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, int]:
-    return {"partitions": len(audit.predicates), "failed_partitions": len(wrong)} if audit.predicates else {}
-
-
-def _such_as(shown: list[str]) -> str:
-    return f"; such as {', '.join(shown)}" if shown else ""
-
-
-def _slug(column: str) -> str:
-    """Replace the characters of a column's name that Dagster does not allow in the name of a check."""
-    return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column).lower()

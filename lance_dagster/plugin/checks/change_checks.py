@@ -1,0 +1,188 @@
+"""Checks of the age, the schema and the growth of a table, in part against the version that is published already.
+
+The published version is the head of `main` when the check is evaluated. The first run of an asset creates its table
+empty on `main`, so that everything which compares numbers of rows passes there.
+"""
+
+import datetime as dt
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, partition_counts, slug
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
+from lance_dagster.plugin.io.partition_values import quote_name
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness(BuiltInCheck):
+    """Require that the newest value of a date or timestamp column is at most `maximum_age` old.
+
+    A timestamp without a time zone counts as UTC, and a date as the start of its day in UTC. A null is no value; a
+    table without values fails. The check reads the whole table by default, because a run for an old partition does not
+    make the table stale. It depends on the time at which it is evaluated.
+    """
+
+    column: str
+    maximum_age: dt.timedelta
+    scope: Scope = field(default="table", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return f"freshness_{slug(self.column)}"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"The newest {self.column!r} is at most {self.maximum_age} old."
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Find the newest value; reads the column batch by batch.
+
+        Raises:
+            InvalidInputError: The column holds neither dates nor timestamps.
+        """
+        newest = self._newest(audit)
+        if newest is None:
+            description = f"{self.column!r} has no value; allowed age: {self.maximum_age}"
+            return CheckOutcome(passed=False, description=description)
+        age = dt.datetime.now(dt.UTC) - newest
+        return CheckOutcome(
+            passed=age <= self.maximum_age,
+            description=f"the newest {self.column!r} is {newest.isoformat()}; allowed age: {self.maximum_age}",
+            counts={"age_hours": age / dt.timedelta(hours=1)},
+        )
+
+    def _newest(self, audit: Audit) -> dt.datetime | None:
+        kind = field_of(audit.candidate, self.column).type
+        if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+            raise InvalidInputError(
+                f"Freshness is about column {self.column!r}, which is {kind}; it needs a date or timestamp column"
+            )
+        batches = audit.candidate.scan([self.column], filter=f"{quote_name(self.column)} IS NOT NULL")
+        # Microseconds, because Python has no nanoseconds; a fraction of one does not change the age.
+        instant = pa.timestamp("us", "UTC")
+        newest: dt.datetime | None = None
+        for batch in batches:
+            last = cast("dt.datetime | None", pc.max(batch.column(0).cast(instant, safe=False)).as_py())
+            newest = max(newest or last, last) if last else newest
+        return newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCountChange(BuiltInCheck):
+    """Limit the growth of the number of rows against the published version, as a share of its rows.
+
+    `minimum=-0.1` allows a tenth of the rows to vanish, and `maximum=1.0` allows their number to double. Each partition
+    is compared with the same partition of the published version. Where that has no rows, any number passes.
+    """
+
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate that there is a bound, and that it is a share: -10 for per cent would let all rows vanish."""
+        if self.minimum is None and self.maximum is None:
+            raise InvalidInputError("RowCountChange has neither minimum nor maximum")
+        if self.minimum is not None and self.minimum < -1:
+            raise InvalidInputError(f"RowCountChange has minimum {self.minimum}; give a share, such as -0.1")
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return "row_count_change"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"The number of rows changes by {self._allowed} against the published version."
+
+    @property
+    def _allowed(self) -> str:
+        if self.maximum is None:
+            return f"at least {self.minimum:+.2%}"
+        return f"at most {self.maximum:+.2%}" if self.minimum is None else f"{self.minimum:+.2%} to {self.maximum:+.2%}"
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Count the rows of both versions, partition by partition."""
+        published = audit.published()
+        rows, before, wrong = 0, 0, {}
+        for key, part in audit.by_partition().items():
+            new, old = part.count_rows(), replace(published, filter=part.filter).count_rows()
+            rows, before = rows + new, before + old
+            if old and not self._allows((new - old) / old):
+                wrong[key] = f"{(new - old) / old:+.2%}"
+        change = (rows - before) / before if before else 0.0
+        return CheckOutcome(
+            passed=not wrong,
+            description=judged(wrong, f"{change:+.2%}", audit, self._allowed, of=f"rows against {published.ref}"),
+            counts={"rows": rows, "published_rows": before, "change": change, **partition_counts(audit, wrong)},
+        )
+
+    def _allows(self, change: float) -> bool:
+        above = self.minimum is None or change >= self.minimum
+        return above and (self.maximum is None or change <= self.maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaIs(BuiltInCheck):
+    """Require that the table has exactly some columns, by name and type, in any order.
+
+    Whether a column may be null and the metadata of columns do not matter.
+    """
+
+    schema: pa.Schema
+    scope: Scope = field(default="table", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return "schema_is"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"The columns are {', '.join(f'{one.name} {one.type}' for one in self.schema)}."
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Compare the schemas; reads no row."""
+        return _compared(audit.candidate.schema, self.schema, "the schema wanted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoSchemaChange(BuiltInCheck):
+    """Require that the columns are those of the published version, by name and type, in any order."""
+
+    scope: Scope = "table"
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return "no_schema_change"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return "The columns are those of the published version."
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Compare the schemas of both versions; reads no row."""
+        published = audit.published()
+        return _compared(audit.candidate.schema, published.schema, published.ref)
+
+
+def _compared(found: pa.Schema, wanted: pa.Schema, named: str) -> CheckOutcome:
+    has, needs = ({one.name: one.type for one in schema} for schema in (found, wanted))
+    missing = [f"{name} {kind} is missing" for name, kind in needs.items() if name not in has]
+    extra = [f"{name} {kind} is new" for name, kind in has.items() if name not in needs]
+    other = [f"{name} is {has[name]}, not {kind}" for name, kind in needs.items() if has.get(name, kind) != kind]
+    differences = [*missing, *extra, *other]
+    return CheckOutcome(
+        passed=not differences,
+        description=f"compared with {named}: {'; '.join(differences) or 'no difference'}",
+        counts={"missing": len(missing), "new": len(extra), "changed": len(other)},
+    )

@@ -1,0 +1,148 @@
+"""What the built-in checks share: their fields, the questions that they ask about a column, and their wording."""
+
+import datetime as dt
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
+from lance_dagster.plugin.io.partition_values import quote_name, quote_text
+from lance_dagster.plugin.resource import PinnedTable
+
+Bound = int | float | str | dt.date | dt.datetime
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltInCheck:
+    """The fields of the built-in checks. They judge the partitions of the run unless told otherwise."""
+
+    scope: Scope = "partitions"
+    row_wise: ClassVar[bool] = False
+
+    @property
+    def reads(self) -> tuple[dg.AssetKey, ...]:
+        """The assets of the other tables that the check reads: none."""
+        return ()
+
+
+def field_of(table: PinnedTable, column: str) -> "pa.Field[Any]":
+    """Return the field of a column.
+
+    Raises:
+        InvalidInputError: The table has no such column; the error lists those it has.
+    """
+    schema = table.schema
+    if column not in schema.names:
+        raise InvalidInputError(
+            f"the check is about column {column!r}; {table.table.uri} has {', '.join(schema.names)}"
+        )
+    return schema.field(column)
+
+
+def is_float(table: PinnedTable, column: str) -> bool:
+    """Return whether a column holds floating-point numbers, among which NaN can be."""
+    return bool(pa.types.is_floating(field_of(table, column).type))
+
+
+def count_where(table: PinnedTable, column: str, condition: str) -> int:
+    """Count the rows for which a condition on a column, in Lance SQL, is true.
+
+    Raises:
+        InvalidInputError: The table has no such column, or the condition does not fit its type.
+    """
+    try:
+        return table.count_rows(condition)
+    except InvalidInputError:
+        # For its error, which lists the columns of the table. After the count, because the schema is a request of
+        # its own.
+        field_of(table, column)
+        raise
+
+
+def count_outcome(audit: Audit, column: str | None, condition: str, wrong: str) -> CheckOutcome:
+    """Return the outcome of a check that allows no row for which a condition is true.
+
+    Args:
+        audit: The tables.
+        column: The column that the condition is about; None when the user wrote the condition.
+        condition: The condition, in Lance SQL. A row for which it is null passes.
+        wrong: What these rows are, as the rest of a sentence that begins with their number.
+    """
+    candidate = audit.candidate
+    found = candidate.count_rows(condition) if column is None else count_where(candidate, column, condition)
+    return CheckOutcome(
+        passed=found == 0,
+        description=f"{found} {wrong}; allowed: none",
+        counts={"rows": candidate.count_rows(), "failed_rows": found},
+    )
+
+
+def distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
+    """Return the distinct values of a column without null."""
+    kind = field_of(table, column).type
+    batches = table.scan([column], filter=f"{quote_name(column)} IS NOT NULL")
+    # Batches are reduced to distinct values one by one, so memory holds distinct values and not the column.
+    # The empty array gives concat_arrays a type when there is no batch.
+    found: pa.Array[Any] = pc.unique(
+        pa.concat_arrays([pa.array([], kind), *(pc.unique(one.column(0)) for one in batches)])
+    )
+    return found
+
+
+def literal(bound: Bound) -> str:
+    """Return a value as a literal of Lance SQL."""
+    match bound:
+        # Before date: a datetime is a date too.
+        case dt.datetime():
+            zoned = bound.astimezone(dt.UTC).replace(tzinfo=None) if bound.tzinfo else bound
+            return f"timestamp '{zoned.isoformat(sep=' ')}{'+00:00' if bound.tzinfo else ''}'"
+        case dt.date():
+            return f"date '{bound.isoformat()}'"
+        case str():
+            return quote_text(bound)
+        case bool():
+            return str(bound).lower()
+        case _:
+            return repr(bound)
+
+
+def between(minimum: Bound | None, maximum: Bound | None) -> str:
+    """Say which values two inclusive bounds allow."""
+    if maximum is None:
+        return f"at least {minimum}"
+    return f"at most {maximum}" if minimum is None else f"{minimum} to {maximum}"
+
+
+def judged(wrong: Mapping[str | None, str], total: str, audit: Audit, allowed: str, *, of: str = "") -> str:
+    """Say what was found and what is allowed; where partitions fail, what was found in each of them."""
+    of = f" {of}" if of else ""
+    named = [f"{found}{of} in {key}" for key, found in wrong.items() if key is not None]
+    if not named:
+        return f"{total}{of}; allowed: {allowed}{_of_each(audit)}"
+    more = f" and {len(named) - SHOWN} more partitions" if len(named) > SHOWN else ""
+    return f"{', '.join(named[:SHOWN])}{more}; allowed: {allowed}{_of_each(audit)}"
+
+
+def _of_each(audit: Audit) -> str:
+    return " in each partition" if audit.predicates else ""
+
+
+def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, int]:
+    """Return the number of partitions, and of those that fail; nothing when the whole table was judged."""
+    return {"partitions": len(audit.predicates), "failed_partitions": len(wrong)} if audit.predicates else {}
+
+
+def such_as(shown: list[str]) -> str:
+    """Return examples of wrong values as the end of a sentence."""
+    return f"; such as {', '.join(shown)}" if shown else ""
+
+
+def slug(column: str) -> str:
+    """Replace the characters of a column's name that Dagster does not allow in the name of a check."""
+    return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column).lower()
