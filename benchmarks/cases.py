@@ -10,7 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import merging
+from benchmarks import merging, sensing
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -231,5 +231,17 @@ CASES = (
         "Beside it: copying them, and `merge_insert` of the same rows into a shallow clone.",
         ("data", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
         merging.by_bytes,
+    ),
+    Case(
+        "sensor, by tables",
+        f"One tick of `build_ref_sensor` over small tables: unchanged, and after {sensing.CHANGED} of them changed. "
+        "Beside it: opening every table and reading its newest version, one after the other; the ratio is that divided by an "
+        "unchanged tick. Requests are calls of the storage that read, which are the requests on object storage.",
+        (
+            "tables",
+            *("unchanged", "requests for each table", "opening", "ratio"),
+            *("some changed", "more requests for each that changed", "changed by unchanged"),
+        ),
+        sensing.by_tables,
     ),
 )

@@ -113,6 +113,7 @@ PUBLIC_NAMES = [
     "WriteResult",
     "WriteTarget",
     "build_branch_sweeper",
+    "build_discovery_sensor",
     "build_maintenance_job",
     "build_publisher",
     "build_ref_sensor",

@@ -23,6 +23,7 @@ from lance_dagster.plugin.definitions import validate_definitions
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
+from lance_dagster.plugin.operate.discovery_sensor import build_discovery_sensor
 from lance_dagster.plugin.operate.maintenance_job import MaintenanceConfig, MaintenanceJob, build_maintenance_job
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
 from lance_dagster.plugin.publish.publish_step import PublishConfig
@@ -64,6 +65,7 @@ __all__ = [
     "Unique",
     "WriteMode",
     "build_branch_sweeper",
+    "build_discovery_sensor",
     "build_maintenance_job",
     "build_publisher",
     "build_ref_sensor",

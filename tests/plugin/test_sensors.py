@@ -9,7 +9,14 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceResource, LanceTable, build_ref_sensor, ref_asset_specs
+from lance_dagster import (
+    InvalidInputError,
+    LanceResource,
+    LanceTable,
+    build_discovery_sensor,
+    build_ref_sensor,
+    ref_asset_specs,
+)
 from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
 
 ROWS = pa.table({"id": [1]})
@@ -289,3 +296,56 @@ def test_specs_of_the_main_branches(lake: LanceResource) -> None:
             act()
     with pytest.raises(InvalidInputError, match=r"refs: a list such as \['main'\] is wanted, not 'main'"):
         build_ref_sensor("refs", [ORDERS], refs="main")
+
+
+def test_new_tables_are_discovered(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
+    """A table that another program creates is reported once; tables of assets, and tables that were there, are not."""
+    known = LanceTable.create(lake.uri_of(CUSTOMERS), orders.schema())
+    ticks = Ticks(build_discovery_sensor("new", known=[CUSTOMERS]), lake, instance)
+    assert "no new table among 1" == ticks.text()
+    lance.write_dataset(ROWS, lake.uri_of("eu/web/clicks"))
+    found = ticks.tick()
+    assert ["main/eu/web/clicks"] == [event.asset_key.to_user_string() for event in found.asset_events]
+    assert 1 == found.asset_events[0].metadata["dagster/row_count"].value
+    assert "1 new: eu/web/clicks" == found.skip_message
+    known.append(ROWS)
+    assert "no new table among 2" == ticks.text()
+    shutil.rmtree(lake.uri_of("eu/web/clicks"))
+    assert "no new table among 1" == ticks.text()
+    lance.write_dataset(ROWS, lake.uri_of("eu/web/clicks"))
+    assert "1 new: eu/web/clicks" == ticks.text()
+
+
+@pytest.mark.usefixtures("orders")
+def test_discovered_tables_become_partitions_and_runs(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """One dynamic partition for each table, and a run for it; a folder that is no table is tried again later."""
+    parts = dg.DynamicPartitionsDefinition(name="tables")
+
+    @dg.asset(partitions_def=parts)
+    def report() -> None:
+        pass
+
+    job = dg.define_asset_job("look", selection=[report])
+    sensor = build_discovery_sensor("new", partitions_def=parts, from_start=True, folder="shop", job=job)
+    Path(lake.root, "shop", "unfinished.lance").mkdir()
+    context = dg.build_sensor_context(
+        instance=instance, resources={"lance": lake}, definitions=dg.Definitions([report], jobs=[job])
+    )
+    # Not `evaluate_tick`: it looks for the partition in an instance that only the daemon hands to it.
+    found: Any = sensor(context)
+    (request,) = found.run_requests
+    assert "shop/orders" == request.partition_key
+    assert ["shop/orders"] == list(found.dynamic_partitions_requests[0].partition_keys)
+    assert ["shop/orders"] == json.loads(found.cursor)
+    with pytest.raises(InvalidInputError):
+        build_discovery_sensor("new", folder="../elsewhere")
+
+
+def test_damaged_cursor_of_discovery(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
+    """The tables of now count as seen, so a damaged cursor starts no flood of runs."""
+    for cursor in ("x", "{}", "[1]", "[" * 100_000):
+        ticks = Ticks(build_discovery_sensor("new", from_start=True), lake, instance)
+        ticks.cursor = cursor
+        assert "no new table among 1" == ticks.text()
+        assert ["shop/orders"] == json.loads(ticks.cursor)
+    assert orders.uri.endswith("shop/orders.lance")

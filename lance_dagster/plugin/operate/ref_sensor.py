@@ -173,14 +173,15 @@ def _request(found: News) -> dg.RunRequest:
 
 
 def _materialization(found: News) -> dg.AssetMaterialization:
-    version = found.version
-    about = {
-        "lance/run_id": version.properties.get(md.RUN_ID),
-        "lance/tag": found.ref if found.is_tag else None,
-        "lance/recreated": found.is_recreated or None,
-    }
+    extra = {"lance/tag": found.ref if found.is_tag else None, "lance/recreated": found.is_recreated or None}
+    return version_materialization(dg.AssetKey([found.ref, *found.table.key.path]), found.version, **extra)
+
+
+def version_materialization(key: dg.AssetKey, version: Version, **extra: str | bool | None) -> dg.AssetMaterialization:
+    """Return the materialization of an external asset that stands for a version, with entries that are not None."""
+    about = {"lance/run_id": version.properties.get(md.RUN_ID), **extra}
     return dg.AssetMaterialization(
-        asset_key=dg.AssetKey([found.ref, *found.table.key.path]),
+        asset_key=key,
         description=version.message or None,
         metadata={
             **md.version_metadata(version),
@@ -188,7 +189,7 @@ def _materialization(found: News) -> dg.AssetMaterialization:
             "lance/operation": version.operation,
             "lance/committer": version.committer,
             "lance/foreign": is_foreign(version),
-            **{key: value for key, value in about.items() if value is not None},
+            **{name: value for name, value in about.items() if value is not None},
         },
         # Dagster takes a data version for a runless event from these tags.
         tags={_DATA_VERSION: version.transaction, _USER_PROVIDED: "true"},
