@@ -235,7 +235,7 @@ CASES = (
     Case(
         "sensor, by tables",
         f"One tick of `build_ref_sensor` over small tables: unchanged, and after {sensing.CHANGED} of them changed. "
-        "Beside it: opening every table and reading its newest version, one after the other; the ratio is that divided by an "
+        "Beside it: opening every table and reading its newest version, one after the other; the ratio is that by an "
         "unchanged tick. Requests are calls of the storage that read, which are the requests on object storage.",
         (
             "tables",
