@@ -19,7 +19,7 @@ from lance_dagster.plugin.checks.change_checks import Freshness, NoSchemaChange,
 from lance_dagster.plugin.checks.check_definitions import build_table_checks, table_check
 from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, open_candidate
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
-from lance_dagster.plugin.definitions import validate_definitions
+from lance_dagster.plugin.definitions import LanceAssetsOptions, lance_assets, validate_definitions
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
@@ -41,6 +41,7 @@ __all__ = [
     "InRange",
     "IsIn",
     "KeysExist",
+    "LanceAssetsOptions",
     "LanceIOManager",
     "LanceResource",
     "MaintenanceConfig",
@@ -72,6 +73,7 @@ __all__ = [
     "build_table_checks",
     "check_values",
     "evaluate_check",
+    "lance_assets",
     "open_candidate",
     "ref_asset_specs",
     "table_check",

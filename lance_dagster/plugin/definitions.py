@@ -1,9 +1,27 @@
-"""Definitions as a whole: `validate_definitions` refuses what cannot work."""
+"""Definitions as a whole: `lance_assets` makes the usual ones, `validate_definitions` refuses what cannot work."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TypedDict, Unpack
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin.checks.check_definitions import build_table_checks
+from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
+from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
+from lance_dagster.plugin.publish.publisher import build_publisher
+from lance_dagster.plugin.resource import LanceResource, SparkResource
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, asset_key_of
+
+# Two mappings and not one with both kinds of keys: type checkers accept only exactly the key type of a mapping.
+ChecksByAsset = Mapping[str, Sequence[TableCheck]] | Mapping[dg.AssetKey, Sequence[TableCheck]]
+# The value of `schedule` that loads each partition when it ends.
+_BY_PARTITION = "partitions"
 
 
 def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
@@ -28,3 +46,153 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     if found:
         raise InvalidInputError("these definitions cannot work:\n" + "\n".join(f"- {one}" for one in found))
     return defs
+
+
+class LanceAssetsOptions(TypedDict, total=False):
+    """The options of `lance_assets` that most code locations leave out."""
+
+    spark: SparkResource | None
+    schedule: str | None
+    storage_options: Mapping[str, str | dg.EnvVar]
+    unchecked: bool
+    name: str
+    resource_key: str
+    io_manager_key: str
+
+
+def lance_assets(
+    assets: Sequence[dg.AssetsDefinition],
+    *,
+    root: str | dg.EnvVar,
+    checks: ChecksByAsset | None = None,
+    tag: str = "production",
+    **options: Unpack[LanceAssetsOptions],
+) -> dg.Definitions:
+    """Return the definitions of assets that are written on a branch of each run, checked there, and published.
+
+    Three ideas are enough to use it. A run writes each table on a branch of its own, so nobody else reads its rows.
+    The checks look at that branch. When all of them pass, the branch is merged into `main` and the tag is moved to
+    the result. Readers depend on the promoted nodes, such as `production/shop/orders`, and see what the tag names.
+
+    The definitions have a `LanceResource`, a `LanceIOManager` as the default IO manager, the checks, a publisher, a
+    job `load_and_publish` that writes, checks and publishes everything, a job `publish` for promotions by hand, and a
+    sensor `tag_moves` that reports moves of the tag by other programs. They are validated. Merge them with those of
+    readers and other assets by `dg.Definitions.merge`.
+
+    Args:
+        assets: The candidates: each returns the rows of one table.
+        root: The folder of the tables: an absolute local path or `s3://bucket/path`.
+        checks: The blocking checks of each asset, by its key, such as `{"shop/orders": [Unique("id")]}`.
+        tag: The tag that readers follow, and the first part of the keys of the promoted nodes.
+        **options: `spark`, the session for assets that return or take Spark frames; the steps of a run then share one
+            process. `schedule`, a cron expression, at which everything is loaded; or `partitions`, to load each
+            partition of time when it ends. `storage_options`, credentials and endpoint of the root. `unchecked`,
+            whether tables may have no check. `name`, put before the names of the jobs and the sensor, for a code
+            location that calls this several times; then `resource_key` and `io_manager_key` differ too.
+
+    Raises:
+        InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds something.
+
+    Example:
+        >>> @dg.asset
+        ... def numbers() -> pa.Table:
+        ...     return pa.table({"id": [1, 2, 3]})
+        >>> defs = lance_assets([numbers], root="/data/lake", checks={"numbers": [RowCount(minimum=1)]})
+        >>> [job.name for job in defs.jobs]
+        ['load_and_publish', 'publish']
+    """
+    require_sequence("assets", assets, "orders")
+    _refuse_unknown_options(options)
+    lance = LanceResource(root=root, storage_options=dict(options.get("storage_options", {})))
+    spark = options.get("spark")
+    resource_key = options.get("resource_key", RESOURCE_KEY)
+    prefix = f"{options['name']}_" if options.get("name") else ""
+    candidates = [asset.map_asset_specs(partial(_described, lance)) for asset in assets]
+    specs = [spec for asset in candidates for spec in asset.specs]
+    publisher = build_publisher(
+        specs,
+        tag=tag,
+        name=f"{prefix}publish_{tag}",
+        resource_key=resource_key,
+        unchecked=options.get("unchecked", False),
+    )
+    resources: dict[str, object] = {
+        resource_key: lance,
+        options.get("io_manager_key", "io_manager"): LanceIOManager(lance=lance, spark=spark),
+    }
+    made = dg.Definitions(
+        assets=[*candidates, publisher],
+        asset_checks=_checks(specs, checks or {}, resource_key),
+        sensors=[build_ref_sensor(f"{prefix}tag_moves", specs, refs=(tag,), resource_key=resource_key)],
+        resources=resources | ({"spark": spark} if spark else {}),
+    )
+    jobs = _jobs(prefix, specs, publisher, schedule=options.get("schedule"), in_process=spark is not None)
+    return validate_definitions(dg.Definitions.merge(made, jobs))
+
+
+def _refuse_unknown_options(options: Mapping[str, object]) -> None:
+    known = sorted(LanceAssetsOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(known)}"
+            raise InvalidInputError(f"lance_assets has no option {name!r}; {meant}")
+
+
+def _described(lance: LanceResource, spec: dg.AssetSpec) -> dg.AssetSpec:
+    return spec.merge_attributes(metadata=lance.definition_metadata(spec.key, spec.metadata), kinds={"lance"})
+
+
+def _checks(specs: Sequence[dg.AssetSpec], checks: ChecksByAsset, resource_key: str) -> list[dg.AssetChecksDefinition]:
+    by_key = {spec.key: spec for spec in specs}
+    found: list[dg.AssetChecksDefinition] = []
+    for named, values in checks.items():
+        spec = by_key.get(asset_key_of(named))
+        if spec is None:
+            known = [key.to_user_string() for key in by_key]
+            name = asset_key_of(named).to_user_string()
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"the assets are {', '.join(known)}"
+            raise InvalidInputError(f"checks are given for {name!r}, which is none of the assets; {meant}")
+        found += build_table_checks(spec, values, resource_key=resource_key)
+    return found
+
+
+def _jobs(
+    prefix: str,
+    specs: Sequence[dg.AssetSpec],
+    publisher: dg.AssetsDefinition,
+    *,
+    schedule: str | None,
+    in_process: bool,
+) -> dg.Definitions:
+    promoted = dg.AssetSelection.assets(*publisher.keys)
+    load = dg.define_asset_job(
+        f"{prefix}load_and_publish",
+        selection=dg.AssetSelection.assets(*(spec.key for spec in specs)) | promoted,
+        description="Write every table on a branch of the run, check it there, merge it into main, move the tag.",
+        # Each process that needs Spark would start its own Java process.
+        executor_def=dg.in_process_executor if in_process else None,
+    )
+    publish = dg.define_asset_job(
+        f"{prefix}publish",
+        selection=promoted,
+        description="Promote, roll back or publish by hand; the run configuration says which version and why.",
+    )
+    partitioned = [spec.key.to_user_string() for spec in specs if spec.partitions_def is not None]
+    if schedule is None:
+        return dg.Definitions(jobs=[load, publish])
+    if schedule != _BY_PARTITION:
+        if partitioned:
+            raise InvalidInputError(
+                f"{partitioned[0]} has partitions; give schedule={_BY_PARTITION!r} to load each partition when it "
+                f"ends, since the cron expression {schedule!r} names none"
+            )
+        by_time = dg.ScheduleDefinition(job=load, cron_schedule=schedule)
+        return dg.Definitions(jobs=[load, publish], schedules=[by_time])
+    if not partitioned:
+        raise InvalidInputError(
+            f"schedule={_BY_PARTITION!r} loads partitions when they end, but none of the assets has partitions; give a "
+            "cron expression"
+        )
+    return dg.Definitions(jobs=[load, publish], schedules=[dg.build_schedule_from_partitioned_job(load)])

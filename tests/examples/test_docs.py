@@ -1,10 +1,12 @@
 """Every block of Python or of a shell in the pages runs, from top to bottom of its page."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+from lance_dagster import LanceTable
 from tests.forked_program import run_program
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,6 +40,16 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     program.write_text(code.replace("\n", f"from pathlib import Path; ROOT = Path({str(tmp_path)!r})\n", 1))
     done = run_program(str(program), cwd=tmp_path)
     assert 0 == done.returncode, done.stderr
+
+
+def test_the_example_of_the_readme_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that the README says to save is loaded by Dagster, and its job moves the tag."""
+    (block,) = [match["text"] for match in BLOCK.finditer(PAGES[0].read_text()) if "lance_assets(" in match["text"]]
+    (tmp_path / "shop.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    defs = runpy.run_path("shop.py")["defs"]
+    assert defs.resolve_job_def("load_and_publish").execute_in_process().success
+    assert 3 == LanceTable.open("lake/shop/customers.lance").count_rows("production")
 
 
 def test_links_lead_somewhere() -> None:

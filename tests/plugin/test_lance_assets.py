@@ -1,0 +1,135 @@
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceTable, RowCount, TableCheck, Unique, lance_assets
+
+ORDERS = dg.AssetKey(["shop", "orders"])
+CHECKS: Mapping[str, Sequence[TableCheck]] = {"shop/orders": [Unique("id")], "customers": [RowCount(minimum=1)]}
+
+
+def orders_of(ids: list[int]) -> dg.AssetsDefinition:
+    """The asset of orders, which returns these ids."""
+
+    @dg.asset(key=ORDERS)
+    def orders() -> pa.Table:
+        return pa.table({"id": ids})
+
+    return orders
+
+
+@dg.asset
+def customers() -> pa.Table:
+    """Customers, always the same."""
+    return pa.table({"id": [1]})
+
+
+def load(defs: dg.Definitions, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    """Run the job that writes, checks and publishes."""
+    job = defs.resolve_job_def("load_and_publish")
+    return job.execute_in_process(instance=instance, raise_on_error=False)
+
+
+def test_one_call_writes_checks_and_publishes(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """Rows that pass reach production with a reader merged in; rows that do not pass stay on their branch."""
+    root = str(tmp_path / "lake")
+
+    @dg.asset(ins={"orders": dg.AssetIn(["production", "shop", "orders"])})
+    def report(orders: pa.Table) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        return dg.MaterializeResult(metadata={"rows": orders.num_rows})
+
+    good = lance_assets([orders_of([1, 2]), customers], root=root, checks=CHECKS)
+    assert load(good, instance).success
+    table = LanceTable.open(f"{root}/shop/orders.lance")
+    assert [1, 2] == table.read("production")["id"].to_pylist()
+    assert "lance" in good.resolve_assets_def(ORDERS).specs_by_key[ORDERS].kinds
+    bad = lance_assets([orders_of([3, 3]), customers], root=root, checks=CHECKS)
+    refused = load(bad, instance)
+    assert not refused.success
+    assert [1, 2] == table.read("production")["id"].to_pylist()
+    assert [3, 3] == table.read(f"run/{refused.run_id}")["id"].to_pylist()
+    merged = dg.Definitions.merge(good, dg.Definitions(assets=[report]))
+    result = merged.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance, asset_selection=[report.key]
+    )
+    (made,) = result.asset_materializations_for_node("report")
+    assert 2 == made.metadata["rows"].value
+
+
+def test_publish_job_rolls_back(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """The second job promotes by hand, with the configuration of the publisher."""
+    root = str(tmp_path / "lake")
+    for ids in ([1], [1, 2]):
+        defs = lance_assets([orders_of(ids), customers], root=root, checks=CHECKS, tag="gold")
+        assert load(defs, instance).success
+    job = defs.resolve_job_def("publish")
+    config = {"ops": {"publish_gold": {"config": {"ref": "main@2", "reason": "too many"}}}}
+    assert job.execute_in_process(instance=instance, run_config=config).success
+    assert [1] == LanceTable.open(f"{root}/shop/orders.lance").read("gold")["id"].to_pylist()
+
+
+def test_two_roots_in_one_code_location(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """Each call has resources, jobs and a sensor of its own; each root is given once."""
+    eu = lance_assets([orders_of([1]), customers], root=str(tmp_path / "eu"), checks=CHECKS)
+
+    @dg.asset(key=["us", "orders"], io_manager_key="us_io")
+    def us_orders() -> pa.Table:
+        return pa.table({"id": [7]})
+
+    us = lance_assets(
+        [us_orders],
+        root=str(tmp_path / "us"),
+        checks={"us/orders": [Unique("id")]},
+        tag="us_live",
+        name="us",
+        resource_key="us_lance",
+        io_manager_key="us_io",
+    )
+    both = dg.Definitions.merge(eu, us)
+    assert load(both, instance).success
+    assert both.resolve_job_def("us_load_and_publish").execute_in_process(instance=instance).success
+    assert [1] == LanceTable.open(str(tmp_path / "eu/shop/orders.lance")).read("production")["id"].to_pylist()
+    assert [7] == LanceTable.open(str(tmp_path / "us/us/orders.lance")).read("us_live")["id"].to_pylist()
+    assert {"tag_moves", "us_tag_moves"} == {sensor.name for sensor in both.sensors or ()}
+
+
+def test_schedules_of_the_usual_case() -> None:
+    """A cron expression, or the end of each partition; a cron expression cannot name partitions."""
+    day = dg.DailyPartitionsDefinition("2026-01-01")
+
+    @dg.asset(partitions_def=day, metadata={"lance/partition_expr": "day"})
+    def days() -> pa.Table:
+        return pa.table({"day": [1]})
+
+    hourly = lance_assets([customers], root="/lake", checks={"customers": [RowCount()]}, schedule="5 * * * *")
+    assert "5 * * * *" == hourly.resolve_schedule_def("load_and_publish_schedule").cron_schedule
+    daily = lance_assets([days, customers], root="/lake", unchecked=True, schedule="partitions")
+    assert "0 0 * * *" == daily.resolve_schedule_def("load_and_publish_schedule").cron_schedule
+    with pytest.raises(InvalidInputError, match="days has partitions; give schedule='partitions'"):
+        lance_assets([days], root="/lake", unchecked=True, schedule="5 * * * *")
+    with pytest.raises(InvalidInputError, match="none of the assets has partitions"):
+        lance_assets([customers], root="/lake", unchecked=True, schedule="partitions")
+
+
+def test_mistakes_in_the_one_call_are_refused() -> None:
+    """A check of an unknown asset, a table without a check, an option that does not exist."""
+    with pytest.raises(InvalidInputError, match="'customer', which is none of the assets; did you mean 'customers'"):
+        lance_assets([customers], root="/lake", checks={"customer": [RowCount()]})
+    with pytest.raises(InvalidInputError, match="publishes customers without one blocking check"):
+        lance_assets([customers], root="/lake")
+    with pytest.raises(InvalidInputError, match="no option 'scheduel'; did you mean 'schedule'"):
+        lance_assets([customers], root="/lake", unchecked=True, scheduel="@daily")  # type: ignore[call-arg]
+
+
+def test_root_of_the_environment_is_read_in_the_run(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Definitions load without the variable."""
+    monkeypatch.delenv("LAKE", raising=False)
+    defs = lance_assets([customers], root=dg.EnvVar("LAKE"), checks={"customers": [RowCount()]})
+    monkeypatch.setenv("LAKE", str(tmp_path))
+    assert load(defs, instance).success
+    assert 1 == LanceTable.open(str(tmp_path / "customers.lance")).count_rows("production")
