@@ -28,10 +28,12 @@ from lance_dagster import (
     Unique,
     build_publisher,
     build_table_checks,
+    check_values,
+    evaluate_check,
     table_check,
 )
-from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, Shop, failure
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, FunctionCheck, TableCheck
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, Shop, failure, recorded
 
 NAN = float("nan")
 INT8 = pa.int8()
@@ -334,3 +336,128 @@ def test_definition_of_several_assets() -> None:
 
     with pytest.raises(InvalidInputError, match="has 2 assets; give the key or the AssetSpec of one of them: left, ri"):
         build_table_checks(both, [NotNull("id")])
+
+
+PROBE = dg.AssetKey("probe")
+
+
+def probed(root: str) -> tuple[list[Any], dict[str, Any]]:
+    """Orders with two checks, and an asset that looks these up and evaluates them on `main`."""
+    lance = LanceResource(root=root)
+
+    @dg.asset(key=ORDERS)
+    def orders() -> pa.Table:
+        return pa.table({"id": [1, 2]})
+
+    @table_check(asset=ORDERS, blocking=False)
+    def few(table: PinnedTable) -> bool:
+        return table.count_rows() < 2
+
+    @dg.asset_check(asset=ORDERS)
+    def plain() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+
+    @dg.asset(key=PROBE, required_resource_keys={"lance"})
+    def probe(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        version = lance.open(context, ORDERS)
+        values = check_values(context, [ORDERS]).items()
+        found = {key.name: evaluate_check(value, version, lance=lance, context=context).passed for key, value in values}
+        return dg.MaterializeResult(metadata={"found": found})
+
+    assets = [orders, few, plain, *build_table_checks(orders, [RowCount()]), probe]
+    return assets, {"lance": lance, "io_manager": LanceIOManager(lance=lance)}
+
+
+def probe_job(root: str) -> dg.JobDefinition:
+    """A job of the probe alone, which leaves out the orders and their checks, in processes of its own."""
+    assets, resources = probed(root)
+    checks = [one for one in assets if isinstance(one, dg.AssetChecksDefinition)]
+    others = [one for one in assets if not isinstance(one, dg.AssetChecksDefinition)]
+    job = dg.define_asset_job("probing", selection=[PROBE], executor_def=dg.multiprocess_executor)
+    defs = dg.Definitions(assets=others, asset_checks=checks, resources=resources, jobs=[job])
+    return defs.resolve_job_def("probing")
+
+
+def test_values_of_checks_are_found_in_any_process(lake: LanceResource, stored_instance: dg.DagsterInstance) -> None:
+    """A job that leaves the checks out finds them, in another process and in copies with resources."""
+    LanceTable.create(lake.uri_of(ORDERS), pa.schema({"id": pa.int64()})).append(pa.table({"id": [1, 2]}))
+    job = dg.build_reconstructable_job(
+        reconstructor_module_name="tests.plugin.test_checks",
+        reconstructor_function_name="probe_job",
+        reconstructable_kwargs={"root": lake.root},
+    )
+    assert dg.execute_job(job, instance=stored_instance).success
+    assert {"found": {"few": False, "row_count": True}} == recorded(stored_instance, PROBE).metadata
+    assets, resources = probed(lake.root)
+    copies = dg.with_resources(assets, resources)
+    assert dg.materialize(copies, selection=[PROBE], instance=stored_instance).success
+    assert {"found": {"few": False, "row_count": True}} == recorded(stored_instance, PROBE).metadata
+
+
+def test_change_against_what_is_published(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A first publication has nothing to be compared with; then half of the rows may not vanish."""
+    checks = build_table_checks(ORDERS, [RowCountChange(minimum=-0.5), NoSchemaChange()])
+    all_of_it = replace(shop, assets=[*shop.assets, *checks])
+    shop.play(orders=[1, 2, 3, 4])
+    first = all_of_it.run(instance)
+    shop.play(orders=[1, 2])
+    half = all_of_it.run(instance)
+    shop.play(orders=[])
+    none = all_of_it.run(instance)
+    (evaluation,) = [one for one in none.get_asset_check_evaluations() if one.check_name == "row_count_change"]
+    assert (True, True, False) == (first.success, half.success, none.success)
+    assert f"-100.00% rows against {shop.tag()}; allowed: at least -50.00%" == evaluation.description
+    assert [1, 2] == shop.ids("production")
+
+
+def test_check_that_breaks_counts_as_failed(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Its message is the description of the result, and nothing is published."""
+
+    @table_check(asset=ORDERS)
+    def broken(orders: PinnedTable) -> bool:
+        return {"main": True}[orders.ref]
+
+    @table_check(asset=ORDERS)
+    def undecided(orders: PinnedTable) -> bool:
+        return orders.count_rows()  # type: ignore[return-value]
+
+    result = replace(shop, assets=[*shop.assets, broken, undecided]).run(instance)
+    found = {one.check_name: one.description for one in result.get_asset_check_evaluations() if not one.passed}
+    assert f"the check broke: KeyError: 'run/{result.run_id}@2'" == found["broken"]
+    assert "returned int; return a bool or a CheckOutcome" in str(found["undecided"])
+    assert shop.tag() is None
+
+
+def test_results_of_dagster_are_taken(audit: Audit) -> None:
+    """A result with the severity WARN fails and does not block."""
+
+    def warned(_: PinnedTable) -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(
+            passed=False, description="odd", severity=dg.AssetCheckSeverity.WARN, metadata={"n": 1}
+        )
+
+    outcome = FunctionCheck(name="warned", description="", scope="table", reads=(), function=warned).evaluate(audit)
+    assert (False, "odd", False) == (outcome.passed, outcome.description, outcome.blocks)
+    assert {"n": dg.MetadataValue.int(1)} == outcome.counts
+
+
+@pytest.mark.parametrize("reads", [(), (CUSTOMERS, "shop/products")])
+def test_function_takes_each_table(reads: tuple[Any, ...]) -> None:
+    """A function with another number of parameters is refused where it is decorated."""
+    with pytest.raises(InvalidInputError, match=f"table check 'both' must take {1 + len(reads)} PinnedTable arguments"):
+
+        @table_check(asset=ORDERS, reads=reads)
+        def both(orders: PinnedTable, customers: PinnedTable) -> bool:
+            return orders.count_rows() > customers.count_rows()
+
+
+def test_unknown_scope() -> None:
+    """It is refused where it is written."""
+    with pytest.raises(InvalidInputError, match="scope of table check 'any_rows' is 'partition'"):
+
+        @table_check(asset=ORDERS, scope="partition")  # type: ignore[arg-type]
+        def any_rows(orders: PinnedTable) -> bool:
+            return orders.count_rows() > 0
+
+    with pytest.raises(InvalidInputError, match="give partitions or table"):
+        build_table_checks(ORDERS, [NotNull("id", scope="rows")])  # type: ignore[arg-type]

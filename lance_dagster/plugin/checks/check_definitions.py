@@ -1,6 +1,7 @@
 """Turn table checks into Dagster's asset checks: values with `build_table_checks`, functions with `table_check`."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
 
 import dagster as dg
 
@@ -102,6 +103,10 @@ def table_check(
 
 
 def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key: str) -> dg.AssetChecksDefinition:
+    # Here for the values of any class: a misspelled scope would be taken for the other one without a word.
+    if check.scope not in get_args(Scope):
+        scopes = " or ".join(get_args(Scope))
+        raise InvalidInputError(f"the scope of table check {check.name!r} is {check.scope!r}; give {scopes}")
     key = asset_key_of(asset)
     partitions_def = asset.partitions_def if isinstance(asset, (dg.AssetsDefinition, dg.AssetSpec)) else None
     bound = BoundCheck(check=check, asset=key, metadata=metadata_of(asset), partitions_def=partitions_def)

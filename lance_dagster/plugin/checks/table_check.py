@@ -119,7 +119,7 @@ class FunctionCheck:
     row_wise: bool = False
 
     def __post_init__(self) -> None:
-        """Validate that the function has a parameter for the candidate and for each table that the check reads."""
+        """Validate that the function takes the candidate and each table that the check reads."""
         try:
             # Bound by position, since the parameters may have any names.
             inspect.signature(self.function).bind(*range(1 + len(self.reads)))
