@@ -45,6 +45,7 @@ DOORS = {
     "pendulum.parser": ("lance_dagster/history/resolve.py",),
     "pendulum.parse": ("lance_dagster/history/resolve.py",),
     "dagster": ("lance_dagster/plugin/",),
+    "dagster_pipes": ("lance_dagster/plugin/",),
     "dagster_shared": ("lance_dagster/plugin/",),
     "pyspark": ("lance_dagster/spark/", "lance_dagster/plugin/"),
 }

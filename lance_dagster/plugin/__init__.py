@@ -25,6 +25,7 @@ from lance_dagster.plugin.io.outputs import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
 from lance_dagster.plugin.operate.discovery_sensor import build_discovery_sensor
 from lance_dagster.plugin.operate.maintenance_job import MaintenanceConfig, MaintenanceJob, build_maintenance_job
+from lance_dagster.plugin.operate.pipes_session import PipesTable, pipes_extras, pipes_table
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
 from lance_dagster.plugin.publish.publish_step import PublishConfig
 from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
@@ -51,6 +52,7 @@ __all__ = [
     "NotNull",
     "NullRate",
     "PinnedTable",
+    "PipesTable",
     "PublishConfig",
     "PublisherOptions",
     "Rollback",
@@ -75,6 +77,8 @@ __all__ = [
     "evaluate_check",
     "lance_assets",
     "open_candidate",
+    "pipes_extras",
+    "pipes_table",
     "ref_asset_specs",
     "table_check",
     "validate_definitions",

@@ -1,0 +1,252 @@
+"""Write the table of an asset from an external process that Dagster starts by Pipes.
+
+The step in Dagster hands the place of the table, the branch of its run and the storage options to the process. The
+process writes that branch and reports the version it wrote. The materialization has the same entries as one of the IO
+manager, so the checks, the publisher and the sensors treat the asset as any other candidate.
+
+The options travel in the context of Pipes: `PipesSubprocessClient` writes it to a file that is deleted after the run,
+other clients put it where the service shows it. Give such a process credentials that expire with its job.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self, TypedDict
+
+import dagster as dg
+import pyarrow as pa
+from dagster_pipes import PipesContext, PipesMetadataRawValue, open_dagster_pipes
+
+from lance_dagster.datafiles import StagedFiles
+from lance_dagster.edit.write import Rows
+from lance_dagster.edit.write_result import WriteResult
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.table_asset import Ownership, TableAsset, asset_key_of, metadata_of
+from lance_dagster.table import LanceTable
+
+_EXTRA = "lance_dagster"
+_SETTINGS = ("uri", "dotted", "storage_options", "chain", "properties", "partition_keys")
+
+
+class _Commit(TypedDict):
+    branch: str
+    message: str
+    properties: dict[str, str]
+    partitions: tuple[str, ...]
+
+
+def pipes_extras(
+    context: dg.AssetExecutionContext,
+    lance: LanceResource,
+    *,
+    asset: TableAsset | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """Return the `extras` of a Pipes client, from which `pipes_table` opens the table in the external process.
+
+    Args:
+        context: The context of the asset.
+        lance: The resource that locates the table.
+        asset: The asset whose table the process writes; None when the step has only one.
+        storage_options: Credentials for the process in place of those of the resource, such as a session token.
+
+    Example:
+        >>> client.run(context=context, command=[...], extras=pipes_extras(context, lance))  # doctest: +SKIP
+    """
+    key = context.asset_key if asset is None else asset_key_of(asset)
+    metadata = dict(context.assets_def.metadata_by_key[key]) if asset is None else metadata_of(asset)
+    place = lance.address_of(key, metadata)
+    chain = RunChain.of_context(context)
+    keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
+    properties = {
+        md.ASSET_KEY: key.to_user_string(),
+        md.RUN_ID: context.run.run_id,
+        md.STEP_KEY: str(context.op_execution_context.op_handle),
+    }
+    if keys:
+        properties[md.PARTITION_KEYS] = md.partition_property(keys)
+    settings = {
+        "uri": lance.uri_at(place),
+        "dotted": place.dotted,
+        "storage_options": dict(lance.storage_options if storage_options is None else storage_options),
+        "chain": {
+            "run_ids": list(chain.run_ids),
+            "root_run_id": chain.root_run_id,
+            "job_name": chain.job_name,
+            "backfill_id": chain.backfill_id,
+            "branch_tag": chain.branch_tag,
+        },
+        "properties": properties,
+        "partition_keys": list(keys),
+    }
+    return {_EXTRA: settings}
+
+
+def pipes_table(pipes: PipesContext | None = None) -> "PipesTable":
+    """Open the table of the asset that Dagster runs this process for, on the branch of its run.
+
+    Use the result as a context manager: when its block ends without an error, the materialization and the checks are
+    reported to Dagster.
+
+    Args:
+        pipes: The open Pipes context; None to open one with the default loaders for the time of the block.
+
+    Raises:
+        InvalidInputError: The process was started without the extras of `pipes_extras`.
+
+    Example:
+        >>> with pipes_table() as orders:  # doctest: +SKIP
+        ...     orders.overwrite(rows)
+        ...     orders.check("has_rows", passed=orders.version.rows > 0)
+    """
+    return PipesTable(pipes)
+
+
+class PipesTable(AbstractContextManager["PipesTable"]):
+    """The table of an asset in an external process, on the branch of the Dagster run; see `pipes_table`.
+
+    Attributes:
+        branch: The name of the branch.
+        partition_keys: The partitions that the run materializes; empty without partitions.
+    """
+
+    def __init__(self, pipes: PipesContext | None) -> None:
+        """Take the Pipes context; None to open one."""
+        self._pipes = open_dagster_pipes() if pipes is None else pipes
+        # Only a context that was opened here is closed here.
+        self._opened = self._pipes if pipes is None else None
+        settings = self._pipes.extras.get(_EXTRA)
+        if not isinstance(settings, Mapping) or any(name not in settings for name in _SETTINGS):
+            raise InvalidInputError(
+                "this process was started without a Lance table; pass extras=pipes_extras(context, lance) to the "
+                "Pipes client"
+            )
+        given = dict(settings["chain"])
+        self._settings = settings
+        self._chain = RunChain(**{**given, "run_ids": tuple(given["run_ids"])})
+        self._checks: list[tuple[str, bool, dict[str, PipesMetadataRawValue]]] = []
+        self.branch = self._chain.branch_names[0] if self._chain.branch_names else MAIN
+        self.partition_keys = tuple(settings["partition_keys"])
+
+    @property
+    def table(self) -> LanceTable:
+        """The table; write it on `branch` only.
+
+        Raises:
+            TableNotFoundError: No run has written the table yet; the methods that write create it.
+        """
+        return LanceTable.open(self._settings["uri"], self._settings["storage_options"])
+
+    @property
+    def version(self) -> Version:
+        """The version that a reader of the run sees: the head of the branch, or of `main` before the first write."""
+        table = self.table
+        return RunBranch(table=table, chain=self._chain).head() or table.head(MAIN)
+
+    def append(self, rows: Rows) -> WriteResult:
+        """Append rows, or files staged by Spark. Rows of an earlier attempt of the step are replaced."""
+        branch = self._ready(rows)
+        earlier = branch.earlier_attempt(self._properties)
+        return branch.table.append(rows, replaces=earlier, **self._commit("append"))
+
+    def overwrite(self, rows: Rows) -> WriteResult:
+        """Replace all rows, and the schema where it differs."""
+        return self._ready(rows).table.overwrite(rows, **self._commit("overwrite"))
+
+    def replace_where(self, predicate: str, rows: Rows) -> WriteResult:
+        """Replace the rows that a predicate selects, such as those of the partitions of the run."""
+        return self._ready(rows).table.replace_where(predicate, rows, **self._commit("replace"))
+
+    def check(
+        self,
+        name: str,
+        *,
+        passed: bool,
+        metadata: Mapping[str, PipesMetadataRawValue] | None = None,
+    ) -> None:
+        """Report the result of a check of the written version, at the end of the block.
+
+        The asset declares the check in its `check_specs`. The publisher looks at blocking checks.
+        """
+        self._checks.append((name, passed, dict(metadata or {})))
+
+    def report(self) -> None:
+        """Report the materialization, then the checks; the end of the block does it.
+
+        Raises:
+            InvalidInputError: The process wrote nothing.
+        """
+        table = self.table
+        version = RunBranch(table=table, chain=self._chain).written()
+        if version is None:
+            raise InvalidInputError(f"the process ended without a write to {self.branch} of {table.uri}")
+        seen: dict[str, PipesMetadataRawValue] = {md.BRANCH: version.branch, md.VERSION: version.number}
+        asset = self._properties[md.ASSET_KEY]
+        self._pipes.report_asset_materialization(
+            {
+                **seen,
+                md.TRANSACTION: version.transaction,
+                md.BASE_VERSION: version.parents[0],
+                md.ROW_COUNT: version.rows,
+                md.URI: table.uri,
+                md.TABLE_NAME: self._settings["dotted"],
+            },
+            data_version=version.transaction,
+            asset_key=asset,
+        )
+        # After the materialization: the publisher ignores evaluations of an earlier attempt.
+        for name, passed, metadata in self._checks:
+            self._pipes.report_asset_check(name, passed, metadata={**metadata, **seen}, asset_key=asset)
+
+    def __enter__(self) -> Self:
+        """Return the table."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Report what was written unless there is an error, and close the Pipes context that was opened."""
+        try:
+            if kind is None:
+                self.report()
+        finally:
+            if self._opened is not None:
+                self._opened.__exit__(kind, error, trace)
+
+    @property
+    def _properties(self) -> dict[str, str]:
+        return dict(self._settings["properties"])
+
+    def _commit(self, mode: str) -> "_Commit":
+        return {
+            "branch": self.branch,
+            "message": f"{mode} {self._properties[md.ASSET_KEY]}",
+            "properties": self._properties,
+            "partitions": self.partition_keys,
+        }
+
+    def _ready(self, rows: Rows) -> RunBranch:
+        """Return the branch of the run, forked; create the table when it does not exist.
+
+        Raises:
+            InvalidInputError: The table belongs to another asset, or does not exist and the rows are staged files.
+        """
+        asset = self._properties[md.ASSET_KEY]
+        uri, options = self._settings["uri"], self._settings["storage_options"]
+        if isinstance(rows, StagedFiles):
+            table = self.table
+        else:
+            schema: pa.Schema = rows.schema
+            table = LanceTable.create(uri, schema, storage_options=options, exist_ok=True, config={md.OWNER: asset})
+        branch = RunBranch(table=table, chain=self._chain)
+        ownership = Ownership(asset=asset, branch=branch)
+        is_owned = ownership.is_recorded()
+        branch.ensure()
+        if not is_owned:
+            ownership.record()
+        return branch
