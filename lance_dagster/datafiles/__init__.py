@@ -6,7 +6,7 @@ branch go to `data/` of the table's root, so that a merge copies nothing.
 """
 
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
-from lance_dagster.datafiles.conforming import check_schema, conform
+from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type
 from lance_dagster.datafiles.file_inspection import DataFileInspector, DataFileSummary
 from lance_dagster.datafiles.reading import (
     LanceDataset,
@@ -41,6 +41,7 @@ from lance_dagster.datafiles.row_addresses import (
     scan_fragment,
     take_rows,
 )
+from lance_dagster.datafiles.row_tally import RowFilter, RowScope, RowTally
 from lance_dagster.datafiles.writing import (
     FILE_VERSION,
     StagedFile,
@@ -60,6 +61,9 @@ __all__ = [
     "LanceDataset",
     "Positions",
     "Reads",
+    "RowFilter",
+    "RowScope",
+    "RowTally",
     "StagedFile",
     "StagedFiles",
     "WriteTarget",
@@ -73,9 +77,11 @@ __all__ = [
     "count_physical_rows",
     "evaluate_condition",
     "evaluate_predicate",
+    "exact_cast",
     "expression_schema",
     "expression_type",
     "expression_types",
+    "fits_type",
     "group_by_fragment",
     "matching_offsets",
     "offsets_by_fragment",

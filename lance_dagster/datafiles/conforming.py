@@ -7,6 +7,7 @@ rounded, parsed or filled in, because a silent conversion in a pipeline is found
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.format.arrow_types import storage_type
@@ -45,13 +46,14 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
             continue
         given = found.field(column.name).type
         # Equal types are the usual case, and need no look at their structure.
-        if given != column.type and not _same_kind(given, column.type):
+        if given != column.type and not fits_type(given, column.type):
             problems.append(f"column {column.name!r} is {given}, the table holds {column.type}")
     if problems:
         raise SchemaMismatchError("; ".join(problems))
 
 
-def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+def fits_type(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+    """Return whether `conform` takes values of a type for a column of another type."""
     # A table stores the storage type of an extension type; the metadata of the column names the extension.
     blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
     given, wanted = storage_type(given), storage_type(wanted)
@@ -66,11 +68,11 @@ def _same_kind(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow ty
         fixed = pa.types.is_fixed_size_list
         if fixed(given) and fixed(wanted) and given.list_size != wanted.list_size:
             return False
-        return _same_kind(given.value_type, wanted.value_type)
+        return fits_type(given.value_type, wanted.value_type)
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         return _same_struct(given, wanted)
     if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return _same_kind(given.key_type, wanted.key_type) and _same_kind(given.item_type, wanted.item_type)
+        return fits_type(given.key_type, wanted.key_type) and fits_type(given.item_type, wanted.item_type)
     return False
 
 
@@ -86,7 +88,7 @@ def _same_struct(given: pa.StructType, wanted: pa.StructType) -> bool:
     names = [wanted.field(index).name for index in range(wanted.num_fields)]
     if names != [given.field(index).name for index in range(given.num_fields)]:
         return False
-    return all(_same_kind(given.field(index).type, wanted.field(index).type) for index in range(wanted.num_fields))
+    return all(fits_type(given.field(index).type, wanted.field(index).type) for index in range(wanted.num_fields))
 
 
 def _is_list(arrow: pa.DataType) -> bool:
@@ -104,6 +106,37 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
         raise SchemaMismatchError(
             f"column {column.name!r} is {values.type}, the table holds {column.type}: {error}"
         ) from error
+
+
+def exact_cast(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":
+    """Cast numbers to the type of a column, where each value stays the same number.
+
+    `conform` does not change the kind of numbers; this is for callers who were asked to accept values that fit.
+
+    Raises:
+        SchemaMismatchError: A value is not the same number in the type of the column.
+    """
+    try:
+        cast = values.cast(column.type)
+        problem = _rounded(values, cast)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        problem = str(error)
+    if problem:
+        raise SchemaMismatchError(
+            f"column {column.name!r} is {values.type}, the table holds {column.type}, and a value does not fit: "
+            f"{problem}"
+        )
+    return cast
+
+
+def _rounded(values: "pa.Array[Any]", cast: "pa.Array[Any]") -> str:
+    """Name a floating-point number that a cast rounded, which Arrow does without an error; empty when there is none."""
+    if not (pa.types.is_floating(values.type) and pa.types.is_floating(cast.type)):
+        return ""
+    back: Any = cast.cast(values.type)
+    same: Any = pc.or_(pc.equal(back, values), pc.and_(pc.is_nan(back), pc.is_nan(values)))
+    changed: Any = pc.index(same, pa.scalar(False)).as_py()  # noqa: FBT003
+    return f"{values[changed]} would be rounded to {back[changed]}" if changed >= 0 else ""
 
 
 def _as_blobs(values: Any, wanted: Any) -> "pa.Array[Any]":  # noqa: ANN401  # no stub has an extension's storage

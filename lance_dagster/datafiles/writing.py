@@ -63,12 +63,14 @@ class StagedFile:
 class StagedFiles:
     """Data files of one schema that are written but not committed; every write of a table accepts them as rows.
 
-    `base` is the name of the base path they are stored under; None is the table itself.
+    `base` is the name of the base path they are stored under; None is the table itself. `satisfies` is a predicate that
+    their writer found true for each row; a `replace_where` with this predicate does not read the files to check it.
     """
 
     schema: pa.Schema
     files: tuple[StagedFile, ...]
     base: str | None = None
+    satisfies: str | None = None
 
     @property
     def rows(self) -> int:

@@ -236,6 +236,7 @@ class When(TypedDict, total=False):
     when_matched: str
     when_not_matched: WhenNotMatched
     when_missing: WhenMissing
+    missing_where: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +246,7 @@ class Rules:
     when_matched: str = "update"
     when_not_matched: WhenNotMatched = "insert"
     when_missing: WhenMissing = "keep"
+    missing_where: str | None = None
 
     @classmethod
     def of(cls, when: When) -> "Rules":
@@ -274,6 +276,8 @@ class Rules:
         ):
             if rule not in known:
                 raise InvalidInputError(f"{what} cannot be {rule!r}; give {known[0]!r} or {known[1]!r}")
+        if self.missing_where is not None and self.when_missing != "delete":
+            raise InvalidInputError("missing_where limits what when_missing='delete' deletes; give both")
 
     @property
     def condition(self) -> str | None:
@@ -397,8 +401,9 @@ class _Upsert:
 
     def _matched(self, keys: Keys) -> _Matches:
         """Match the rows of the table with the source rows by key, by a filtered scan where the source keys are few."""
-        # Rows that the source lacks can only be found by a scan of the whole table.
-        few = None if self._rules.when_missing == "delete" else exact_predicate_of(self._rows, self._on)
+        # Rows that the source lacks can only be found by a scan of all the rows among which they are missed.
+        whole = self._rules.when_missing == "delete" and self._rules.missing_where is None
+        few = None if whole else exact_predicate_of(self._rows, self._on)
         addresses, given, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
         there = [np.empty(0, np.int64)]
         read = 0
@@ -409,8 +414,11 @@ class _Upsert:
             given.append(places[found])
             there.append(np.flatnonzero(found) + read)
             read += len(places)
-            if self._rules.when_missing == "delete":
+            if whole:
                 missing.append(part.addresses[~found])
+        if self._rules.missing_where is not None:
+            among = scan_addressed(self._dataset, self._on, self._rules.missing_where)
+            missing.extend(part.addresses[keys.places(part.rows) == _NOWHERE] for part in among)
         matches = _Matches(np.concatenate(addresses), np.concatenate(given), np.concatenate(there), missing)
         if few is None:
             return matches

@@ -21,7 +21,7 @@ from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, eva
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.definitions import LanceAssetsOptions, lance_assets, validate_definitions
 from lance_dagster.plugin.io.io_manager import LanceIOManager
-from lance_dagster.plugin.io.outputs import WriteMode
+from lance_dagster.plugin.io.write_request import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
 from lance_dagster.plugin.operate.discovery_sensor import build_discovery_sensor
 from lance_dagster.plugin.operate.maintenance_job import MaintenanceConfig, MaintenanceJob, build_maintenance_job

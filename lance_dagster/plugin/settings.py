@@ -122,6 +122,7 @@ SETTINGS = (
     Setting(key=md.REF, places=("input", "spec")),
     Setting(key=md.COLUMNS, places=("input",), kind="texts"),
     Setting(key=md.FILTER, places=("input",)),
+    Setting(key=md.ALLOW_MISSING, places=("input",), kind="flag"),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 _KEYS = tuple(_BY_KEY)

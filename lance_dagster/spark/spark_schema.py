@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import (
 )
 from pyspark.sql.types import StructField, StructType
 
+from lance_dagster.datafiles import exact_cast
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
 _MAX_DECIMAL = 38
@@ -216,7 +217,8 @@ def _relaxed_parts(arrow: pa.DataType) -> pa.DataType:
 def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Convert a batch from Spark to the types of a table; columns that need no change are not copied.
 
-    Single-precision numbers are rounded for a half-precision column; every other conversion is exact.
+    Columns that the batch lacks become nulls. Single-precision numbers are rounded for a half-precision column; every
+    other conversion is exact.
 
     Raises:
         SchemaMismatchError: A value does not fit the table's type, with the column and the value.
@@ -224,12 +226,17 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     columns: list[pa.Array[Any]] = []
     for name, values in zip(batch.schema.names, batch.columns, strict=True):
         wanted = target.field(name).type
+        if pa.types.is_float64(values.type) and pa.types.is_float32(wanted):
+            columns.append(exact_cast(values, target.field(name)))
+            continue
         try:
             columns.append(values if values.type == wanted else _with_elements(values).cast(wanted))
         except pa.ArrowInvalid as error:
             problem = _wrong_length(values, wanted) or error
             raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {problem}") from error
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    absent = [column for column in target if column.name not in batch.schema.names]
+    columns += [pa.nulls(batch.num_rows, column.type) for column in absent]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *(column.name for column in absent)])
 
 
 def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:

@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from lance_dagster.datafiles import StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
 from lance_dagster.spark.spark_schema import check_fits, holds_binary, row_bytes, to_table_batch
 from lance_dagster.table import LanceTable
@@ -72,20 +72,48 @@ def stage(
     """
     target = table.write_target(schema, branch, base)
     check_fits(df.schema, target.schema, vectors=vectors)
-    task = functools.partial(_stage_partition, target)
+    return stage_counted(df, target, RowTally())
+
+
+def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> StagedFiles:
+    """Write a Spark frame's rows as `stage` does, and count them on the executors.
+
+    The columns have to be those of the target, by name. Numbers of another type are cast when their values fit. After
+    the first row outside of the tally's scope a task writes no more rows but counts the rest, and nothing is raised:
+    the caller reads `tally.outside` before it commits the files.
+
+    Args:
+        df: The rows.
+        target: Where the files go, and the schema of the table.
+        tally: Has the scope of the rows, and gets the numbers of all executors.
+
+    Raises:
+        SchemaMismatchError: A value does not fit its column.
+    """
+    task = functools.partial(_stage_partition, target, tally.scope)
     with large_batches(df.sparkSession, target.schema), _errors_of_executors():
-        rows = df.mapInArrow(task, "file string").collect()
+        rows = df.mapInArrow(task, "file string, tally string").collect()
     # Spark runs a task again after a failure and may run it twice (speculation); it returns the rows of one attempt,
-    # so the files of the others are never named.
-    files = tuple(StagedFile(**json.loads(row.file)) for row in rows)
+    # so the files and the counts of the others are never used.
+    for row in rows:
+        if row.tally is not None:
+            tally.absorb(row.tally)
+    files = tuple(StagedFile(**json.loads(row.file)) for row in rows if row.file is not None)
     return StagedFiles(schema=target.schema, files=files, base=target.base)
 
 
-def _stage_partition(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write one partition's files and yield their descriptions; runs on an executor."""
-    for file in write_files(target, (to_table_batch(batch, target.schema) for batch in batches)):
-        described = json.dumps({"name": file.name, "rows": file.rows, "size": file.size})
-        yield pa.RecordBatch.from_pydict({"file": [described]})
+def _stage_partition(
+    target: WriteTarget, scope: RowScope | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write one partition's files, and yield their descriptions and then the counts; runs on an executor."""
+    tally = RowTally(scope)
+    described: list[tuple[str | None, str | None]] = [
+        (json.dumps({"name": file.name, "rows": file.rows, "size": file.size}), None)
+        for file in write_files(target, tally.passing(to_table_batch(batch, target.schema) for batch in batches))
+    ]
+    described.append((None, tally.encoded()))
+    files, counts = zip(*described, strict=True)
+    yield pa.RecordBatch.from_arrays([pa.array(files, pa.string()), pa.array(counts, pa.string())], ["file", "tally"])
 
 
 class _BatchSettings:

@@ -412,7 +412,7 @@ class LanceTable:
                 condition in Lance SQL for an update, such as `"source.changed_at > target.changed_at"`.
                 `when_not_matched`, what becomes of given rows whose key is not there: `"insert"` (if left out) or
                 `"ignore"`. `when_missing`, what becomes of rows whose key is not given: `"keep"` (if left out) or
-                `"delete"`.
+                `"delete"`. `missing_where`, a predicate: of the rows whose key is not given, only those are deleted.
 
         Returns:
             The version with the rows; the newest one as it is when nothing changes.

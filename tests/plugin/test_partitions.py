@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
-from lance_dagster.plugin.io.outputs import Write, write_mode
+from lance_dagster.datafiles import StagedFiles
 from lance_dagster.plugin.io.partition_values import PartitionFilter, quote_name, quote_text
 from lance_dagster.plugin.io.partitions import partition_filter
-from lance_dagster.plugin.run_branch import RunBranch, RunChain
 
 EVENTS = dg.AssetKey(["log", "events"])
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-11")
@@ -235,38 +234,34 @@ def test_rows_of_another_partition_are_refused(lake: LanceResource, mode: str, *
     assert lake.table(EVENTS).count_rows("dev") == 0
 
 
-def test_an_append_without_a_partition_column_is_not_checked(lake: LanceResource) -> None:
-    """The partitions of such rows are what the asset says they are."""
+def test_an_append_without_a_partition_column_is_refused(lake: LanceResource) -> None:
+    """Nothing could tell whether its rows are in the partitions of the run."""
 
     @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/write_mode": "append"})
     def events() -> Any:
         return pa.table({"day": [dt.date(2024, 1, 2)]})
 
-    run(lake, events, partition_key="2024-01-01")
-    assert lake.table(EVENTS).count_rows("dev") == 1
+    with pytest.raises(InvalidInputError, match="nothing says which column holds the partition"):
+        run(lake, events, partition_key="2024-01-01")
+    assert not LanceTable.exists(lake.uri_of(EVENTS))
 
 
 @pytest.mark.parametrize("mode", ["replace", "append"])
 def test_rows_of_another_partition_in_staged_files_are_refused(lake: LanceResource, mode: str) -> None:
-    """Rows that executors wrote are checked by the partition column of their files."""
+    """Rows of files that the asset wrote itself are checked by their partition column."""
     columns: dict[str, pa.DataType] = {"day": pa.string(), "n": pa.int64()}
     table = LanceTable.create(lake.uri_of(EVENTS), pa.schema(columns))
-    table.branches.create("dev")
-    staged = table.stage(pa.table({"day": ["2024-01-01", "2024-01-02", None], "n": [1, 2, 3]}))
-    write = Write(
-        asset="log/events",
-        mode=write_mode(mode),
-        keys=("2024-01-01",),
-        definition=DAYS,
-        partition_expr="day",
-        properties={},
-    )
-    branch = RunBranch(table=table, chain=RunChain(run_ids=("r",), branch_tag="dev"))
-    with pytest.raises(InvalidInputError, match="nothing was committed"):
-        write.commit(branch, staged, table.schema())
+    days: list[str | None] = ["2024-01-01", "2024-01-02", None]
+
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/partition_expr": "day", "lance/write_mode": mode})
+    def events() -> StagedFiles:
+        return table.stage(pa.table({"day": days, "n": range(len(days))}))
+
+    with pytest.raises(InvalidInputError, match=r"returned 2 rows that are .* such as one with day = '2024-01-02'"):
+        run(lake, events, partition_key="2024-01-01")
     assert table.count_rows("dev") == 0
-    inside = table.stage(pa.table({"day": ["2024-01-01"], "n": [1]}))
-    write.commit(branch, inside, table.schema())
+    del days[1:]
+    run(lake, events, partition_key="2024-01-01")
     assert table.count_rows("dev") == 1
 
 
@@ -323,7 +318,8 @@ def test_range_of_days_in_one_run(lake: LanceResource) -> None:
     assert [day for day, _ in sorted(found(lake))] == ["2024-01-02", "2024-01-03", "2024-01-04"]
     assert set(found(lake).values()) == {result.run_id}
     metadata = result.asset_materializations_for_node("log__events")[0].metadata
-    assert metadata["dagster/partition_row_count"].value == 3
+    assert metadata["dagster/partition_row_count"].value == 1
+    assert metadata["lance/rows_written"].value == 3
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -14,29 +14,42 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import StagedFiles, conform
+from lance_dagster.datafiles import RowTally, StagedFiles, WriteTarget
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
-from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame
 
-Rows = pa.Table | pa.RecordBatchReader | StagedFiles
+
+@dataclass(frozen=True, slots=True)
+class SparkRows:
+    """The rows of a Spark frame, which are computed when they are staged or read."""
+
+    frame: "DataFrame"
+
+    def schema(self, current: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
+        """Return the frame's columns, with the types of a table where the frame's values fit them."""
+        from lance_dagster.spark import replacement_schema
+
+        return replacement_schema(self.frame.schema, current, vectors)
+
+    def stage(self, target: WriteTarget, tally: RowTally) -> StagedFiles:
+        """Compute the frame on the executors, which count its rows and write them as data files."""
+        from lance_dagster.spark import stage_counted
+
+        return stage_counted(self.frame, target, tally)
+
+    def read(self, schema: pa.Schema) -> list[pa.RecordBatch]:
+        """Return the rows in memory, in the types of a table."""
+        from lance_dagster.spark import to_table_batch
+
+        return [to_table_batch(batch, schema) for batch in self.frame.toArrow().to_batches()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """The table and branch that rows are about to be committed to.
-
-    `schema` is the schema of the branch, which the rows must have; None when the commit may change the schema.
-    """
-
-    table: LanceTable
-    branch: str
-    schema: pa.Schema | None
-    vectors: Mapping[str, int]
+Rows = pa.Table | pa.RecordBatchReader | StagedFiles | SparkRows
+"""The rows of an output: in memory, as a stream, in files of the table, or where Spark's executors compute them."""
 
 
 class FrameHandler(Protocol):
@@ -50,8 +63,8 @@ class FrameHandler(Protocol):
         """Return the schema of a table that is created for this value."""
         ...
 
-    def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401
-        """Return the rows of a value in a form that a table can commit."""
+    def rows(self, value: Any) -> Rows:  # noqa: ANN401
+        """Return the rows of a value, in its own columns and types."""
         ...
 
     def load(self, view: PinnedTable, kind: type) -> object:
@@ -70,18 +83,9 @@ class ArrowFrames:
         """Return the value's schema, in which vector columns are lists of a fixed size."""
         return with_vectors(value.schema, vectors)
 
-    def rows(
-        self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader, destination: Destination
-    ) -> pa.Table | pa.RecordBatchReader:
-        """Return the value with vector columns as lists of a fixed size; a stream is not read into memory."""
-        if isinstance(value, pa.RecordBatch):
-            value = pa.Table.from_batches([value])
-        # With a schema to keep, the write itself casts the rows, and vector columns with them.
-        if destination.schema is not None or not destination.vectors:
-            return value
-        schema = self.schema(value, destination.vectors)
-        batches = value.to_batches() if isinstance(value, pa.Table) else value
-        return pa.RecordBatchReader.from_batches(schema, (conform(batch, schema) for batch in batches))
+    def rows(self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> pa.Table | pa.RecordBatchReader:
+        """Return the value; a stream is not read into memory."""
+        return pa.Table.from_batches([value]) if isinstance(value, pa.RecordBatch) else value
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a table in memory, or a stream of batches."""
@@ -105,9 +109,17 @@ class PandasFrames:
         """Return the schema that Arrow infers from the frame."""
         return with_vectors(self._arrow(value).schema, vectors)
 
-    def rows(self, value: Any, destination: Destination) -> Rows:  # noqa: ANN401
-        """Return the frame as an Arrow table."""
-        return ArrowFrames().rows(self._arrow(value), destination)
+    def rows(self, value: Any) -> pa.Table:  # noqa: ANN401
+        """Return the frame as an Arrow table, in which a column without a value has the type null.
+
+        pandas has no type of its own for such a column: it is of objects or of floats whatever its name stands for.
+        Null fits every type that a table can have.
+        """
+        table = self._arrow(value)
+        for index, column in enumerate(table.columns):
+            if column.null_count == table.num_rows:
+                table = table.set_column(index, table.schema.names[index], pa.nulls(table.num_rows))
+        return table
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a pandas frame in memory."""
@@ -138,10 +150,16 @@ class PolarsFrames:
         empty = value.lazy().collect_schema().to_frame()
         return with_vectors(_ordinary(empty.to_arrow()).schema, vectors)
 
-    def rows(self, value: "pl.DataFrame | pl.LazyFrame", destination: Destination) -> Rows:
-        """Return the frame as an Arrow table; a lazy frame is computed."""
-        frame = value.lazy().collect(engine="streaming")
-        return ArrowFrames().rows(_ordinary(frame.to_arrow()), destination)
+    def rows(self, value: "pl.DataFrame | pl.LazyFrame") -> pa.Table | pa.RecordBatchReader:
+        """Return the frame as an Arrow table; a lazy frame as a stream that computes it batch by batch."""
+        import polars as pl
+
+        if isinstance(value, pl.DataFrame):
+            return _ordinary(value.to_arrow())
+        schema = self.schema(value, {})
+        frames = value.collect_batches(lazy=True)
+        parts = (batch for frame in frames for batch in frame.to_arrow().cast(schema).to_batches())
+        return pa.RecordBatchReader.from_batches(schema, parts)
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a frame in memory, or a lazy frame over the pinned version."""
@@ -172,15 +190,9 @@ class SparkFrames:
 
         return target_schema(value.schema, vectors)
 
-    def rows(self, value: "DataFrame", destination: Destination) -> StagedFiles:
-        """Compute the frame on the executors, which write its rows as data files that are not committed yet."""
-        from lance_dagster.spark import replacement_schema, stage
-
-        schema = destination.schema
-        if schema is None:
-            current = destination.table.schema(destination.branch)
-            schema = replacement_schema(value.schema, current, destination.vectors)
-        return stage(value, destination.table, destination.branch, schema=schema)
+    def rows(self, value: "DataFrame") -> SparkRows:
+        """Return the frame, which nothing computes yet."""
+        return SparkRows(value)
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a lazy Spark frame, in the active session if there is one."""
@@ -205,7 +217,7 @@ class StagedFrames:
         """Return the schema the files were written with."""
         return value.schema
 
-    def rows(self, value: StagedFiles, destination: Destination) -> StagedFiles:  # noqa: ARG002
+    def rows(self, value: StagedFiles) -> StagedFiles:
         """Return the files as they are: they are on storage already."""
         return value
 

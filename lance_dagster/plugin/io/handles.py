@@ -10,7 +10,6 @@ from lance_dagster.datafiles import LanceDataset, planned_schema
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.io.frames import (
     ArrowFrames,
-    Destination,
     FrameHandler,
     PandasFrames,
     PolarsFrames,
@@ -41,12 +40,12 @@ class LazyFrames:
         found = _planned(value) if isinstance(value, PinnedTable) else value.projected_schema
         return with_vectors(found, vectors)
 
-    def rows(self, value: Handle, destination: Destination) -> pa.Table | pa.RecordBatchReader:
+    def rows(self, value: Handle) -> pa.RecordBatchReader:
         """Return the rows of the handle as a stream."""
         if isinstance(value, PinnedTable):
-            return ArrowFrames().rows(value.scan(), destination)
+            return value.scan()
         scanner = value.scanner() if isinstance(value, pds.Dataset) else value
-        return ArrowFrames().rows(scanner.to_reader(), destination)
+        return scanner.to_reader()
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a handle of the view.
@@ -83,12 +82,9 @@ class DictRows:
         """Return the schema that Arrow infers from the values."""
         return with_vectors(_table(value).schema, vectors)
 
-    def rows(self, value: Sequence[Any], destination: Destination) -> pa.Table | pa.RecordBatchReader:
-        """Return the dictionaries as an Arrow table; columns without a value take the types of the table."""
-        rows, schema = _table(value), destination.schema
-        if schema is not None and not rows.num_columns:
-            rows = schema.empty_table()
-        return ArrowFrames().rows(rows, destination)
+    def rows(self, value: Sequence[Any]) -> pa.Table:
+        """Return the dictionaries as an Arrow table; a list without rows has no columns either."""
+        return _table(value)
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return the rows as dictionaries."""

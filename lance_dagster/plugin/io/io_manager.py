@@ -10,7 +10,8 @@ import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.plugin.io.inputs import InputReader
-from lance_dagster.plugin.io.outputs import OutputWriter, write_mode
+from lance_dagster.plugin.io.outputs import OutputWriter
+from lance_dagster.plugin.io.write_request import WriteDefaults, schema_evolution, write_mode
 from lance_dagster.plugin.resource import LanceResource, SparkResource, check_fields
 from lance_dagster.plugin.run_branch import RunChain
 
@@ -24,8 +25,17 @@ class LanceIOManager(dg.ConfigurableIOManager):
     the filter of the input. An input of which nothing was published is an error, unless it is annotated as
     `Optional[T]` (it is None then) or has the metadata `lance/allow_missing`. A partitioned asset
     replaces the rows of its partitions, which its metadata `lance/partition_expr` identifies; an asset without
-    partitions overwrites its table. The metadata `lance/write_mode` (`append`, `overwrite`, `replace`) of the asset,
-    or of the output at run time, overrides this.
+    partitions overwrites its table. The metadata `lance/write_mode` (`append`, `overwrite`, `replace`, `upsert`) of
+    the asset, or of the output at run time, overrides this.
+
+    An upsert needs `lance/keys`, the columns of the key; a key of the output is looked for in the whole table. With
+    `lance/when_missing: delete` it also deletes the rows of the run's partitions whose key the output lacks. The rows
+    of an upsert are held in memory.
+
+    Every mode is held to the partitions of the run while the rows are written: when one row is outside of them,
+    nothing is committed. An output with other columns or types than the table is refused, unless
+    `lance/schema_evolution` says otherwise: `add_columns`, `widen` or, for an overwrite, `replace`. The descriptions in
+    the asset's `dagster/column_schema` are stored with the columns of the table.
 
     An append is safe to retry: the commit of the retry also removes the rows that an earlier attempt of the
     step left on the branch. Outside of a run, as in a test that calls the IO manager directly, writes go to
@@ -39,7 +49,10 @@ class LanceIOManager(dg.ConfigurableIOManager):
         default=None, description="Session for inputs annotated as Spark frames, when none is running."
     )
     write_mode: str = Field(
-        default="", description="append, overwrite or replace; empty: replace if partitioned, else overwrite."
+        default="", description="append, overwrite, replace or upsert; empty: replace if partitioned, else overwrite."
+    )
+    schema_evolution: str = Field(
+        default="", description="refuse, add_columns, widen or replace, for outputs with other columns; empty: refuse."
     )
 
     _chain: RunChain = PrivateAttr(default_factory=RunChain)
@@ -51,6 +64,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
         super().__init__(**fields)
         if self.write_mode and not isinstance(self.write_mode, dg.EnvVar):
             write_mode(self.write_mode)
+        if self.schema_evolution and not isinstance(self.schema_evolution, dg.EnvVar):
+            schema_evolution(self.schema_evolution)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Find the current run and the runs it continues; Dagster calls this once in each step process."""
@@ -69,7 +84,11 @@ class LanceIOManager(dg.ConfigurableIOManager):
         # A context that was built by hand may have a run id although no resource was set up for a run.
         chain = self._chain if self._chain.run_ids else RunChain.of_run_id(context.run_id)
         writer = OutputWriter(
-            lance=self.lance, spark=self.spark, write_mode=self.write_mode, chain=chain, instance=self._instance
+            lance=self.lance,
+            spark=self.spark,
+            defaults=WriteDefaults(write_mode=self.write_mode, schema_evolution=self.schema_evolution),
+            chain=chain,
+            instance=self._instance,
         )
         writer.write(context, obj)
 

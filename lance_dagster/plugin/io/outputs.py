@@ -1,191 +1,38 @@
-"""The write side of the IO manager: the write that an output requests, and its commit to the run's branch."""
+"""The write side of the IO manager: the rows of an output become one commit on the branch of the run.
 
-import json
+The order matters. Rows are written to data files first, and counted and held to their partitions by that one pass over
+them. Only then are columns edited and the rows committed, so that an output that is refused leaves no commit.
+"""
+
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal, assert_never, get_args
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
 
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.datafiles import StagedFiles, read_data_file
+from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import DATA
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.io.frames import Destination, Rows
+from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
-from lance_dagster.plugin.io.partition_values import PartitionFilter
-from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
+from lance_dagster.plugin.io.output_events import (
+    add_row_counts,
+    describe_columns,
+    described_columns,
+    event_metadata,
+    set_data_version,
+    with_descriptions,
+)
+from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
+from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.publish.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, started_at
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, started_at
 from lance_dagster.plugin.table_asset import Ownership
 from lance_dagster.table import LanceTable
-
-WriteMode = Literal["append", "overwrite", "replace"]
-_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """The write that one output requests."""
-
-    asset: str
-    mode: WriteMode
-    keys: tuple[str, ...]
-    definition: dg.PartitionsDefinition | None
-    partition_expr: object
-    properties: Mapping[str, str]
-
-    @classmethod
-    def of(cls, context: dg.OutputContext, default_mode: str) -> "Write":
-        """Determine the write of an output.
-
-        The write mode is the first of these: the output's metadata, the asset's metadata, the IO manager's default.
-
-        Raises:
-            InvalidInputError: The output belongs to no asset, or the write mode cannot be used.
-        """
-        if not context.has_asset_key:
-            raise InvalidInputError(
-                f"output {context.name!r} belongs to no asset, so it has no table; give it another IO manager"
-            )
-        asset = context.asset_key.to_user_string()
-        # The list of keys is the only form that works for every kind of partition. Without partitions Dagster
-        # raises for it, hence the guard.
-        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
-        given = md.text(context.output_metadata, md.WRITE_MODE) or md.text(context.definition_metadata, md.WRITE_MODE)
-        mode = write_mode(given or default_mode or ("replace" if keys else "overwrite"))
-        if mode == "replace" and not keys:
-            raise InvalidInputError(f"write_mode 'replace' of {asset} needs partitions; use overwrite or append")
-        return cls(
-            asset=asset,
-            mode=mode,
-            keys=keys,
-            definition=partitions_definition(context),
-            partition_expr=md.plain(context.definition_metadata.get(md.PARTITION_EXPR)),
-            properties=_properties(context, asset, keys),
-        )
-
-    def scope(self, schema: pa.Schema) -> PartitionFilter | None:
-        """Return the filter of the rows that the write claims, for a schema; None when it names no partition column.
-
-        A replace deletes these rows. An append only declares that its rows are among them, so it may do without a
-        `partition_expr`. An overwrite claims every row.
-
-        Raises:
-            InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
-        """
-        unnamed = self.mode == "append" and (self.partition_expr is None or not self.keys)
-        if self.mode == "overwrite" or unnamed:
-            return None
-        return partition_filter(
-            self.keys,
-            schema,
-            definition=self.definition,
-            partition_expr=self.partition_expr,
-            asset=self.asset,
-        )
-
-    def commit(self, branch: RunBranch, rows: Rows, schema: pa.Schema | None) -> Version:
-        """Commit the rows to the run's branch, as one version.
-
-        Args:
-            branch: The branch.
-            rows: The rows, or staged files.
-            schema: The schema of the branch; None for an overwrite, which may change it.
-        """
-        table, name, props, keys = branch.table, branch.name, self.properties, self.keys
-        message = f"{self.mode} {self.asset}" + (f" {', '.join(keys[:3])}" if keys else "")
-        match self.mode:
-            case "append":
-                self._check_staged(rows, table)
-                # Overwrite and replace are idempotent by themselves. A repeated append has to remove the rows of the
-                # earlier attempt, in the same commit, so that no reader sees them twice.
-                earlier = branch.earlier_attempt(props)
-                return table.append(
-                    rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier
-                )
-            case "overwrite":
-                return table.overwrite(rows, branch=name, message=message, properties=props, partitions=keys)
-            case "replace":
-                scope = None if schema is None else self.scope(schema)
-                predicate = scope.predicate if scope else "true"
-                return table.replace_where(
-                    predicate, rows, branch=name, message=message, properties=props, partitions=keys
-                )
-            case _:
-                assert_never(self.mode)
-
-    def check(self, rows: pa.Table, scope: PartitionFilter | None) -> None:
-        """Check that rows are in the partitions of the write.
-
-        Raises:
-            InvalidInputError: Some are outside of them.
-        """
-        outside = scope.outside(rows) if scope else 0
-        if outside:
-            keys = ", ".join(self.keys[:3]) + (", ..." if len(self.keys) > 3 else "")  # noqa: PLR2004
-            raise InvalidInputError(
-                f"{self.asset} returned {outside} {'row that is' if outside == 1 else 'rows that are'} not in the "
-                f"partitions it was asked for ({keys}) by its {md.PARTITION_EXPR} {self.partition_expr!r}; "
-                f"{scope.hint + '; ' if scope and scope.hint else ''}nothing was committed"
-            )
-
-    def _check_staged(self, rows: Rows, table: LanceTable) -> None:
-        """Check the rows of files that Spark's executors wrote, by the partition columns alone.
-
-        The table itself checks the rows of a replace.
-        """
-        scope = self.scope(rows.schema) if isinstance(rows, StagedFiles) else None
-        if scope is None or not isinstance(rows, StagedFiles):
-            return
-        for file in rows.files:
-            uri = f"{table.uri}/{DATA}/{file.name}"
-            for batch in read_data_file(uri, scope.columns, table.storage_options):
-                self.check(pa.Table.from_batches([batch]), scope)
-
-
-class PassedRows:
-    """Rows of an output that are counted and validated against its partitions.
-
-    A row outside of the partitions would not be deleted by the next replace of the same partitions, which would
-    add it a second time; and a merge compares writes by the partitions they name. Rows that Spark's executors have
-    written already are only counted here, and validated by the commit.
-    """
-
-    def __init__(self, rows: Rows, write: Write) -> None:
-        """Validate rows that are in memory; the rows of a stream are validated while they are read.
-
-        Raises:
-            InvalidInputError: Some rows in memory are outside of the partitions.
-        """
-        self._write = write
-        self._scope = None if isinstance(rows, StagedFiles) else write.scope(rows.schema)
-        self._streamed = 0
-        self._known: int | None = None
-        self.rows: Rows = rows
-        if isinstance(rows, pa.RecordBatchReader):
-            self.rows = pa.RecordBatchReader.from_batches(rows.schema, self._passing(rows))
-        elif isinstance(rows, StagedFiles):
-            self._known = rows.rows
-        else:
-            self._known = rows.num_rows
-            write.check(rows, self._scope)
-
-    @property
-    def count(self) -> int:
-        """The number of rows; for a stream, the number of rows read so far."""
-        return self._streamed if self._known is None else self._known
-
-    def _passing(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            self._streamed += batch.num_rows
-            # An error here ends the stream, and with it the write, before anything is committed.
-            self._write.check(pa.Table.from_batches([batch]), self._scope)
-            yield batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +41,7 @@ class OutputWriter:
 
     lance: LanceResource
     spark: SparkResource | None
-    write_mode: str
+    defaults: WriteDefaults
     chain: RunChain
     instance: dg.DagsterInstance | None
 
@@ -202,44 +49,45 @@ class OutputWriter:
         """Commit a value to the run's branch of the asset's table, and describe the commit in the output's metadata.
 
         Raises:
-            InvalidInputError: The value, the write mode or the partition column cannot be used; nothing was
-                written.
-            SchemaMismatchError: The rows do not fit the schema of the table.
+            InvalidInputError: The value, the settings or the partition column cannot be used, or some rows are outside
+                of the partitions; nothing was committed.
+            SchemaMismatchError: The rows do not fit the schema of the table, and the policy does not change it.
         """
-        write = Write.of(context, self.write_mode)
+        write = Write.of(context, self.defaults)
         handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
         vectors = _vectors(context.definition_metadata)
         schema = handler.schema(obj, vectors)
-        # Refuse an unusable partition column here: the next lines may create the table.
-        write.scope(schema)
+        columns = described_columns(context)
         place = self.lance.address_of(context.asset_key, context.definition_metadata)
-        # Another process of the run may create the table at the same time.
-        table = LanceTable.create(
-            self.lance.uri_at(place),
-            schema,
-            storage_options=self.lance.storage_options,
-            exist_ok=True,
-            config={md.OWNER: write.asset},
-        )
+        table = self._table(write, self.lance.uri_at(place), with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
-        ownership = Ownership(asset=write.asset, branch=branch)
-        is_owned = ownership.is_recorded()
+        # Before the fork: a table of another asset is refused without a trace.
+        is_owned = Ownership(asset=write.asset, branch=branch).is_recorded()
         if write.mode == "append":
             self._refuse_published(write.asset, branch)
-        # The branch is forked before rows are computed: Spark stages files for the schema of the branch.
-        name = branch.ensure()
-        # An overwrite may change the schema, so it has none to keep.
-        current = None if write.mode == "overwrite" else table.schema(name)
-        rows = handler.rows(obj, Destination(table=table, branch=name, schema=current, vectors=vectors))
-        passed = PassedRows(rows, write)
-        if not is_owned:
-            ownership.record()
-        version = write.commit(branch, passed.rows, current)
-        about = {md.URI: table.uri, md.TABLE_NAME: place.dotted, **_about(version, table.schema(version))}
-        if write.keys:
-            about[md.PARTITION_ROW_COUNT] = passed.count
-        context.add_output_metadata(about)
+        branch.ensure()
+        rows = handler.rows(obj)
+        output = _Output(write=write, branch=branch, rows=rows, vectors=vectors, is_owned=is_owned)
+        version, tally, notes = output.commit(schema, columns)
+        for note in notes:
+            context.log.info("%s: %s", write.asset, note)
+        about = {md.URI: table.uri, md.TABLE_NAME: place.dotted}
+        context.add_output_metadata({**about, **event_metadata(version, table.schema(version), columns)})
+        add_row_counts(context, write.keys, tally)
         set_data_version(context, version.transaction)
+
+    def _table(self, write: Write, uri: str, schema: pa.Schema) -> LanceTable:
+        """Open the table of an asset, or create it with these columns.
+
+        Raises:
+            InvalidInputError: The partition column cannot be used; there is no table then.
+        """
+        options = self.lance.storage_options
+        if LanceTable.exists(uri, options):
+            return LanceTable.open(uri, options)
+        write.partitions(schema)
+        # Another process of the run may create the table at the same time.
+        return LanceTable.create(uri, schema, storage_options=options, exist_ok=True, config={md.OWNER: write.asset})
 
     def _refuse_published(self, asset: str, branch: RunBranch) -> None:
         """Refuse to repeat an append that a run which this one continues has published: it would add its rows twice.
@@ -248,7 +96,7 @@ class OutputWriter:
             InvalidInputError: Such a run appended to the asset and was published.
         """
         earlier = branch.chain.run_ids[1:]
-        # A branch that is left has the rows of the earlier run, so it was not retired; `Write.commit` removes them.
+        # A branch that is left has the rows of the earlier run, so it was not retired; the commit removes them.
         if not earlier or self.instance is None or branch.head() is not None:
             return
         since = started_at(dg.RunsFilter(run_ids=list(earlier)), self.instance)
@@ -260,37 +108,200 @@ class OutputWriter:
             )
 
 
-def set_data_version(context: dg.OutputContext, data_version: str) -> None:
-    """Set the data version of an output, so that Dagster's staleness follows commits.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    """The rows of one output on their way to the branch of the run."""
 
-    The data version is the uuid of the transaction. A version number would not do: numbers are counted per
-    branch, and a merge gives the same rows another number.
-    """
-    try:
-        # Not marked public by Dagster, and the only route from an IO manager to the data version of its
-        # output.
-        step = context.step_context
-    except dg.DagsterInvariantViolationError:  # called outside of a run: there is no event
-        return
-    step.set_data_version(context.asset_key, dg.DataVersion(data_version))
+    write: Write
+    branch: RunBranch
+    rows: Rows
+    vectors: Mapping[str, int]
+    is_owned: bool
+
+    def commit(
+        self, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
+    ) -> tuple[Version, RowTally, tuple[str, ...]]:
+        """Commit the rows; return the version, the counts of the rows and lines for the log.
+
+        Args:
+            schema: The columns that a table created for the output has.
+            columns: What the user says about columns.
+        """
+        table, name, write = self.branch.table, self.branch.name, self.write
+        change = self._change(schema, table.schema(name))
+        within = write.partitions(change.schema)
+        tally = write.tally(change.schema)
+        rows: StagedFiles | pa.Table
+        if write.mode == "upsert":
+            rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
+            self._check_keys(rows)
+        else:
+            rows = self._staged(change.schema, tally)
+        write.refuse_outside(tally, within.hint if within else "")
+        if isinstance(rows, StagedFiles) and within:
+            # The tally saw each row, so the table need not read the files again.
+            rows = replace(rows, satisfies=within.predicate)
+        # Without the asset's key among the properties: a retried append takes back the commit that has it.
+        owner = {key: value for key, value in write.properties.items() if key == md.RUN_ID}
+        if not self.is_owned:
+            Ownership(asset=write.asset, branch=self.branch).record()
+        change.apply(table, name, owner)
+        if change.replaced and write.mode != "overwrite":
+            table.overwrite(change.schema.empty_table(), branch=name, message="columns", properties=owner)
+        elif not change.replaced:
+            describe_columns(table, name, columns, owner)
+        return self._committed(rows, within.predicate if within else "true"), tally, change.notes
+
+    def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
+        """Return what becomes of the columns of the table."""
+        table, rows = self.branch.table, self.rows
+        given = schema
+        if isinstance(rows, SparkRows):
+            given = rows.schema(current, self.vectors)
+        elif isinstance(rows, pa.Table) and not rows.num_columns:
+            # An empty list of dictionaries has no columns to compare.
+            given = current
+        elif isinstance(rows, pa.Table):
+            # Unlike the schema of a new table, this one leaves the type of columns without a value to the table.
+            known = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
+            known_vectors = {name: length for name, length in self.vectors.items() if not _is_null(known, name)}
+            given = with_vectors(pa.schema(known), known_vectors)
+        fresh = self._never_written()
+        return Evolution(
+            policy="replace" if fresh else self.write.evolution,
+            where=f"{self.write.asset}, table {table.uri}",
+            values=rows if isinstance(rows, pa.Table) else None,
+        ).change(given, current)
+
+    def _never_written(self) -> bool:
+        """Return whether the IO manager created the table for the asset and no run has written it."""
+        head = self.branch.table.head(self.branch.name)
+        # The columns of a table that someone else created are meant as they are.
+        if head.rows or not self.is_owned:
+            return False
+        return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(head))
+
+    def _staged(self, schema: pa.Schema, tally: RowTally) -> StagedFiles:
+        """Write the rows to data files that no version names yet, and count them."""
+        table, name, rows = self.branch.table, self.branch.name, self.rows
+        if isinstance(rows, StagedFiles):
+            # The asset wrote these files itself, so their partition columns are read here.
+            for batch in self._read_staged(rows, tally):
+                tally.add(batch)
+            if tally.scope is None:
+                tally.rows = rows.rows
+            return rows
+        target = table.write_target(schema, name)
+        if isinstance(rows, SparkRows):
+            return rows.stage(target, tally)
+        # Rows in memory are counted before a file is written; those of a stream only while they are written.
+        batches = list(self._batches(schema)) if isinstance(rows, pa.Table) else self._batches(schema)
+        return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base)
+
+    def _read_staged(self, staged: StagedFiles, tally: RowTally) -> Iterator[pa.RecordBatch]:
+        if tally.scope is None:
+            return
+        table, columns = self.branch.table, tally.scope.within.columns
+        for file in staged.files:
+            yield from read_data_file(f"{table.uri}/{DATA}/{file.name}", columns, table.storage_options)
+
+    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the columns and types of the table."""
+        if isinstance(self.rows, StagedFiles):
+            raise InvalidInputError(
+                f"{self.write.asset}: rows are upserted by their values; return Arrow rows or a frame"
+            )
+        if isinstance(self.rows, SparkRows):
+            yield from self.rows.read(schema)
+            return
+        for batch in self.rows.to_batches() if isinstance(self.rows, pa.Table) else self.rows:
+            yield _fitted(batch, schema)
+
+    def _check_keys(self, rows: pa.Table) -> None:
+        """Refuse keys that an upsert could not find again.
+
+        Raises:
+            InvalidInputError: A key column is not there, or has a null, which is equal to no other key: a retry would
+                insert its row a second time.
+        """
+        for name in self.write.on:
+            if name not in rows.column_names:
+                raise InvalidInputError(
+                    f"{md.KEYS} of {self.write.asset} names {name!r}; the columns are {', '.join(rows.column_names)}"
+                )
+            nulls = rows.column(name).null_count
+            if nulls:
+                raise InvalidInputError(
+                    f"{self.write.asset} returned {nulls} {'row' if nulls == 1 else 'rows'} without a value in its key "
+                    f"column {name!r}; an upsert needs the whole key of each row. Nothing was committed"
+                )
+
+    def _committed(self, rows: StagedFiles | pa.Table, predicate: str) -> Version:
+        table, name, write = self.branch.table, self.branch.name, self.write
+        message = f"{write.mode} {write.asset}" + (f" {', '.join(write.keys[:3])}" if write.keys else "")
+        props, keys = write.properties, write.keys
+        match write.mode:
+            case "append":
+                # The other modes are idempotent by themselves. A repeated append has to remove the rows of the
+                # earlier attempt, in the same commit, so that no reader sees them twice.
+                earlier = self.branch.earlier_attempt(props)
+                return table.append(
+                    rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier
+                )
+            case "overwrite":
+                return table.overwrite(rows, branch=name, message=message, properties=props, partitions=keys)
+            case "replace":
+                return table.replace_where(
+                    predicate, rows, branch=name, message=message, properties=props, partitions=keys
+                )
+            case "upsert":
+                return self._upserted(rows, predicate, message)
+            case _:
+                assert_never(write.mode)
+
+    def _upserted(self, rows: StagedFiles | pa.Table, predicate: str, message: str) -> Version:
+        table, name, write = self.branch.table, self.branch.name, self.write
+        missing: Any = {}
+        if write.deletes_missing:
+            missing = {"when_missing": "delete", **({"missing_where": predicate} if write.keys else {})}
+        try:
+            version = table.upsert(
+                rows,
+                on=write.on,
+                branch=name,
+                message=message,
+                properties=write.properties,
+                partitions=write.keys,
+                **missing,
+            )
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"{write.asset}, {md.KEYS} {list(write.on)}: {error}; nothing was committed"
+            ) from error
+        if version.rows_added or version.rows_updated or version.rows_deleted:
+            return version
+        # A run that changes no row still makes a version, by which the publisher knows that it wrote the table.
+        none = table.schema(name).empty_table()
+        return table.append(none, branch=name, message=message, properties=write.properties, partitions=write.keys)
 
 
-def _about(version: Version, schema: pa.Schema) -> dict[str, "dg.MetadataValue | dg.TableSchema | str | int"]:
-    """Return the entries of the materialization event that describe the commit."""
-    return {
-        md.ROW_COUNT: version.rows,
-        md.COLUMN_SCHEMA: md.column_schema(schema),
-        **md.version_metadata(version),
-        # From the commit itself: another step of the run may have moved the head since it was read.
-        md.BASE_VERSION: version.parents[0],
-    }
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch in the columns and types of the table; columns that it lacks become nulls."""
+    found: list[pa.Array[Any]] = []
+    for column in schema:
+        index = batch.schema.get_field_index(column.name)
+        values = pa.nulls(batch.num_rows) if index < 0 else batch.column(index)
+        found.append(values if fits_type(values.type, column.type) else exact_cast(values, column))
+    return conform(pa.RecordBatch.from_arrays(found, names=schema.names), schema)
+
+
+def _is_null(columns: "list[pa.Field[Any]]", name: str) -> bool:
+    return any(column.name == name and pa.types.is_null(column.type) for column in columns)
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:
     given = md.plain(metadata.get(md.VECTORS)) or {}
-    if not isinstance(given, Mapping) or not all(isinstance(length, int) for length in given.values()):
-        raise InvalidInputError(f"{md.VECTORS} must be {{column: length}}, not {json.dumps(given, default=str)}")
-    return {str(column): int(length) for column, length in given.items()}
+    return {str(column): int(length) for column, length in given.items()} if isinstance(given, Mapping) else {}
 
 
 def _type_of_output(asset: str, value: object) -> type:
@@ -300,26 +311,3 @@ def _type_of_output(asset: str, value: object) -> type:
             "`-> None` or return a MaterializeResult when it stores them itself"
         )
     return type(value)
-
-
-def write_mode(given: str) -> WriteMode:
-    """Return a write mode given as text.
-
-    Raises:
-        InvalidInputError: There is no such mode.
-    """
-    for mode in _MODES:
-        if given == mode:
-            return mode
-    raise InvalidInputError(f"write_mode is one of {', '.join(_MODES)}, not {given!r}")
-
-
-def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
-    properties = {md.ASSET_KEY: asset}
-    if context.run_id not in (None, EPHEMERAL_RUN_ID):
-        properties[md.RUN_ID] = context.run_id
-    with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
-        properties[md.STEP_KEY] = context.step_key
-    if keys:
-        properties[md.PARTITION_KEYS] = md.partition_property(keys)
-    return properties

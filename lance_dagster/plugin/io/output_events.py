@@ -1,0 +1,141 @@
+"""What the event of an output says about its commit, and what the table learns from the asset's definition.
+
+The metadata `dagster/column_schema` of a definition describes columns for people. Its descriptions and tags are stored
+in the table, where readers without Dagster find them, and they come back in the events beside the types that the
+columns really have.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from lance_dagster.datafiles import RowTally
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.table import LanceTable
+
+_DESCRIPTION = "description"
+_TAGS = "dagster/tags"
+
+
+def described_columns(context: dg.OutputContext) -> dict[str, dg.TableColumn]:
+    """Return the columns that the user describes, by name; those of the run before those of the definition."""
+    found: dict[str, dg.TableColumn] = {}
+    for metadata in (context.definition_metadata, context.output_metadata):
+        given = md.plain(metadata.get(md.COLUMN_SCHEMA))
+        if isinstance(given, dg.TableSchema):
+            found |= {column.name: column for column in given.columns}
+    return found
+
+
+def with_descriptions(schema: pa.Schema, columns: Mapping[str, dg.TableColumn]) -> pa.Schema:
+    """Return a schema whose fields have the descriptions and tags of columns in their metadata."""
+    for index, field in enumerate(schema):
+        known: Any = field.metadata or {}
+        wanted: Any = _field_metadata(columns.get(field.name))
+        if wanted:
+            schema = schema.set(index, field.with_metadata({**known, **wanted}))
+    return schema
+
+
+def describe_columns(
+    table: LanceTable, branch: str, columns: Mapping[str, dg.TableColumn], properties: Mapping[str, str]
+) -> None:
+    """Store the descriptions and tags of columns in the table, where they differ from those that it has."""
+    for field in table.schema(branch):
+        known = {_text(key): _text(value) for key, value in (field.metadata or {}).items()}
+        wanted = _field_metadata(columns.get(field.name))
+        changed = {key: value for key, value in wanted.items() if known.get(key) != value}
+        if changed:
+            table.columns.set_metadata(
+                field.name, changed, branch=branch, message=f"describe {field.name}", properties=properties
+            )
+
+
+def event_metadata(
+    version: Version, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
+) -> dict[str, "dg.MetadataValue | dg.TableSchema | str | int"]:
+    """Return the entries of the materialization event that describe the commit."""
+    return {
+        md.ROW_COUNT: version.rows,
+        md.COLUMN_SCHEMA: _column_schema(schema, columns),
+        **md.version_metadata(version),
+        # From the commit itself: another step of the run may have moved the head since it was read.
+        md.BASE_VERSION: version.parents[0],
+    }
+
+
+def add_row_counts(context: dg.OutputContext, keys: tuple[str, ...], tally: RowTally) -> None:
+    """Add the number of rows that were written: in all, and for each partition on the event of that partition.
+
+    The metadata of an output is the same on the events of all its partitions, so with several partitions a number there
+    would be wrong for each of them.
+    """
+    context.add_output_metadata({md.ROWS_WRITTEN: tally.rows})
+    if len(keys) == 1:
+        context.add_output_metadata({md.PARTITION_ROW_COUNT: tally.rows})
+    if len(keys) <= 1:
+        return
+    counts = tally.counts()
+    step = step_of(context)
+    if step is None:
+        context.add_output_metadata({md.ROWS_BY_PARTITION: dg.MetadataValue.json(counts)})
+        return
+    for key in keys:
+        step.add_asset_metadata({md.PARTITION_ROW_COUNT: counts[key]}, context.asset_key, key)
+
+
+def set_data_version(context: dg.OutputContext, data_version: str) -> None:
+    """Set the data version of an output, so that Dagster's staleness follows commits.
+
+    The data version is the uuid of the transaction. A version number would not do: numbers are counted per
+    branch, and a merge gives the same rows another number.
+    """
+    step = step_of(context)
+    if step is not None:
+        step.set_data_version(context.asset_key, dg.DataVersion(data_version))
+
+
+def step_of(context: dg.OutputContext) -> Any:  # noqa: ANN401  # Dagster exports no class for it
+    """Return the step that an output belongs to, or None outside of a run."""
+    try:
+        # Not marked public by Dagster, and the only route from an IO manager to the data version of its output and to
+        # the metadata of one partition.
+        return context.step_context
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _column_schema(schema: pa.Schema, columns: Mapping[str, dg.TableColumn]) -> dg.TableSchema:
+    """Return the columns of the table, with what the user says about them beside their real types."""
+    real = md.column_schema(schema).columns
+    return dg.TableSchema(columns=[_merged(column, columns.get(column.name)) for column in real])
+
+
+def _merged(real: dg.TableColumn, given: dg.TableColumn | None) -> dg.TableColumn:
+    if given is None:
+        return real
+    constraints = dg.TableColumnConstraints(
+        nullable=real.constraints.nullable, unique=given.constraints.unique, other=given.constraints.other
+    )
+    return dg.TableColumn(
+        name=real.name,
+        type=real.type,
+        description=given.description or real.description,
+        constraints=constraints,
+        tags=given.tags,
+    )
+
+
+def _field_metadata(column: dg.TableColumn | None) -> dict[str, str]:
+    if column is None:
+        return {}
+    tags = {_TAGS: json.dumps(dict(column.tags), sort_keys=True)} if column.tags else {}
+    return ({_DESCRIPTION: column.description} if column.description else {}) | tags
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

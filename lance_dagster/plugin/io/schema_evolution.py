@@ -1,0 +1,197 @@
+"""Decide what becomes of a table's columns when an output has other ones, by its policy `lance/schema_evolution`.
+
+The policies, each with what it accepts:
+
+- `refuse`: the columns of the table, in any order, with types that hold the same values. A column without a value, of
+  Arrow's type null, fits every type.
+- `add_columns`: also new columns, which are null in the rows that the table has; nullable columns that the output
+  lacks, which are null in the rows of the output; and numbers of another type, when each value fits the table's.
+- `widen`: also numbers that need a wider type, which the column gets: a wider integer, double for single precision,
+  double for integers that it holds exactly.
+- `replace`: any columns; an overwrite then gives the table the columns of the output.
+
+A column of type null takes the first type that it is given under every policy, since it holds no value. So does the
+whole schema of a table that was created and never written.
+
+Edits and rows are commits of their own on the branch of the run, so they become visible together when it is published.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from lance_dagster.datafiles import exact_cast, fits_type
+from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.table import LanceTable
+
+SchemaEvolution = Literal["refuse", "add_columns", "widen", "replace"]
+# A double holds every integer up to 53 bits, single precision up to 24.
+_EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaChange:
+    """What becomes of the columns of a table before rows are written.
+
+    Attributes:
+        schema: The columns of the table afterwards, which the rows are written with.
+        added: The columns that the table gets.
+        retyped: The columns that get another type.
+        replaced: Whether the columns of the output take the place of all columns.
+        notes: What is worth a line in the log of the run.
+    """
+
+    schema: pa.Schema
+    added: tuple["pa.Field[Any]", ...] = ()
+    retyped: Mapping[str, pa.DataType] = field(default_factory=dict)
+    replaced: bool = False
+    notes: tuple[str, ...] = ()
+
+    def apply(self, table: LanceTable, branch: str, properties: Mapping[str, str]) -> None:
+        """Edit the columns on a branch; an edit that an earlier attempt made is not needed any more."""
+        for name, kind in self.retyped.items():
+            table.columns.cast(name, kind, branch=branch, message=f"widen {name} to {kind}", properties=properties)
+        if self.added:
+            names = ", ".join(column.name for column in self.added)
+            table.columns.add(list(self.added), branch=branch, message=f"add {names}", properties=properties)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evolution:
+    """The policy of one output for the columns of its table.
+
+    Attributes:
+        policy: The policy.
+        where: The asset and the table, for messages.
+        values: The rows of the output when they are in memory; None for streams and frames of executors.
+    """
+
+    policy: SchemaEvolution
+    where: str
+    values: pa.Table | None = None
+
+    def change(self, given: pa.Schema, current: pa.Schema) -> SchemaChange:
+        """Return what becomes of the columns `current` of a table for an output with the columns `given`.
+
+        Raises:
+            SchemaMismatchError: The policy does not accept the difference; the message names each column, both types
+                and the setting that would.
+        """
+        columns = [self._column(own, given) for own in current]
+        added = [column.with_nullable(True) for column in given if column.name not in current.names]  # noqa: FBT003
+        problems = [found.problem for found in columns if found.problem]
+        if self.policy in ("refuse", "replace"):
+            problems += [f"column {column.name!r} is {column.type} and not in the table" for column in added]
+        if problems and self.policy == "replace":
+            return SchemaChange(
+                schema=given, replaced=True, notes=(f"the columns are replaced: {'; '.join(problems)}",)
+            )
+        if problems:
+            raise SchemaMismatchError(f"{self.where}: {'; '.join(problems)}; {self._remedy(given, current)}")
+        notes = [found.note for found in columns if found.note]
+        notes += [f"column {column.name!r} ({column.type}) is added" for column in added]
+        return SchemaChange(
+            schema=pa.schema([*(found.column for found in columns), *added]),
+            added=tuple(added),
+            retyped={
+                found.column.name: found.column.type
+                for found, own in zip(columns, current, strict=True)
+                if found.column.type != own.type
+            },
+            notes=tuple(notes),
+        )
+
+    def _column(self, own: "pa.Field[Any]", given: pa.Schema) -> "_Column":
+        """Return what becomes of one column of the table."""
+        lenient = self.policy in ("add_columns", "widen")
+        if own.name not in given.names:
+            if lenient and own.nullable:
+                return _Column(own, note=f"column {own.name!r} is not in the output and becomes null there")
+            null = "" if own.nullable else ", which takes no nulls"
+            return _Column(own, problem=f"column {own.name!r} ({own.type}{null}) is missing in the output")
+        kind = given.field(own.name).type
+        if fits_type(kind, own.type):
+            return _Column(own)
+        if pa.types.is_null(own.type):
+            return _Column(own.with_type(kind), note=f"column {own.name!r}, which held no value, becomes {kind}")
+        if lenient and _is_number(kind) and _is_number(own.type):
+            found = self._number(own, kind)
+            if found is not None:
+                return found
+        return _Column(own, problem=f"column {own.name!r} is {kind} in the output and {own.type} in the table")
+
+    def _number(self, own: "pa.Field[Any]", kind: pa.DataType) -> "_Column | None":
+        """Return what becomes of a column of numbers for numbers of another type; None when nothing can."""
+        cast = f"column {own.name!r} is {kind} in the output and is stored as the table's {own.type}"
+        if _is_wider(own.type, kind):
+            return _Column(own, note=cast)
+        wider = self.policy == "widen" and _is_wider(kind, own.type)
+        # The type of a column should depend on the output's values only where they are known: rows of a stream are
+        # not, so its type decides.
+        if self.values is None:
+            return (
+                _Column(own.with_type(kind), note=f"column {own.name!r} is widened to {kind}")
+                if wider
+                else _Column(own, note=cast)
+            )
+        problem = _misfit(self.values, own)
+        if problem is None:
+            return _Column(own, note=cast)
+        if wider:
+            return _Column(own.with_type(kind), note=f"column {own.name!r} is widened from {own.type} to {kind}")
+        return _Column(own, problem=problem)
+
+    def _remedy(self, given: pa.Schema, current: pa.Schema) -> str:
+        setting = f"{md.SCHEMA_EVOLUTION} is {self.policy!r}"
+        others: tuple[SchemaEvolution, ...] = ("add_columns", "widen")
+        for policy in others:
+            if policy == self.policy:
+                continue
+            try:
+                Evolution(policy=policy, where=self.where, values=self.values).change(given, current)
+            except SchemaMismatchError:
+                continue
+            return f"{setting}; with {policy!r} the output would be accepted"
+        return (
+            f"{setting}; return the columns and types of the table, or set it to 'replace' with "
+            f"{md.WRITE_MODE} 'overwrite' to give the table the columns of the output"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What becomes of one column: its field afterwards, a line for the log, or why it cannot be written."""
+
+    column: "pa.Field[Any]"
+    note: str = ""
+    problem: str = ""
+
+
+def _misfit(values: pa.Table, column: "pa.Field[Any]") -> str | None:
+    """Return why values do not fit a column of numbers, or None when all of them do."""
+    try:
+        for chunk in values.column(column.name).chunks:
+            exact_cast(chunk, column)
+    except SchemaMismatchError as error:
+        return str(error)
+    return None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Return whether a type holds each number of another type, or is a double, whose exactness the values decide."""
+    if pa.types.is_floating(narrow):
+        return pa.types.is_floating(wide) and wide.bit_width >= narrow.bit_width
+    if pa.types.is_floating(wide):
+        return wide == pa.float64() or narrow.bit_width <= _EXACT_BITS[wide]
+    signed, was_signed = pa.types.is_signed_integer(wide), pa.types.is_signed_integer(narrow)
+    if was_signed and not signed:
+        return False
+    # An unsigned integer needs one bit more in a signed type.
+    return wide.bit_width >= narrow.bit_width + (1 if signed and not was_signed else 0)

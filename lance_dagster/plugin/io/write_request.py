@@ -1,0 +1,233 @@
+"""The write that one output requests: its mode, its partitions, its keys and its policy for columns."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import dagster as dg
+import pyarrow as pa
+
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.io.partition_values import PartitionFilter
+from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
+from lance_dagster.plugin.io.schema_evolution import SchemaEvolution
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID
+from lance_dagster.plugin.settings import refuse_unknown_settings
+
+WriteMode = Literal["append", "overwrite", "replace", "upsert"]
+_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
+_EVOLUTIONS: tuple[SchemaEvolution, ...] = get_args(SchemaEvolution)
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteDefaults:
+    """What the IO manager's fields say for outputs whose metadata says nothing; empty texts for its own defaults."""
+
+    write_mode: str = ""
+    schema_evolution: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """The write that one output requests.
+
+    Attributes:
+        asset: The asset's key as text.
+        mode: The write mode.
+        keys: The partitions of the run; empty for an asset without partitions.
+        definition: The partitions of the asset.
+        partition_expr: The asset's metadata of that name.
+        properties: The properties of the commit.
+        on: The key columns of an upsert.
+        deletes_missing: Whether an upsert deletes rows of the partitions whose key the output lacks.
+        evolution: The policy for columns that the table does not have.
+    """
+
+    asset: str
+    mode: WriteMode
+    keys: tuple[str, ...]
+    definition: dg.PartitionsDefinition | None
+    partition_expr: object
+    properties: Mapping[str, str]
+    on: tuple[str, ...] = ()
+    deletes_missing: bool = False
+    evolution: SchemaEvolution = "refuse"
+
+    @classmethod
+    def of(cls, context: dg.OutputContext, defaults: WriteDefaults) -> "Write":
+        """Determine the write of an output.
+
+        A setting is the first of these: the output's metadata, the asset's metadata, the IO manager's default.
+
+        Raises:
+            InvalidInputError: The output belongs to no asset, or its settings cannot be used.
+        """
+        if not context.has_asset_key:
+            raise InvalidInputError(
+                f"output {context.name!r} belongs to no asset, so it has no table; give it another IO manager"
+            )
+        asset = context.asset_key.to_user_string()
+        refuse_unknown_settings(context.definition_metadata, "asset", f"asset {asset}")
+        refuse_unknown_settings(context.output_metadata, "output", f"output metadata of {asset}")
+        # The list of keys is the only form that works for every kind of partition. Without partitions Dagster
+        # raises for it, hence the guard.
+        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
+        settings = {**context.definition_metadata, **context.output_metadata}
+        default = defaults.write_mode or ("replace" if keys else "overwrite")
+        mode = write_mode(md.text(settings, md.WRITE_MODE) or default)
+        _refuse_wiping(asset, keys, mode, md.text(context.output_metadata, md.WRITE_MODE))
+        evolution = schema_evolution(md.text(settings, md.SCHEMA_EVOLUTION) or defaults.schema_evolution or "refuse")
+        if mode == "replace" and not keys:
+            raise InvalidInputError(f"write_mode 'replace' of {asset} needs partitions; use overwrite or append")
+        if evolution == "replace" and mode != "overwrite":
+            raise InvalidInputError(
+                f"{md.SCHEMA_EVOLUTION} 'replace' of {asset} needs {md.WRITE_MODE} 'overwrite', since the rows that "
+                f"{mode!r} keeps would lose their columns; use 'add_columns' or 'widen'"
+            )
+        on, deletes_missing = _upsert_settings(asset, mode, context, settings=settings, defaults=defaults)
+        return cls(
+            asset=asset,
+            mode=mode,
+            keys=keys,
+            definition=partitions_definition(context),
+            partition_expr=md.plain(context.definition_metadata.get(md.PARTITION_EXPR)),
+            properties=_properties(context, asset, keys),
+            on=on,
+            deletes_missing=deletes_missing,
+            evolution=evolution,
+        )
+
+    def partitions(self, schema: pa.Schema) -> PartitionFilter | None:
+        """Return the filter of the rows that the write may have; None for an asset without partitions.
+
+        Every mode is held to it. A row outside would not be deleted by the next replace of the same partitions, which
+        would add it a second time; and a merge compares writes by the partitions they name.
+
+        Raises:
+            InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
+        """
+        return self._filter(self.keys, schema) if self.keys else None
+
+    def tally(self, schema: pa.Schema) -> RowTally:
+        """Return the tally of the write's rows: it holds them to the partitions and counts those of each.
+
+        Raises:
+            InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
+        """
+        within = self.partitions(schema)
+        if within is None:
+            return RowTally()
+        # A single partition has all rows, so it needs no group.
+        several = self.keys if len(self.keys) > 1 else ()
+        return RowTally(
+            RowScope(within=_rows(within), groups={key: _rows(self._filter((key,), schema)) for key in several})
+        )
+
+    def refuse_outside(self, tally: RowTally, hint: str = "") -> None:
+        """Refuse rows that are not in the partitions of the write.
+
+        Raises:
+            InvalidInputError: There are such rows.
+        """
+        if not tally.outside:
+            return
+        keys = ", ".join(self.keys[:_SHOWN]) + (", ..." if len(self.keys) > _SHOWN else "")
+        raise InvalidInputError(
+            f"{self.asset} returned {tally.outside} {'row that is' if tally.outside == 1 else 'rows that are'} not in "
+            f"the partitions it was asked for ({keys}) by its {md.PARTITION_EXPR} {self.partition_expr!r}, such as one "
+            f"with {tally.example}; {f'{hint}; ' if hint else ''}nothing was committed. Return only rows of "
+            "context.partition_keys, and write the others in the runs of their own partitions"
+        )
+
+    def _filter(self, keys: tuple[str, ...], schema: pa.Schema) -> PartitionFilter:
+        return partition_filter(
+            keys, schema, definition=self.definition, partition_expr=self.partition_expr, asset=self.asset
+        )
+
+
+def write_mode(given: str) -> WriteMode:
+    """Return a write mode given as text.
+
+    Raises:
+        InvalidInputError: There is no such mode.
+    """
+    for mode in _MODES:
+        if given == mode:
+            return mode
+    raise InvalidInputError(f"write_mode is one of {', '.join(_MODES)}, not {given!r}")
+
+
+def schema_evolution(given: str) -> SchemaEvolution:
+    """Return a policy for columns given as text.
+
+    Raises:
+        InvalidInputError: There is no such policy.
+    """
+    for policy in _EVOLUTIONS:
+        if given == policy:
+            return policy
+    raise InvalidInputError(f"schema_evolution is one of {', '.join(_EVOLUTIONS)}, not {given!r}")
+
+
+def _rows(found: PartitionFilter) -> RowFilter:
+    return RowFilter(predicate=found.predicate, expression=found.expression, columns=found.columns)
+
+
+def _refuse_wiping(asset: str, keys: tuple[str, ...], mode: WriteMode, in_run: str | None) -> None:
+    """Refuse a lasting setting by which each run of some partitions deletes all the others.
+
+    Raises:
+        InvalidInputError: The asset is partitioned, and its metadata or the IO manager says overwrite.
+    """
+    if keys and mode == "overwrite" and in_run != "overwrite":
+        raise InvalidInputError(
+            f"write_mode 'overwrite' of {asset} would delete all other partitions in the run of one; leave it out to "
+            f"replace the partitions of the run. To start the table anew, one run may call "
+            f"context.add_output_metadata({{{md.WRITE_MODE!r}: 'overwrite'}})"
+        )
+
+
+def _upsert_settings(
+    asset: str,
+    mode: WriteMode,
+    context: dg.OutputContext,
+    *,
+    settings: Mapping[str, object],
+    defaults: WriteDefaults,
+) -> tuple[tuple[str, ...], bool]:
+    """Return the key columns, and whether missing rows are deleted.
+
+    Raises:
+        InvalidInputError: An upsert has no keys, or the settings of an upsert stand beside another mode.
+    """
+    listed = md.plain(settings.get(md.KEYS))
+    on = tuple(str(name) for name in listed) if isinstance(listed, list | tuple) else ()
+    missing = md.text(settings, md.WHEN_MISSING)
+    if mode == "upsert" and not on:
+        raise InvalidInputError(
+            f"write_mode 'upsert' of {asset} needs the columns of its key; give the asset metadata "
+            f'{{"{md.KEYS}": ["<column>"]}}'
+        )
+    # An asset that upserts may replace its rows in one run, so the settings are compared with the lasting mode.
+    lasting = md.text(context.definition_metadata, md.WRITE_MODE) or defaults.write_mode
+    if "upsert" not in (mode, lasting) and (on or missing):
+        given = md.KEYS if on else md.WHEN_MISSING
+        raise InvalidInputError(
+            f"{given} of {asset} has a meaning only with {md.WRITE_MODE} 'upsert', and its mode is {mode!r}"
+        )
+    return on, missing == "delete"
+
+
+def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
+    properties = {md.ASSET_KEY: asset}
+    if context.run_id not in (None, EPHEMERAL_RUN_ID):
+        properties[md.RUN_ID] = context.run_id
+    with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
+        properties[md.STEP_KEY] = context.step_key
+    if keys:
+        properties[md.PARTITION_KEYS] = md.partition_property(keys)
+    return properties

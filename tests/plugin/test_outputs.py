@@ -1,0 +1,262 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
+
+EVENTS = dg.AssetKey(["log", "events"])
+REGIONS = dg.StaticPartitionsDefinition(["a", "b", "c", "d"])
+
+
+def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
+    """Materialize on one branch for all runs, so that a test sees what several of them left."""
+    tags = {"lance/branch": "dev", **options.pop("tags", {})}
+    manager = LanceIOManager(lance=lake, **options.pop("fields", {}))
+    return dg.materialize(list(assets), resources={"io_manager": manager}, tags=tags, **options)
+
+
+def events_of(value: object, definition: Any = REGIONS, **metadata: object) -> dg.AssetsDefinition:
+    """An asset that returns a value, or the result of a function of its context."""
+    settings = {"lance/partition_expr": "region", **{f"lance/{key}": value for key, value in metadata.items()}}
+
+    @dg.asset(key=EVENTS, partitions_def=definition, metadata=settings)
+    def events(context: dg.AssetExecutionContext) -> Any:
+        return value(context) if callable(value) else value
+
+    return events
+
+
+def rows(*regions: str | None) -> pa.Table:
+    """One row for each region."""
+    return pa.table({"region": pa.array(regions, pa.string()), "n": pa.array(range(len(regions)), pa.int64())})
+
+
+def found(lake: LanceResource) -> list[str | None]:
+    """The regions of the rows on the branch."""
+    return sorted(lake.table(EVENTS).read("dev")["region"].to_pylist(), key=str)
+
+
+def entry(event: dg.AssetMaterialization, key: str) -> Any:
+    """The value of a metadata entry."""
+    return event.metadata[key].value
+
+
+FRAMES: dict[str, Any] = {
+    "table": lambda table: table,
+    "stream": lambda table: table.to_reader(max_chunksize=1),
+    "pandas": lambda table: table.to_pandas(),
+    "polars": pl.DataFrame,
+    "lazy": lambda table: pl.DataFrame(table).lazy(),
+}
+
+
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+@pytest.mark.parametrize("frame", FRAMES)
+def test_rows_of_other_partitions_are_never_committed(lake: LanceResource, frame: str, mode: str) -> None:
+    """Runs for a, b and b again, each with rows of both, must not leave a row of a several times."""
+    keys = {"keys": ["n"]} if mode == "upsert" else {}
+    run(lake, events_of(FRAMES[frame](rows("a")), write_mode=mode, **keys), partition_key="a")
+    for _ in range(2):
+        wrong = events_of(FRAMES[frame](rows("a", "b", None, "b")), write_mode=mode, **keys)
+        with pytest.raises(InvalidInputError) as caught:
+            run(lake, wrong, partition_key="b")
+        says = str(caught.value)
+        assert "log/events returned 2 rows that are not in the partitions it was asked for (b)" in says
+        assert "its lance/partition_expr 'region', such as one with region = 'a'; nothing was committed" in says
+    assert ["a"] == found(lake)
+
+
+def test_an_overwrite_of_one_run_is_held_to_its_partitions(lake: LanceResource) -> None:
+    """An overwrite that a run asks for starts the table anew, with the rows of its partitions and no others."""
+    run(lake, events_of(rows("a")), partition_key="a")
+
+    def anew(*regions: str) -> Any:
+        def value(context: dg.AssetExecutionContext) -> pa.Table:
+            context.add_output_metadata({"lance/write_mode": "overwrite"})
+            return rows(*regions)
+
+        return events_of(value)
+
+    with pytest.raises(InvalidInputError, match="1 row that is not in the partitions"):
+        run(lake, anew("b", "c"), partition_key="b")
+    assert ["a"] == found(lake)
+    run(lake, anew("b", "b"), partition_key="b")
+    assert ["b", "b"] == found(lake)
+
+
+@pytest.mark.parametrize("where", ["asset", "manager"])
+def test_lasting_overwrite_of_a_partitioned_asset_is_refused(lake: LanceResource, where: str) -> None:
+    """The run of one partition would delete all others."""
+    run(lake, events_of(rows("a")), partition_key="a")
+    metadata = {"write_mode": "overwrite"} if where == "asset" else {}
+    fields = {"write_mode": "overwrite"} if where == "manager" else {}
+    with pytest.raises(InvalidInputError, match="would delete all other partitions") as caught:
+        run(lake, events_of(rows("b"), **metadata), partition_key="b", fields=fields)
+    assert "leave it out to replace the partitions of the run" in str(caught.value)
+    assert ["a"] == found(lake)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pd.DataFrame({"region": [], "n": []}),
+        pd.DataFrame({"region": ["b"], "n": [None]}),
+        pd.DataFrame({"region": ["b"], "n": pd.Series([None], dtype="float64")}),
+        pl.DataFrame({"region": ["b"], "n": [None]}),
+    ],
+    ids=["empty", "objects", "floats", "polars"],
+)
+def test_columns_without_a_value_take_the_types_of_the_table(lake: LanceResource, value: Any) -> None:
+    """A frame of pandas cannot say the type of a column that has no value."""
+    run(lake, events_of(rows("a")), partition_key="a")
+    run(lake, events_of(value), partition_key="b")
+    assert rows("a").schema == lake.table(EVENTS).schema("dev")
+    assert ["a", *(["b"] if len(value) else [])] == found(lake)
+
+
+def test_lazy_frame_is_computed_in_parts(lake: LanceResource) -> None:
+    """The rows pass through in batches, and the plan runs once."""
+    calls = []
+
+    def seen(frame: pl.DataFrame) -> pl.DataFrame:
+        calls.append(frame.height)
+        return frame
+
+    lazy = pl.LazyFrame({"region": ["a"] * 300_000, "n": range(300_000)})
+    streamed = lazy.map_batches(seen, streamable=True, schema={"region": pl.String, "n": pl.Int64})
+    run(lake, events_of(streamed), partition_key="a")
+    assert lake.table(EVENTS).count_rows("dev") == 300_000
+    assert sum(calls) == 300_000
+    assert len(calls) > 1
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_each_partition_of_a_run_has_its_own_row_count(lake: LanceResource, frame: str) -> None:
+    """One run over several partitions emits an event for each, with the rows of that partition."""
+
+    def value(context: dg.AssetExecutionContext) -> Any:
+        return FRAMES[frame](rows(*(key for key in context.partition_keys for _ in range(ord(key) - ord("a")))))
+
+    asset = events_of(value)
+    ends = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "d"}
+    result = run(lake, asset, tags=ends)
+    events = result.asset_materializations_for_node("log__events")
+    counts = {event.partition: entry(event, "dagster/partition_row_count") for event in events}
+    assert counts == {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert {6} == {entry(event, "lance/rows_written") for event in events}
+    assert {6} == {entry(event, "dagster/row_count") for event in events}
+
+
+def test_several_dimensions_are_counted_and_held(lake: LanceResource) -> None:
+    """A run over cells of a grid knows the rows of each cell."""
+    grid = dg.MultiPartitionsDefinition(
+        {"region": dg.StaticPartitionsDefinition(["a", "b"]), "day": dg.StaticPartitionsDefinition(["1", "2"])}
+    )
+    table = pa.table({"region": ["a", "a", "b"], "day": ["1", "2", "2"]})
+    expr = {"region": "region", "day": "day"}
+    result = run(lake, events_of(table.slice(0, 1), grid, partition_expr=expr), partition_key="1|a")
+    (event,) = result.asset_materializations_for_node("log__events")
+    assert entry(event, "dagster/partition_row_count") == 1
+    with pytest.raises(InvalidInputError, match="such as one with day = '2', region = 'a'"):
+        run(lake, events_of(table, grid, partition_expr=expr), partition_key="1|a")
+
+
+SCHEMA = dg.TableSchema(
+    columns=[
+        dg.TableColumn("region", "text", description="Where it happened", tags={"pii": "no"}),
+        dg.TableColumn("n", "number", constraints=dg.TableColumnConstraints(unique=True)),
+    ]
+)
+
+
+def test_descriptions_of_the_definition_reach_the_table_and_the_event(lake: LanceResource) -> None:
+    """The user's words stand beside the real types, and the table has them too."""
+    lineage = dg.TableColumnLineage({"n": [dg.TableColumnDep(dg.AssetKey("raw"), "n")]})
+
+    @dg.asset(key=EVENTS, metadata={"dagster/column_schema": SCHEMA, "dagster/column_lineage": lineage})
+    def events() -> pa.Table:
+        return rows("a")
+
+    for _ in range(2):
+        result = run(lake, events)
+        (event,) = result.asset_materializations_for_node("log__events")
+        columns = {column.name: column for column in entry(event, "dagster/column_schema").columns}
+        assert columns["region"].description == "Where it happened"
+        assert columns["region"].type == "string"
+        assert columns["region"].tags == {"pii": "no"}
+        assert (columns["n"].type, columns["n"].constraints.unique) == ("int64", True)
+        field = lake.table(EVENTS).schema("dev").field("region")
+        assert {b"description": b"Where it happened", b"dagster/tags": b'{"pii": "no"}'} == field.metadata
+        assert lineage == events.metadata_by_key[EVENTS]["dagster/column_lineage"]
+
+
+def test_column_lineage_of_a_run_passes_through(lake: LanceResource) -> None:
+    """What the asset says at run time is on the event."""
+    lineage = dg.TableColumnLineage({"n": [dg.TableColumnDep(dg.AssetKey("raw"), "n")]})
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_output_metadata({"dagster/column_lineage": lineage, "dagster/column_schema": SCHEMA})
+        return rows("a")
+
+    result = run(lake, events_of(value), partition_key="a")
+    (event,) = result.asset_materializations_for_node("log__events")
+    assert lineage == entry(event, "dagster/column_lineage")
+    assert entry(event, "dagster/column_schema").columns[0].description == "Where it happened"
+
+
+def test_descriptions_reach_a_table_that_exists(lake: LanceResource) -> None:
+    """They are set when they differ, and not again when they do not."""
+    table = LanceTable.create(lake.uri_of(EVENTS), rows().schema)
+    table.append(rows("a"))
+
+    @dg.asset(key=EVENTS, metadata={"dagster/column_schema": SCHEMA})
+    def events() -> pa.Table:
+        return rows("b")
+
+    run(lake, events)
+    assert b"Where it happened" == (table.schema("dev").field("region").metadata or {})[b"description"]
+    before = len(table.log("dev"))
+    run(lake, events)
+    assert before + 1 == len(table.log("dev"))
+
+
+@pytest.mark.parametrize(
+    "metadata,says",
+    [
+        ({"lance/write_mod": "append"}, "asset log/events: there is no setting 'lance/write_mod'; did you mean"),
+        ({"mode": "append"}, "metadata 'mode' would be ignored; did you mean 'lance/write_mode'?"),
+        ({"partition_expr": "region"}, "metadata 'partition_expr' would be ignored"),
+        ({"lance/keys": ["n"]}, "lance/keys of log/events has a meaning only with lance/write_mode 'upsert'"),
+        ({"lance/write_mode": "upsert"}, "needs the columns of its key"),
+        ({"lance/schema_evolution": "replace"}, "needs lance/write_mode 'overwrite'"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_when_rows_are_written(
+    lake: LanceResource, metadata: dict[str, Any], says: str
+) -> None:
+    """Nothing is created."""
+
+    @dg.asset(key=EVENTS, partitions_def=REGIONS, metadata={"lance/partition_expr": "region", **metadata})
+    def events() -> pa.Table:
+        return rows("a")
+
+    with pytest.raises(InvalidInputError) as caught:
+        run(lake, events, partition_key="a")
+    assert says in str(caught.value)
+    assert not LanceTable.exists(lake.uri_of(EVENTS))
+
+
+def test_misspelt_metadata_of_a_run_is_refused(lake: LanceResource) -> None:
+    """The same holds for what the asset adds at run time."""
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_output_metadata({"lance/write_mod": "append"})
+        return rows("a")
+
+    with pytest.raises(InvalidInputError, match="output metadata of log/events: there is no setting"):
+        run(lake, events_of(value), partition_key="a")
