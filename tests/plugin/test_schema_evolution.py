@@ -1,0 +1,187 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, SchemaMismatchError
+
+ITEMS = dg.AssetKey(["shop", "items"])
+
+
+def run(lake: LanceResource, value: object, fields: Any = None, **settings: object) -> dg.ExecuteInProcessResult:
+    """Materialize a value on one branch for all runs, by default as an append."""
+    metadata = {"lance/write_mode": "append", **{f"lance/{key}": given for key, given in settings.items()}}
+
+    @dg.asset(key=ITEMS, metadata=metadata)
+    def items() -> Any:
+        return value
+
+    manager = LanceIOManager(lance=lake, **(fields or {}))
+    return dg.materialize([items], resources={"io_manager": manager}, tags={"lance/branch": "dev"})
+
+
+def started(lake: LanceResource, table: pa.Table) -> LanceTable:
+    """Write the first rows."""
+    run(lake, table)
+    return lake.table(ITEMS)
+
+
+def ints(kind: pa.DataType, *values: int | None) -> pa.Table:
+    """A column of numbers."""
+    return pa.table({"id": pa.array(values, kind)})
+
+
+def test_other_columns_are_refused_unless_asked_for(lake: LanceResource) -> None:
+    """The error names the table, each column, both types and the setting that would accept the output."""
+    table = started(lake, pa.table({"id": pa.array([1], pa.int32()), "name": ["a"]}))
+    with pytest.raises(SchemaMismatchError) as caught:
+        run(lake, pa.table({"id": [2], "name": ["b"], "extra": [1.5]}))
+    assert str(caught.value) == (
+        f"shop/items, table {table.uri}: column 'id' is int64 in the output and int32 in the table; "
+        "column 'extra' is double and not in the table; lance/schema_evolution is 'refuse'; with 'add_columns' the "
+        "output would be accepted"
+    )
+    with pytest.raises(SchemaMismatchError, match=r"column 'name' \(string\) is missing in the output"):
+        run(lake, ints(pa.int32(), 2))
+    with pytest.raises(SchemaMismatchError, match="'id' is string in the output and int32 .* set it to 'replace' with"):
+        run(lake, pa.table({"id": ["x"], "name": ["b"]}), schema_evolution="widen")
+    assert table.count_rows("dev") == 1
+
+
+def test_order_of_columns_does_not_matter(lake: LanceResource) -> None:
+    """Columns are matched by name under every policy."""
+    table = started(lake, pa.table({"id": [1], "name": ["a"]}))
+    run(lake, pa.table({"name": ["b"], "id": [2]}))
+    assert table.read("dev").to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_add_columns_adds_and_fills(lake: LanceResource, *, stream: bool) -> None:
+    """New columns are null in old rows; columns that the output lacks are null in new rows."""
+    table = started(lake, pa.table({"id": [1], "name": ["a"]}))
+    more = pa.table({"price": [1.5], "id": [2]})
+    run(lake, more.to_reader() if stream else more, schema_evolution="add_columns")
+    assert table.read("dev").to_pylist() == [
+        {"id": 1, "name": "a", "price": None},
+        {"id": 2, "name": None, "price": 1.5},
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_values_that_fit_are_cast(lake: LanceResource, *, stream: bool) -> None:
+    """Numbers of another type are stored in the table's type when each stays the same number."""
+    table = started(lake, ints(pa.int32(), 1))
+    fitting = ints(pa.int64(), 2)
+    run(lake, fitting.to_reader() if stream else fitting, schema_evolution="add_columns")
+    assert ints(pa.int32(), 1, 2) == table.read("dev")
+    huge = ints(pa.int64(), 2**40)
+    with pytest.raises(SchemaMismatchError, match=r"column 'id' is int64, the table holds int32, and a value does not"):
+        run(lake, huge.to_reader() if stream else huge, schema_evolution="add_columns")
+    assert table.count_rows("dev") == 2
+
+
+@pytest.mark.parametrize(
+    "old,new,wide",
+    [
+        (ints(pa.int32(), 1), ints(pa.int64(), 2**40), pa.int64()),
+        (ints(pa.int64(), 1), pa.table({"id": [1.5]}), pa.float64()),
+        (pa.table({"id": pa.array([0.5], pa.float32())}), pa.table({"id": [0.1]}), pa.float64()),
+        (ints(pa.uint8(), 1), ints(pa.int16(), -1), pa.int16()),
+    ],
+)
+def test_widen_gives_the_column_the_wider_type(
+    lake: LanceResource, old: pa.Table, new: pa.Table, wide: pa.DataType
+) -> None:
+    """No value changes, neither of the old rows nor of the new ones."""
+    table = started(lake, old)
+    run(lake, new, schema_evolution="widen")
+    assert wide == table.schema("dev").field("id").type
+    assert old["id"].to_pylist() + new["id"].to_pylist() == table.read("dev")["id"].to_pylist()
+
+
+def test_values_decide_before_a_column_is_widened(lake: LanceResource) -> None:
+    """A frame of pandas has 64 bits for each integer, which says nothing about the values."""
+    table = started(lake, ints(pa.int32(), 1))
+    run(lake, pd.DataFrame({"id": [2]}), schema_evolution="widen")
+    assert ints(pa.int32(), 1, 2) == table.read("dev")
+    run(lake, pd.DataFrame({"id": [3.0]}), schema_evolution="widen")
+    assert ints(pa.int32(), 1, 2, 3) == table.read("dev")
+
+
+def test_integers_that_a_double_cannot_hold_are_refused(lake: LanceResource) -> None:
+    """To widen must not round a value that the table has."""
+    table = started(lake, ints(pa.int64(), 2**53 + 1))
+    with pytest.raises(SchemaMismatchError):
+        run(lake, pa.table({"id": [0.5]}), schema_evolution="widen")
+    assert ints(pa.int64(), 2**53 + 1) == table.read("dev")
+
+
+def test_column_without_values_takes_the_first_type(lake: LanceResource) -> None:
+    """A column of type null holds nothing that could be lost."""
+    table = started(lake, pa.table({"id": [1], "note": pa.nulls(1)}))
+    run(lake, pa.table({"id": [2], "note": ["x"]}))
+    assert table.read("dev")["note"].to_pylist() == [None, "x"]
+    assert pa.string() == table.schema("dev").field("note").type
+
+
+def test_overwrite_keeps_the_columns_unless_asked_to_replace_them(lake: LanceResource) -> None:
+    """Taking any columns unasked would break the readers of the table."""
+    table = started(lake, ints(pa.int64(), 1))
+    other = pa.table({"key": ["x"]})
+    with pytest.raises(SchemaMismatchError, match="lance/schema_evolution is 'refuse'"):
+        run(lake, other, write_mode="overwrite")
+    run(lake, other, write_mode="overwrite", schema_evolution="replace")
+    assert other == table.read("dev")
+
+
+def test_policy_of_the_manager_is_the_default(lake: LanceResource) -> None:
+    """The metadata of the asset goes before it."""
+    table = started(lake, ints(pa.int64(), 1))
+    more = pa.table({"id": [2], "name": ["b"]})
+    run(lake, more, {"schema_evolution": "add_columns"})
+    assert ["id", "name"] == table.schema("dev").names
+    with pytest.raises(SchemaMismatchError):
+        run(lake, more.append_column("x", [[1]]), {"schema_evolution": "add_columns"}, schema_evolution="refuse")
+    with pytest.raises(InvalidInputError, match="schema_evolution is one of refuse, add_columns, widen, replace"):
+        LanceIOManager(lance=lake, schema_evolution="any")
+
+
+def test_table_of_a_run_that_failed_gets_the_columns_of_the_next(lake: LanceResource) -> None:
+    """A table that was created and never written has no readers, so nothing is lost."""
+    manager = LanceIOManager(lance=lake)
+
+    @dg.asset(key=ITEMS)
+    def items() -> Any:
+        def fails() -> Any:
+            yield pa.record_batch({"id": [1]})
+            raise ConnectionError("the source is gone")
+
+        return pa.RecordBatchReader.from_batches(pa.schema({"id": pa.int64()}), fails())
+
+    failed = dg.materialize([items], resources={"io_manager": manager}, raise_on_error=False)
+    assert not failed.success
+    run(lake, pa.table({"key": ["x"]}))
+    assert [{"key": "x"}] == lake.table(ITEMS).read("dev").to_pylist()
+
+
+def test_refused_output_leaves_no_commit(lake: LanceResource) -> None:
+    """Columns are edited only after every row was accepted."""
+    regions = dg.StaticPartitionsDefinition(["a", "b"])
+    settings = {"lance/partition_expr": "region", "lance/schema_evolution": "add_columns"}
+    values = [{"region": "a"}, {"region": "a", "n": 1}, {"region": "b", "n": 2}]
+
+    @dg.asset(key=ITEMS, partitions_def=regions, metadata=settings)
+    def items() -> Any:
+        return pa.Table.from_pylist(values)
+
+    resources, tags = {"io_manager": LanceIOManager(lance=lake)}, {"lance/branch": "dev"}
+    del values[1:]
+    dg.materialize([items], resources=resources, tags=tags, partition_key="a")
+    before = lake.table(ITEMS).head("dev")
+    values[:] = [{"region": "a", "n": 1}, {"region": "b", "n": 2}]
+    with pytest.raises(InvalidInputError, match="not in the partitions"):
+        dg.materialize([items], resources=resources, tags=tags, partition_key="a")
+    assert before == lake.table(ITEMS).head("dev")

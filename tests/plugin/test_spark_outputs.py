@@ -1,0 +1,83 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, SchemaMismatchError
+
+EVENTS = dg.AssetKey(["log", "events"])
+REGIONS = dg.StaticPartitionsDefinition(["a", "b", "c", "d"])
+
+pytestmark = pytest.mark.slow
+
+
+def run(lake: LanceResource, frame: DataFrame, **options: Any) -> dict[str, Any]:
+    """Materialize a frame on one branch for all runs; return the rows that each event counts, by partition."""
+    metadata = {"lance/partition_expr": "region", **options.pop("metadata", {})}
+
+    @dg.asset(key=EVENTS, partitions_def=REGIONS, metadata=metadata)
+    def events() -> DataFrame:
+        return frame
+
+    tags = {"lance/branch": "dev", **options.pop("tags", {})}
+    result = dg.materialize([events], resources={"io_manager": LanceIOManager(lance=lake)}, tags=tags, **options)
+    made = result.asset_materializations_for_node("log__events")
+    return {event.partition or "": event.metadata["dagster/partition_row_count"].value for event in made}
+
+
+def found(lake: LanceResource) -> list[str]:
+    """The regions of the rows on the branch."""
+    return sorted(lake.table(EVENTS).read("dev")["region"].to_pylist())
+
+
+def rows(spark: SparkSession, *regions: str | None, kind: str = "bigint") -> DataFrame:
+    """One row for each region, in two partitions of Spark."""
+    numbered = [(region, number) for number, region in enumerate(regions)]
+    return spark.createDataFrame(numbered, f"region string, n {kind}").repartition(2)
+
+
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+def test_rows_of_other_partitions_are_never_committed(lake: LanceResource, spark: SparkSession, mode: str) -> None:
+    """Executors check each batch that they write: runs for a, b and b again must not leave a row of a several times."""
+    settings: dict[str, Any] = {"lance/write_mode": mode, **({"lance/keys": ["n"]} if mode == "upsert" else {})}
+    assert {"a": 1} == run(lake, rows(spark, "a"), partition_key="a", metadata=settings)
+    for _ in range(2):
+        with pytest.raises(InvalidInputError) as caught:
+            run(lake, rows(spark, "a", "b", None, "b"), partition_key="b", metadata=settings)
+        assert "log/events returned 2 rows that are not in the partitions it was asked for (b)" in str(caught.value)
+    assert ["a"] == found(lake)
+
+
+def test_each_partition_of_a_run_has_its_own_row_count(lake: LanceResource, spark: SparkSession) -> None:
+    """The executors count the rows of each partition, and the driver adds them up."""
+    tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "d"}
+    counted = run(lake, rows(spark, "b", "c", "c", "d", "d", "d"), tags=tags)
+    assert {"a": 0, "b": 1, "c": 2, "d": 3} == counted
+    assert ["b", "c", "c", "d", "d", "d"] == found(lake)
+
+
+def test_columns_of_a_table_follow_its_policy(lake: LanceResource, spark: SparkSession) -> None:
+    """Numbers are cast or widened, columns are added, and values that do not fit are refused."""
+    run(lake, rows(spark, "a", kind="int"), partition_key="a")
+    wide = rows(spark, "b", kind="bigint")
+    with pytest.raises(SchemaMismatchError, match="column 'n' is int64 in the output and int32 in the table"):
+        run(lake, wide, partition_key="b")
+    run(lake, wide, partition_key="b", metadata={"lance/schema_evolution": "add_columns"})
+    assert pa.int32() == lake.table(EVENTS).schema("dev").field("n").type
+    huge = spark.createDataFrame([("c", 2**40)], "region string, n bigint")
+    with pytest.raises(SchemaMismatchError, match="does not fit"):
+        run(lake, huge, partition_key="c", metadata={"lance/schema_evolution": "add_columns"})
+    run(lake, huge, partition_key="c", metadata={"lance/schema_evolution": "widen"})
+    assert pa.int64() == lake.table(EVENTS).schema("dev").field("n").type
+    more = spark.createDataFrame([("d", 1.5)], "region string, price double")
+    run(lake, more, partition_key="d", metadata={"lance/schema_evolution": "add_columns"})
+    rows_now = sorted(lake.table(EVENTS).read("dev").to_pylist(), key=lambda row: row["region"])
+    assert rows_now == [
+        {"region": "a", "n": 0, "price": None},
+        {"region": "b", "n": 0, "price": None},
+        {"region": "c", "n": 2**40, "price": None},
+        {"region": "d", "n": None, "price": 1.5},
+    ]

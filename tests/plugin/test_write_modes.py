@@ -1,0 +1,156 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
+from lance_dagster.datafiles import StagedFiles
+
+STOCK = dg.AssetKey(["shop", "stock"])
+REGIONS = dg.StaticPartitionsDefinition(["a", "b"])
+
+
+class FailsAfterWriting(LanceIOManager):
+    """Loses the answer of the first attempt's commit."""
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Write, then fail once."""
+        super().handle_output(context, obj)
+        if context.step_context.previous_attempt_count == 0:
+            raise ConnectionError("the worker lost its network")
+
+
+def upsert(
+    lake: LanceResource, value: object, key: str | None = None, manager: Any = None, **settings: object
+) -> dg.ExecuteInProcessResult:
+    """Upsert a value on one branch for all runs, with or without partitions."""
+    metadata = {"lance/write_mode": "upsert", "lance/keys": ["id"], **settings}
+    partitions: dict[str, Any] = {"partitions_def": REGIONS} if key else {}
+    if key:
+        metadata["lance/partition_expr"] = "region"
+
+    @dg.asset(key=STOCK, metadata=metadata, retry_policy=dg.RetryPolicy(max_retries=1), **partitions)
+    def stock() -> Any:
+        return value
+
+    resources = {"io_manager": manager or LanceIOManager(lance=lake)}
+    return dg.materialize([stock], resources=resources, tags={"lance/branch": "dev"}, partition_key=key)
+
+
+def rows(region: str, **amounts: int) -> pa.Table:
+    """A row for each id."""
+    return pa.table({"id": list(amounts), "region": [region] * len(amounts), "n": list(amounts.values())})
+
+
+def found(lake: LanceResource) -> dict[str, int]:
+    """The amount of each id."""
+    table = lake.table(STOCK).read("dev")
+    assert len(table) == len(set(table["id"].to_pylist()))
+    return dict(zip(table["id"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+
+def test_upsert_updates_and_inserts_by_key(lake: LanceResource) -> None:
+    """Rows that the output lacks stay; the first run creates the table."""
+    upsert(lake, rows("a", x=1, y=2))
+    upsert(lake, rows("a", y=3, z=4).to_pandas())
+    assert {"x": 1, "y": 3, "z": 4} == found(lake)
+    head = lake.table(STOCK).head("dev")
+    assert "shop/stock" == head.properties["dagster/asset_key"]
+
+
+def test_upsert_deletes_what_is_missing_in_one_commit(lake: LanceResource) -> None:
+    """With `lance/when_missing: delete` the output is the whole table."""
+    upsert(lake, rows("a", x=1, y=2))
+    before = lake.table(STOCK).head("dev").number
+    upsert(lake, rows("a", y=3, z=4), **{"lance/when_missing": "delete"})
+    assert {"y": 3, "z": 4} == found(lake)
+    assert before + 1 == lake.table(STOCK).head("dev").number
+
+
+def test_upsert_of_a_partition_deletes_only_there(lake: LanceResource) -> None:
+    """Rows of other partitions are not missing in the output of one."""
+    upsert(lake, rows("a", x=1, y=2), "a")
+    upsert(lake, rows("b", u=1, v=2), "b")
+    before = lake.table(STOCK).head("dev").number
+    upsert(lake, rows("a", y=5), "a", **{"lance/when_missing": "delete"})
+    assert {"y": 5, "u": 1, "v": 2} == found(lake)
+    assert before + 1 == lake.table(STOCK).head("dev").number
+    upsert(lake, rows("b"), "b", **{"lance/when_missing": "delete"})
+    assert {"y": 5} == found(lake)
+
+
+@pytest.mark.parametrize("missing", ["keep", "delete"])
+def test_retried_upsert_leaves_each_key_once(lake: LanceResource, missing: str) -> None:
+    """The first attempt commits and dies; the second does the same again."""
+    upsert(lake, rows("a", x=1, y=2))
+    manager = FailsAfterWriting(lance=lake)
+    upsert(lake, rows("a", y=3, z=4), manager=manager, **{"lance/when_missing": missing})
+    assert {"x": 1, "y": 3, "z": 4} == found(lake) if missing == "keep" else {"y": 3, "z": 4} == found(lake)
+
+
+def test_empty_upsert_is_a_version_all_the_same(lake: LanceResource) -> None:
+    """The publisher sees that the run wrote the table."""
+    upsert(lake, rows("a", x=1))
+    before = lake.table(STOCK).head("dev").number
+    result = upsert(lake, pd.DataFrame({"id": [], "region": [], "n": []}))
+    assert result.success
+    assert before + 1 == lake.table(STOCK).head("dev").number
+    assert {"x": 1} == found(lake)
+
+
+@pytest.mark.parametrize(
+    "value,keys,says",
+    [
+        (
+            pa.table({"id": ["x", "x"], "n": [1, 2]}),
+            ["id"],
+            "shop/stock, lance/keys ['id']: two of the rows have the key id",
+        ),
+        (pa.table({"id": ["x", None], "n": [1, 2]}), ["id"], "returned 1 row without a value in its key column 'id'"),
+        (pa.table({"id": ["x"], "n": [1]}), ["key"], "lance/keys of shop/stock names 'key'; the columns are id, n"),
+    ],
+)
+def test_keys_that_identify_no_row_are_refused(
+    lake: LanceResource, value: pa.Table, keys: list[str], says: str
+) -> None:
+    """Nothing is committed."""
+    with pytest.raises(InvalidInputError) as caught:
+        upsert(lake, value, **{"lance/keys": keys})
+    assert says in str(caught.value)
+    assert lake.table(STOCK).count_rows("dev") == 0
+
+
+def test_files_cannot_be_upserted(lake: LanceResource) -> None:
+    """The keys of rows in files are not known."""
+    table = LanceTable.create(lake.uri_of(STOCK), rows("a").schema)
+    staged: StagedFiles = table.stage(rows("a", x=1))
+    with pytest.raises(InvalidInputError, match="return Arrow rows or a frame, not StagedFiles"):
+        upsert(lake, staged)
+
+
+def test_a_run_may_replace_what_the_asset_upserts(lake: LanceResource) -> None:
+    """The mode of one run goes before the mode of the asset, whose keys then have no meaning."""
+    upsert(lake, rows("a", x=1))
+
+    @dg.asset(key=STOCK, metadata={"lance/write_mode": "upsert", "lance/keys": ["id"]})
+    def stock(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_output_metadata({"lance/write_mode": "overwrite"})
+        return rows("a", y=2)
+
+    dg.materialize([stock], resources={"io_manager": LanceIOManager(lance=lake)}, tags={"lance/branch": "dev"})
+    assert {"y": 2} == found(lake)
+
+
+def test_core_upsert_limits_what_is_missing(tmp_path: Any) -> None:
+    """`missing_where` needs `when_missing="delete"`, and only its rows are deleted."""
+    table = LanceTable.create(tmp_path / "t", rows("a").schema)
+    table.append(rows("a", x=1, y=2))
+    table.append(rows("b", u=1))
+    made = table.upsert(rows("a", y=3), on=["id"], when_missing="delete", missing_where="region = 'a'")
+    assert (1, 1, 0) == (made.rows_deleted, made.rows_updated, made.rows_added)
+    assert {"y", "u"} == set(table.read()["id"].to_pylist())
+    with pytest.raises(InvalidInputError, match="give both"):
+        table.upsert(rows("a", y=3), on=["id"], missing_where="region = 'a'")
