@@ -46,7 +46,9 @@ def test_other_columns_are_refused_unless_asked_for(lake: LanceResource) -> None
     )
     with pytest.raises(SchemaMismatchError, match=r"column 'name' \(string\) is missing in the output"):
         run(lake, ints(pa.int32(), 2))
-    with pytest.raises(SchemaMismatchError, match="'id' is string in the output and int32 .* set it to 'replace' with"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"'id' is string in the output and int32 .* set it to 'replace' with"
+    ):
         run(lake, pa.table({"id": ["x"], "name": ["b"]}), schema_evolution="widen")
     assert table.count_rows("dev") == 1
 

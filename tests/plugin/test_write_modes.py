@@ -32,7 +32,9 @@ def upsert(
     if key:
         metadata["lance/partition_expr"] = "region"
 
-    @dg.asset(key=STOCK, metadata=metadata, retry_policy=dg.RetryPolicy(max_retries=1), **partitions)
+    @dg.asset(
+        key=STOCK, metadata=metadata, retry_policy=dg.RetryPolicy(max_retries=1) if manager else None, **partitions
+    )
     def stock() -> Any:
         return value
 
@@ -42,7 +44,8 @@ def upsert(
 
 def rows(region: str, **amounts: int) -> pa.Table:
     """A row for each id."""
-    return pa.table({"id": list(amounts), "region": [region] * len(amounts), "n": list(amounts.values())})
+    columns = pa.schema([("id", pa.string()), ("region", pa.string()), ("n", pa.int64())])
+    return pa.table([list(amounts), [region] * len(amounts), list(amounts.values())], schema=columns)
 
 
 def found(lake: LanceResource) -> dict[str, int]:

@@ -209,7 +209,7 @@ class _Output:
         """Yield the rows in the columns and types of the table."""
         if isinstance(self.rows, StagedFiles):
             raise InvalidInputError(
-                f"{self.write.asset}: rows are upserted by their values; return Arrow rows or a frame"
+                f"{self.write.asset}: rows are upserted by their values; return Arrow rows or a frame, not StagedFiles"
             )
         if isinstance(self.rows, SparkRows):
             yield from self.rows.read(schema)

@@ -81,10 +81,8 @@ class Evolution:
                 and the setting that would.
         """
         columns = [self._column(own, given) for own in current]
-        added = [column.with_nullable(True) for column in given if column.name not in current.names]  # noqa: FBT003
-        problems = [found.problem for found in columns if found.problem]
-        if self.policy in ("refuse", "replace"):
-            problems += [f"column {column.name!r} is {column.type} and not in the table" for column in added]
+        added = _added(given, current)
+        problems = self.problems(given, current)
         if problems and self.policy == "replace":
             return SchemaChange(
                 schema=given, replaced=True, notes=(f"the columns are replaced: {'; '.join(problems)}",)
@@ -104,9 +102,21 @@ class Evolution:
             notes=tuple(notes),
         )
 
+    def problems(self, given: pa.Schema, current: pa.Schema) -> list[str]:
+        """Return what the policy does not accept."""
+        problems = [found.problem for own in current if (found := self._column(own, given)).problem]
+        doubled = sorted({name for name in given.names if given.names.count(name) > 1})
+        problems += [f"column {name!r} is given twice" for name in doubled]
+        if self.policy in ("refuse", "replace"):
+            added = _added(given, current)
+            problems += [f"column {column.name!r} is {column.type} and not in the table" for column in added]
+        return problems
+
     def _column(self, own: "pa.Field[Any]", given: pa.Schema) -> "_Column":
         """Return what becomes of one column of the table."""
         lenient = self.policy in ("add_columns", "widen")
+        if given.names.count(own.name) > 1:
+            return _Column(own)
         if own.name not in given.names:
             if lenient and own.nullable:
                 return _Column(own, note=f"column {own.name!r} is not in the output and becomes null there")
@@ -148,13 +158,8 @@ class Evolution:
         setting = f"{md.SCHEMA_EVOLUTION} is {self.policy!r}"
         others: tuple[SchemaEvolution, ...] = ("add_columns", "widen")
         for policy in others:
-            if policy == self.policy:
-                continue
-            try:
-                Evolution(policy=policy, where=self.where, values=self.values).change(given, current)
-            except SchemaMismatchError:
-                continue
-            return f"{setting}; with {policy!r} the output would be accepted"
+            if not Evolution(policy=policy, where=self.where, values=self.values).problems(given, current):
+                return f"{setting}; with {policy!r} the output would be accepted"
         return (
             f"{setting}; return the columns and types of the table, or set it to 'replace' with "
             f"{md.WRITE_MODE} 'overwrite' to give the table the columns of the output"
@@ -168,6 +173,10 @@ class _Column:
     column: "pa.Field[Any]"
     note: str = ""
     problem: str = ""
+
+
+def _added(given: pa.Schema, current: pa.Schema) -> list["pa.Field[Any]"]:
+    return [column.with_nullable(True) for column in given if column.name not in current.names]  # noqa: FBT003
 
 
 def _misfit(values: pa.Table, column: "pa.Field[Any]") -> str | None:
