@@ -173,7 +173,7 @@ def test_refused_output_leaves_no_commit(lake: LanceResource) -> None:
     """Columns are edited only after every row was accepted."""
     regions = dg.StaticPartitionsDefinition(["a", "b"])
     settings = {"lance/partition_expr": "region", "lance/schema_evolution": "add_columns"}
-    values = [{"region": "a"}, {"region": "a", "n": 1}, {"region": "b", "n": 2}]
+    values: list[dict[str, Any]] = [{"region": "a"}, {"region": "a", "n": 1}, {"region": "b", "n": 2}]
 
     @dg.asset(key=ITEMS, partitions_def=regions, metadata=settings)
     def items() -> Any:

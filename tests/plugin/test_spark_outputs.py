@@ -28,9 +28,10 @@ def run(lake: LanceResource, frame: DataFrame, **options: Any) -> dict[str, Any]
     return {event.partition or "": event.metadata["dagster/partition_row_count"].value for event in made}
 
 
-def found(lake: LanceResource) -> list[str]:
+def found(lake: LanceResource) -> list[Any]:
     """The regions of the rows on the branch."""
-    return sorted(lake.table(EVENTS).read("dev")["region"].to_pylist())
+    regions: list[Any] = lake.table(EVENTS).read("dev")["region"].to_pylist()
+    return sorted(regions)
 
 
 def rows(spark: SparkSession, *regions: str | None, kind: str = "bigint") -> DataFrame:

@@ -24,31 +24,39 @@ class FailsAfterWriting(LanceIOManager):
 
 
 def upsert(
-    lake: LanceResource, value: object, key: str | None = None, manager: Any = None, **settings: object
+    lake: LanceResource, value: object, key: str | None = None, manager: Any = None, **settings: Any
 ) -> dg.ExecuteInProcessResult:
     """Upsert a value on one branch for all runs, with or without partitions."""
-    metadata = {"lance/write_mode": "upsert", "lance/keys": ["id"], **settings}
+    metadata: dict[str, Any] = {"lance/write_mode": "upsert", "lance/keys": ["id"], **settings}
     partitions: dict[str, Any] = {"partitions_def": REGIONS} if key else {}
     if key:
         metadata["lance/partition_expr"] = "region"
 
-    @dg.asset(
-        key=STOCK, metadata=metadata, retry_policy=dg.RetryPolicy(max_retries=1) if manager else None, **partitions
-    )
+    policy = dg.RetryPolicy(max_retries=1) if manager else None
+    options: Any = {"metadata": metadata, "retry_policy": policy, **partitions}
+
     def stock() -> Any:
         return value
 
     resources = {"io_manager": manager or LanceIOManager(lance=lake)}
-    return dg.materialize([stock], resources=resources, tags={"lance/branch": "dev"}, partition_key=key)
+    return dg.materialize(
+        [dg.asset(key=STOCK, **options)(stock)], resources=resources, tags={"lance/branch": "dev"}, partition_key=key
+    )
+
+
+def when(missing: str) -> dict[str, Any]:
+    """The setting for rows that an output lacks."""
+    return {"lance/when_missing": missing}
 
 
 def rows(region: str, **amounts: int) -> pa.Table:
     """A row for each id."""
-    columns = pa.schema([("id", pa.string()), ("region", pa.string()), ("n", pa.int64())])
-    return pa.table([list(amounts), [region] * len(amounts), list(amounts.values())], schema=columns)
+    columns: dict[str, pa.DataType] = {"id": pa.string(), "region": pa.string(), "n": pa.int64()}
+    listed = [{"id": name, "region": region, "n": number} for name, number in amounts.items()]
+    return pa.Table.from_pylist(listed, schema=pa.schema(columns))
 
 
-def found(lake: LanceResource) -> dict[str, int]:
+def found(lake: LanceResource) -> dict[Any, Any]:
     """The amount of each id."""
     table = lake.table(STOCK).read("dev")
     assert len(table) == len(set(table["id"].to_pylist()))
@@ -68,7 +76,7 @@ def test_upsert_deletes_what_is_missing_in_one_commit(lake: LanceResource) -> No
     """With `lance/when_missing: delete` the output is the whole table."""
     upsert(lake, rows("a", x=1, y=2))
     before = lake.table(STOCK).head("dev").number
-    upsert(lake, rows("a", y=3, z=4), **{"lance/when_missing": "delete"})
+    upsert(lake, rows("a", y=3, z=4), **when("delete"))
     assert {"y": 3, "z": 4} == found(lake)
     assert before + 1 == lake.table(STOCK).head("dev").number
 
@@ -78,10 +86,10 @@ def test_upsert_of_a_partition_deletes_only_there(lake: LanceResource) -> None:
     upsert(lake, rows("a", x=1, y=2), "a")
     upsert(lake, rows("b", u=1, v=2), "b")
     before = lake.table(STOCK).head("dev").number
-    upsert(lake, rows("a", y=5), "a", **{"lance/when_missing": "delete"})
+    upsert(lake, rows("a", y=5), "a", **when("delete"))
     assert {"y": 5, "u": 1, "v": 2} == found(lake)
     assert before + 1 == lake.table(STOCK).head("dev").number
-    upsert(lake, rows("b"), "b", **{"lance/when_missing": "delete"})
+    upsert(lake, rows("b"), "b", **when("delete"))
     assert {"y": 5} == found(lake)
 
 
@@ -90,7 +98,7 @@ def test_retried_upsert_leaves_each_key_once(lake: LanceResource, missing: str) 
     """The first attempt commits and dies; the second does the same again."""
     upsert(lake, rows("a", x=1, y=2))
     manager = FailsAfterWriting(lance=lake)
-    upsert(lake, rows("a", y=3, z=4), manager=manager, **{"lance/when_missing": missing})
+    upsert(lake, rows("a", y=3, z=4), manager=manager, **when(missing))
     assert {"x": 1, "y": 3, "z": 4} == found(lake) if missing == "keep" else {"y": 3, "z": 4} == found(lake)
 
 
@@ -121,7 +129,7 @@ def test_keys_that_identify_no_row_are_refused(
 ) -> None:
     """Nothing is committed."""
     with pytest.raises(InvalidInputError) as caught:
-        upsert(lake, value, **{"lance/keys": keys})
+        upsert(lake, value, **dict[str, Any]({"lance/keys": keys}))
     assert says in str(caught.value)
     assert lake.table(STOCK).count_rows("dev") == 0
 
