@@ -20,7 +20,7 @@ SOAK ?= 10
 # One process for each core, up to what the memory of a usual machine holds.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: help install demo ui test soak lint proto bench lock clean
+.PHONY: help install demo ui test soak supported lint proto bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 18
@@ -56,6 +56,9 @@ test: install ## Run the tests; ARGS='-k merge' passes options to pytest
 
 soak: install ## Run the long tests that `make test` leaves out or cuts short; SEEDS='1:5000' SOAK=10 say how long
 	@LANCE_DAGSTER_SEEDS=$(SEEDS) LANCE_DAGSTER_SOAK=$(SOAK) $(PYTEST) -m 'soak or scaled' $(ARGS)
+
+supported: install ## Test the plugin, Spark and pylance with the oldest and the newest allowed releases
+	@$(BIN)/python .ci/supported.py $(ARGS)
 
 lint: install ## Check style, formatting and types
 	@$(BIN)/ruff check .
