@@ -89,7 +89,9 @@ def test_every_dependency_has_a_reason() -> None:
     assert [] == [item.name for item in declared().values() if item.name not in page]
 
 
-@pytest.mark.parametrize("target", ["install", "demo", "ui", "test", "soak", "supported", "lint", "proto", "bench", "lock", "clean"])
+@pytest.mark.parametrize(
+    "target", ["install", "demo", "ui", "test", "soak", "supported", "lint", "proto", "bench", "lock", "clean"]
+)
 def test_make_lists_its_targets(target: str) -> None:
     """`make` without a target shows every target with what it does."""
     shown = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
