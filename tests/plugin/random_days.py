@@ -1,0 +1,279 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+"""Random days of a team over one table, and a plain model of what its readers may see.
+
+The model knows nothing of branches, manifests or merges. It knows rows, which run delivered them, and the rule: readers
+see rows that passed every check together with all else that is published, and nothing is withdrawn or brought back
+unless a person says so.
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import dagster as dg
+import pyarrow as pa
+
+from lance_dagster import (
+    InRange,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    RowCount,
+    Unique,
+    build_publisher,
+    build_table_checks,
+)
+
+Kind = Literal["append", "overwrite", "replace"]
+Rows = Counter[tuple[str, int]]  # how often each row, its region and its id, occurs
+
+KEY, PROMOTED = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["production", "shop", "orders"])
+REGIONS = ("eu", "us", "asia")
+SCHEMA = pa.schema([("region", pa.string()), ("id", pa.int64())])
+
+
+class Unsteady(LanceIOManager):
+    """An IO manager that loses its connection once after a commit, where the script says so."""
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Store the value, and fail on the first attempt."""
+        super().handle_output(context, obj)
+        flag = Path(self.lance.root).with_name("fail_once")
+        if flag.exists():
+            flag.unlink()
+            raise ConnectionError("the network went away after the commit")
+
+
+def assets_of(root: str, kind: Kind) -> tuple[list[Any], dict[str, Any]]:
+    """The candidate, its checks and its publisher, and the resources they need."""
+    lance = LanceResource(root=root)
+    metadata: dict[str, Any] = {"lance/write_mode": kind}
+    partitions = dg.StaticPartitionsDefinition(list(REGIONS)) if kind == "replace" else None
+    if partitions:
+        metadata["lance/partition_expr"] = "region"
+
+    @dg.asset(key=KEY, partitions_def=partitions, metadata=metadata, retry_policy=dg.RetryPolicy(max_retries=1))
+    def orders() -> pa.Table:
+        rows = json.loads(Path(root).with_name("rows.json").read_text())
+        return pa.Table.from_pylist([{"region": region, "id": number} for region, number in rows], SCHEMA)
+
+    checks = build_table_checks(orders, [RowCount(minimum=1), InRange("id", minimum=0), Unique("id")])
+    publisher = build_publisher([orders], partitions_def=partitions)
+    return [orders, *checks, publisher], {"lance": lance, "io_manager": Unsteady(lance=lance)}
+
+
+def materialize(root: str, kind: Kind, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
+    """Run the assets, or some of them."""
+    assets, resources = assets_of(root, kind)
+    return dg.materialize(assets, resources=resources, instance=instance, raise_on_error=False, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What one run delivered, and how far `main` was then."""
+
+    run_id: str
+    rows: Rows
+    region: str | None
+    base: int
+    passed: bool
+
+
+@dataclass(kw_only=True)
+class Team:
+    """A table, the model of it, and what people do with both."""
+
+    root: str
+    kind: Kind
+    instance: dg.DagsterInstance
+    random: random.Random
+    main: Rows = field(default_factory=Counter)
+    production: Rows | None = None
+    held: bool = False
+    changes: int = 0
+    published: dict[int, Rows] = field(default_factory=dict)
+    waiting: list[Candidate] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+
+    # What people do. Each returns after the table was compared with the model.
+
+    def deliver(self) -> None:
+        """A run writes rows and publishes them, unless they are bad."""
+        self._deliver(publish=True)
+
+    def deliver_only(self) -> None:
+        """A run writes rows, and its publisher is left out."""
+        self._deliver(publish=False)
+
+    def publish_left_over(self) -> None:
+        """A person names the branch of a run that was not published."""
+        if self.waiting:
+            candidate = self.random.choice(self.waiting)
+            self._note(f"publish {candidate.run_id[:8]}")
+            result = self._publisher(candidate.region, ref=f"run/{candidate.run_id}")
+            self._settle(candidate, result.success)
+
+    def commit_by_another_program(self) -> None:
+        """Another program appends a row to `main`, good or bad."""
+        if self.table is not None and self.published:
+            row = self._row(self.random.choice(REGIONS), bad=self.random.random() < 0.4)
+            self._note(f"foreign {row}")
+            self.table.append(pa.Table.from_pylist([{"region": row[0], "id": row[1]}], SCHEMA))
+            self.main = self.main + Counter([row])
+            self.changes += 1
+
+    def roll_back(self) -> None:
+        """A person withdraws what was published last: by a revert, or by holding the tag."""
+        older = sorted(self.published)[:-1]
+        if not older or self.held:
+            return
+        version, how = self.random.choice(older), self.random.choice(["revert", "hold"])
+        self._note(f"roll back to {version} by {how}")
+        region = REGIONS[0] if self.kind == "replace" else None
+        result = self._publisher(region, ref=f"main@{version}", rollback=how, reason="wrong prices")
+        assert result.success, self.story
+        self.production = self.published[version]
+        if how == "hold":
+            self.held = True
+        else:
+            self.main = self.production
+            self.changes += 1
+            self._remember()
+
+    def release(self) -> None:
+        """A person releases the tag."""
+        if self.held:
+            self._note("release")
+            assert self.table is not None
+            self.table.tags.release("production", reason="repaired", who="a test")
+            self.held = False
+
+    # The rule.
+
+    def allowed(self, rows: Rows) -> bool:
+        """Whether rows pass every check together."""
+        ids = Counter(number for _, number in rows.elements())
+        return bool(rows) and all(number >= 0 and times == 1 for number, times in ids.items())
+
+    def merged(self, candidate: Candidate) -> Rows:
+        """What `main` holds when a candidate is merged into it."""
+        if self.kind == "append":
+            return self.main + candidate.rows
+        if self.kind == "overwrite":
+            return candidate.rows
+        return Counter({row: times for row, times in self.main.items() if row[0] != candidate.region}) + candidate.rows
+
+    # How it is done.
+
+    @property
+    def table(self) -> LanceTable | None:
+        """The table, once there is one."""
+        uri = LanceResource(root=self.root).uri_of(KEY)
+        return LanceTable.open(uri) if LanceTable.exists(uri) else None
+
+    @property
+    def story(self) -> str:
+        """What was done so far, for the message of a failure."""
+        return f"{self.kind}: " + "; ".join(self.done)
+
+    def compare(self) -> None:
+        """Hold the table against the model."""
+        if self.table is None:
+            return
+        tag = self.table.tags.list("production").get("production")
+        seen = None if tag is None else self._rows("production")
+        assert self.production == seen, self.story
+        assert self.main == self._rows("main"), self.story
+
+    def _rows(self, ref: str) -> Rows:
+        assert self.table is not None
+        return Counter((row["region"], row["id"]) for row in self.table.read(ref).to_pylist())
+
+    def _deliver(self, *, publish: bool) -> None:
+        region = self.random.choice(REGIONS) if self.kind == "replace" else None
+        bad = self.random.random() < 0.25
+        rows = [self._row(region or self.random.choice(REGIONS), bad=bad and not place) for place in range(2)]
+        if self.random.random() < 0.1:
+            rows = []
+        flaky = self.random.random() < 0.2
+        Path(self.root).with_name("rows.json").write_text(json.dumps(rows))
+        if flaky:
+            Path(self.root).with_name("fail_once").touch()
+        base, main = self.changes, self.main
+        options: dict[str, Any] = {"partition_key": region} if region else {}
+        if not publish:
+            options["selection"] = dg.AssetSelection.assets(KEY)
+        result = materialize(self.root, self.kind, self.instance, **options)
+        candidate = Candidate(run_id=result.run_id, rows=Counter(rows), region=region, base=base, passed=False)
+        seen = replace(candidate, passed=self._passes(candidate, main))
+        self._note(f"deliver{'' if publish else ' only'} {rows}{' flaky' if flaky else ''} as {result.run_id[:8]}")
+        if publish:
+            self._settle(seen, result.success)
+        else:
+            assert seen.passed == result.success, self.story
+            self.waiting.append(seen)
+
+    def _passes(self, candidate: Candidate, main: Rows) -> bool:
+        """Whether the checks pass on the branch of the run: an empty partition fails although the table has rows."""
+        branch = self.merged(candidate) if main == self.main else candidate.rows
+        scoped = candidate.rows if self.kind == "replace" else branch
+        ids = Counter(number for _, number in branch.elements())
+        return bool(scoped) and min(number for _, number in scoped) >= 0 and set(ids.values()) == {1}
+
+    def _settle(self, candidate: Candidate, published: bool) -> None:  # noqa: FBT001
+        """Follow a publication that was tried, which the rule must allow if it succeeded."""
+        after = self.merged(candidate)
+        clean = candidate.base == self.changes
+        if published and self.held:
+            # The pipeline leaves a held table out and stays green.
+            published = False
+        if published:
+            assert candidate.passed, self.story
+            assert self.allowed(after), self.story
+            self.main = self.production = after
+            self.changes += 1
+            self._remember()
+        elif clean and not self.held:
+            assert not (candidate.passed and self.allowed(after)), f"{self.story}: refused without a reason"
+        self.waiting = [one for one in self.waiting if one.run_id != candidate.run_id]
+        if not published:
+            self.waiting.append(candidate)
+
+    def _remember(self) -> None:
+        assert self.table is not None
+        self.published[self.table.head("main").number] = self.main
+
+    def _publisher(self, region: str | None, **config: str) -> dg.ExecuteInProcessResult:
+        options: dict[str, Any] = {"partition_key": region} if region else {}
+        run_config = {"ops": {"publish_production": {"config": config}}}
+        return materialize(self.root, self.kind, self.instance, selection=[PROMOTED], run_config=run_config, **options)
+
+    def _row(self, region: str, *, bad: bool) -> tuple[str, int]:
+        # Few ids, so that two runs deliver the same ones now and then.
+        return (region, -1 if bad else self.random.randrange(30))
+
+    def _note(self, what: str) -> None:
+        self.done.append(what)
+
+
+ACTIONS: tuple[tuple[Callable[[Team], None], int], ...] = (
+    (Team.deliver, 5),
+    (Team.deliver_only, 3),
+    (Team.publish_left_over, 3),
+    (Team.commit_by_another_program, 2),
+    (Team.roll_back, 1),
+    (Team.release, 1),
+)
+
+
+def live(team: Team, days: int) -> None:
+    """Let a team do random things, and hold the table against the model after each."""
+    actions: Iterable[Callable[[Team], None]] = [action for action, _ in ACTIONS]
+    weights = [weight for _, weight in ACTIONS]
+    for action in team.random.choices(list(actions), weights, k=days):
+        action(team)
+        team.compare()

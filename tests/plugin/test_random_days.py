@@ -1,0 +1,22 @@
+"""What readers see always equals what a plain model of "audited and published" says."""
+
+import random
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from tests import soak
+from tests.plugin.random_days import Kind, Team, live
+
+HISTORIES = soak.examples(1)
+
+
+@pytest.mark.slow
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("kind", ["append", "overwrite", "replace"])
+def test_readers_see_what_was_audited(tmp_path: Path, instance: dg.DagsterInstance, kind: Kind, seed: int) -> None:
+    """Ten random acts: runs, retries, bad rows, commits of other programs, rollbacks, holds, publications by hand."""
+    team = Team(root=str(tmp_path / "lake"), kind=kind, instance=instance, random=random.Random(f"{kind} {seed}"))
+    live(team, 10)
