@@ -82,7 +82,7 @@ def test_partitions_with_gaps_are_read(lake: LanceResource) -> None:
 
     @dg.asset(ins={"events": dg.AssetIn(EVENTS, partition_mapping=gaps)})
     def report(events: pa.Table) -> None:
-        seen.extend(sorted(at.day for at in events["at"].to_pylist()))
+        seen.extend(sorted(row["at"].day for row in events.to_pylist()))
 
     assert run(lake, events, report, selection=[report]).success
     assert [1, 5] == seen
@@ -109,7 +109,9 @@ def test_metadata_has_a_row_count(lake: LanceResource) -> None:
 
     (made,) = run(lake, events).asset_materializations_for_node("log__events")
     assert 2 == made.metadata["dagster/row_count"].value
-    assert ["id"] == [column.name for column in made.metadata["dagster/column_schema"].value.columns]
+    schema = made.metadata["dagster/column_schema"].value
+    assert isinstance(schema, dg.TableSchema)
+    assert ["id"] == [column.name for column in schema.columns]
 
 
 def test_retried_append_has_no_row_twice(lake: LanceResource) -> None:
@@ -162,7 +164,7 @@ def test_old_version_is_read(lake: LanceResource) -> None:
 
     @dg.asset(ins={"events": dg.AssetIn(EVENTS, metadata={"lance/ref": "dev~1"})})
     def report(events: pa.Table) -> None:
-        seen.extend(events["id"].to_pylist())
+        seen.extend(row["id"] for row in events.to_pylist())
 
     assert run(lake, events, report, selection=[report]).success
     assert [7] == seen
