@@ -33,7 +33,7 @@ Rows = Counter[tuple[str, int]]  # how often each row, its region and its id, oc
 
 KEY, PROMOTED = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["production", "shop", "orders"])
 REGIONS = ("eu", "us", "asia")
-SCHEMA = pa.schema([pa.field("region", pa.string()), pa.field("id", pa.int64())])
+SCHEMA = pa.schema({"region": pa.string(), "id": pa.int64()})
 
 
 class Unsteady(LanceIOManager):
