@@ -33,7 +33,8 @@ Rows = Counter[tuple[str, int]]  # how often each row, its region and its id, oc
 
 KEY, PROMOTED = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["production", "shop", "orders"])
 REGIONS = ("eu", "us", "asia")
-SCHEMA = pa.schema({"region": pa.string(), "id": pa.int64()})
+COLUMNS: dict[str, pa.DataType] = {"region": pa.string(), "id": pa.int64()}
+SCHEMA = pa.schema(COLUMNS)
 
 
 class Unsteady(LanceIOManager):
