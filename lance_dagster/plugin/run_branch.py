@@ -69,7 +69,7 @@ class RunChain:
             run_ids=tuple(_ancestry(run, instance)),
             root_run_id=run.root_run_id or run.run_id,
             job_name=run.job_name,
-            backfill_id=run.tags.get(BACKFILL_TAG),
+            backfill_id=_backfill_of(run, instance),
             branch_tag=run.tags.get(BRANCH_TAG),
         )
 
@@ -283,6 +283,16 @@ def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterat
         current = instance.get_run_by_id(parent_id) if instance else None
         if current is None:  # the record of the run was deleted, its branches may still exist
             yield parent_id
+
+
+def _backfill_of(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> str | None:
+    """Return the backfill that a run belongs to, also when a person re-executed a run of it."""
+    # Dagster drops the tag of the backfill when a run is re-executed by hand, so its root run is looked up.
+    own, root_id = run.tags.get(BACKFILL_TAG), run.root_run_id or run.tags.get(ROOT_RUN_TAG)
+    if own is not None or root_id in (None, run.run_id) or instance is None:
+        return own
+    root = instance.get_run_by_id(root_id)
+    return root.tags.get(BACKFILL_TAG) if root is not None else None
 
 
 def _continues_parent(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> bool:

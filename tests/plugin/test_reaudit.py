@@ -33,7 +33,9 @@ class Stall:
         self, lake: LanceResource, checks: Sequence[Any] = (), *, days: bool = False, once: bool = False, **options: Any
     ) -> None:
         self.lake, self.ids = lake, [1]
-        metadata = {"lance/write_mode": "append"} | ({"lance/partition_expr": "day"} if days else {})
+        metadata = {"lance/write_mode": options.pop("mode", "append")} | (
+            {"lance/partition_expr": "day"} if days else {}
+        )
 
         @dg.asset(key=ITEMS, metadata=metadata, partitions_def=DAYS if days else None)
         def items(context: dg.AssetExecutionContext) -> pa.Table:

@@ -23,13 +23,13 @@ from datetime import datetime
 
 import dagster as dg
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, MergeConflictError, RefMovedError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, MergeConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import BACKFILL_TAG, RunBranch, RunChain, is_written, run_of, started_at
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of, started_at
 from lance_dagster.table import LanceTable
 
 _TRIES = 5
@@ -80,17 +80,13 @@ class Publication:
         return self.landed
 
 
-def find_by_run(
-    publication: Publication, chain: RunChain, *, instance: dg.DagsterInstance, with_backfill: bool
-) -> Publication:
+def find_by_run(publication: Publication, chain: RunChain, *, instance: dg.DagsterInstance) -> Publication:
     """Return the publication of the rows that a chain of runs wrote; without sources when it wrote none.
 
     Args:
         publication: The table.
         chain: The run that publishes and the runs that it continues.
         instance: The Dagster instance that records runs.
-        with_backfill: Whether to publish the branches of the other runs of the same backfill when this chain
-            wrote nothing. A publisher without partitions needs this: Dagster runs it once, after all of them.
     """
     table = publication.table
     head = RunBranch(table=table, chain=chain).written()
@@ -104,9 +100,7 @@ def find_by_run(
         return replace(publication, landed=landed)
     if head is not None:
         return replace(publication, sources=(head,))
-    if not with_backfill or chain.backfill_id is None:
-        return publication
-    return _find_by_backfill(publication, chain.backfill_id, instance)
+    return publication
 
 
 def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
@@ -116,17 +110,6 @@ def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
     ages = {run_id: age for age, run_id in enumerate(chain.run_ids)}
     newest = min(ages[run_id] for run_id in _values(landed, md.RUN_ID) if run_id in ages)
     return newest < ages.get(run_of(head.branch) or "", -1)
-
-
-def _find_by_backfill(publication: Publication, backfill_id: str, instance: dg.DagsterInstance) -> Publication:
-    table = publication.table
-    branches = sorted(table.branches.list().values(), key=lambda branch: branch.created_at)
-    of_backfill = [branch.name for branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
-    heads = tuple(head for head in map(table.head, of_backfill) if is_written(head))
-    if heads:
-        return replace(publication, sources=heads)
-    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
-    return replace(publication, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
 
 
 def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInstance) -> Publication:
@@ -139,7 +122,7 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     run_id = run_of(ref)
     if run_id is not None and not table.branches.list(ref):
         since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
-        landed = landed_as(table, {md.RUN_ID: (run_id,)}, since)
+        landed = landed_as(table, {md.RUN_ID: _run_ids_like(table, run_id)}, since)
         # The run was published and its branch deleted. Its merge is in the log of main, so the tag can follow.
         if landed is not None:
             return replace(publication, landed=landed)
@@ -147,6 +130,20 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     if version.branch == MAIN:
         return replace(publication, landed=version, chosen=True)
     return replace(publication, sources=(version,))
+
+
+def _run_ids_like(table: LanceTable, beginning: str) -> list[str]:
+    """Return the published runs whose ids begin like that; only the beginning itself when there is none.
+
+    Raises:
+        InvalidInputError: There are several.
+    """
+    numbers = table.branches.version_numbers()[-_SEARCHED:]
+    found = {run for number in numbers for run in _values(table.at(f"{MAIN}@{number}"), md.RUN_ID)}
+    like = sorted(run for run in found if run.startswith(beginning))
+    if len(like) > 1 and beginning not in like:
+        raise InvalidInputError(f"run/{beginning} is the beginning of several published runs: {', '.join(like)}")
+    return [beginning] if beginning in like else like or [beginning]
 
 
 def named_conflicts(publication: Publication, source: Version, conflicts: Iterable[object]) -> list[Conflict]:
@@ -338,3 +335,8 @@ def _values(version: Version, key: str) -> list[str]:
     if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
         return own
     return [*own, *json.loads(version.properties[md.PUBLISHED_RUNS])]
+
+
+def runs_of(version: Version) -> list[str]:
+    """Return the runs whose rows a commit of `main` published."""
+    return _values(version, md.RUN_ID)

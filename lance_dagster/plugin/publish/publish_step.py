@@ -5,7 +5,7 @@ and no tag moves before every table is merged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
@@ -30,6 +30,7 @@ from lance_dagster.plugin.publish.publication import (
     merge_all,
     move_tags,
     retire_all,
+    runs_of,
 )
 from lance_dagster.plugin.publish.publish_gate import Subject, reasons_against, was_materialized
 from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
@@ -42,6 +43,7 @@ from lance_dagster.plugin.publish.rollback import (
     revert_to,
     withdrawn_by,
 )
+from lance_dagster.plugin.publish.waiting import discard, find_by_backfill, find_waiting, resolve_run
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain, run_of
 from lance_dagster.table import LanceTable
@@ -63,7 +65,7 @@ class PublishConfig(dg.Config):
     ref: str = Field(
         default="",
         description="Empty: what this run wrote. main@3: promote or roll back to that version. run/<id>: publish a "
-        "branch that was left behind.",
+        "branch that was left behind; the first characters of the id are enough.",
     )
     reason: str = Field(default="", description="Why. Kept with the tag and on the promoted node's page.")
     rollback: Rollback = Field(
@@ -74,6 +76,11 @@ class PublishConfig(dg.Config):
     hold: bool = Field(
         default=False,
         description="Keep the tag where it is: nothing is published until it is released. Needs a reason.",
+    )
+    discard: str = Field(
+        default="",
+        description="Delete the branch of a run that is given up: run/<id> or the first characters of the id. Needs a "
+        "reason.",
     )
     release: bool = Field(default=False, description="Release a held tag; with ref, publish that next. Needs a reason.")
     dry_run: bool = Field(default=False, description="Look at the checks and say what would happen, and stop there.")
@@ -92,6 +99,16 @@ class Node:
     spec: dg.AssetSpec
 
 
+@dataclass(slots=True)
+class _Search:
+    """What the tables have to publish, and what is missing or wrong."""
+
+    found: list[Publication] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    nothing_new: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishStep:
     """One execution of the publisher's step.
@@ -104,6 +121,7 @@ class PublishStep:
     lance: LanceResource
     tag: str
     checks: Sequence[dg.AssetCheckKey]
+    candidates: Sequence[dg.AssetKey]
     partitioned: bool
     unchecked: bool
     accept_stale: bool = False
@@ -115,21 +133,33 @@ class PublishStep:
             PublishRefusedError: There is nothing to publish, an audit failed, or the tags are held.
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
-        for asked, do in (
-            (self.config.ignore_failed_checks, "ignore_failed_checks"),
-            (self.config.hold, "hold"),
-            (self.config.release, "release"),
+        self._check_config()
+        changes: dict[str, Callable[[LanceTable], str]] = {
+            "discarded": self._discard,
+            "held": self._hold,
+            "released": self._release,
+        }
+        asked = (bool(self.config.discard), self.config.hold, self.config.release)
+        for (done, change), wanted in zip(changes.items(), asked, strict=True):
+            if wanted:
+                self._change_each(nodes, done, change)
+        if self.config.ref or not any(asked):
+            yield from self._publish(nodes)
+
+    def _check_config(self) -> None:
+        config = self.config
+        for do, asked in (
+            ("ignore_failed_checks", config.ignore_failed_checks),
+            ("hold", config.hold),
+            ("release", config.release),
+            ("discard", bool(config.discard)),
         ):
             if asked:
-                require_reason(self.config.reason, do)
-        if self.config.hold and (self.config.release or self.config.ref):
-            raise InvalidInputError(
-                "hold stands alone; to go back to a version and hold it, set ref and rollback: hold"
-            )
-        if self.config.hold or self.config.release:
-            self._hold_or_release(nodes)
-        if self.config.ref or not (self.config.hold or self.config.release):
-            yield from self._publish(nodes)
+                require_reason(config.reason, do)
+        if config.hold and (config.release or config.ref or config.discard):
+            raise InvalidInputError("hold stands alone; to go back and hold the tag there, set ref and rollback: hold")
+        if config.discard and (config.release or config.ref):
+            raise InvalidInputError("discard stands alone: it deletes the branch of a run, and publishes nothing")
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         found, ignored = self._gate(self._find(nodes))
@@ -149,7 +179,11 @@ class PublishStep:
         for one in self._move(merged):
             origin = one.previous.ref if one.previous else "nowhere"
             self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
-            yield self._result(one, ignored)
+            # A second event for the same version would start the readers for nothing.
+            if self._is_unchanged(one):
+                self.context.log.info("nothing new for %s of %s: it is at %s", self.tag, one.name, one.promoted_to)
+            else:
+                yield self._result(one, ignored)
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
         for reason in retire_all(merged, self.chain):
             self.context.log.warning("branch kept: %s", reason)
@@ -160,45 +194,75 @@ class PublishStep:
         Raises:
             PublishRefusedError: No table has anything that may be published, or a table lacks what it should have.
         """
-        found: list[Publication] = []
-        missing: list[str] = []
-        wrong: list[str] = []
+        search = _Search()
         for node in nodes:
-            name = node.candidate.to_user_string()
             try:
-                one = self._look(node)
+                self._sort(self._look(node), search)
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
                 # A run may write only some of the tables, so its branch may be missing in others. Any other ref
                 # must exist in every table.
-                (missing if self._by_run else wrong).append(f"{name}: {error}")
-                continue
-            if one.audited and one.previous and one.previous.hold:
-                # Neither merged nor promoted: the branch waits, and is published after the release.
-                missing.append(
-                    f"{name}: {self.tag} is {one.previous.hold}; set release: true and a reason to publish it again"
-                )
-            elif one.audited:
-                found.append(one)
-            # The event log says that a run wrote the table. A missing branch is then an error: it was
-            # deleted, or the run wrote under another root.
-            elif runs := [run for run in self.chain.run_ids if was_materialized(node.candidate, run, self.instance)]:
-                wrong.append(f"{name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
-            else:
-                missing.append(f"{name}: no run branch of this run")
-        if wrong or not found:
+                reason = f"{node.candidate.to_user_string()}: {error}"
+                (search.missing if self._by_run else search.wrong).append(reason)
+        if search.wrong or not (search.found or search.nothing_new):
             hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
-            raise PublishRefusedError(f"nothing to publish{hint}", [*wrong, *missing])
-        for reason in missing:
+            raise PublishRefusedError(f"nothing to publish{hint}", [*search.wrong, *search.missing])
+        for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
-        return found
+        for one in search.found:
+            for wait in _waits(one):
+                self.context.log.warning("%s: it waits: %s", one.name, wait)
+        return search.found
+
+    def _sort(self, one: Publication, search: "_Search") -> None:
+        """Decide whether a table is published, is left out with a warning, or stops the publication of all."""
+        hold = one.previous.hold if one.previous else None
+        if one.audited and hold:
+            # Neither merged nor promoted: the branch waits, and is published after the release.
+            search.missing.append(
+                f"{one.name}: {self.tag} is {hold}; set release: true and a reason to publish it again"
+            )
+        elif one.audited:
+            search.found.append(one)
+        # The event log says that a run wrote the table. A missing branch is then an error: it was
+        # deleted, or the run wrote under another root.
+        elif runs := [run for run in self.chain.run_ids if was_materialized(one.candidate, run, self.instance)]:
+            search.wrong.append(f"{one.name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
+        elif self._is_alone:
+            search.nothing_new = True
+            search.missing += [f"{one.name}: nothing new", *(f"{one.name}: it waits: {wait}" for wait in _waits(one))]
+        else:
+            search.missing.append(f"{one.name}: no run branch of this run")
 
     def _look(self, node: Node) -> Publication:
         table = self._table(node)
         previous = find_tag(table, self.tag)
         empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         if self.config.ref:
-            return find_by_ref(empty, self.config.ref, instance=self.instance)
-        return find_by_run(empty, self.chain, instance=self.instance, with_backfill=not self.partitioned)
+            by_run = run_of(self.config.ref) is not None
+            ref = resolve_run(table, self.config.ref) if by_run else self.config.ref
+            return find_by_ref(empty, ref, instance=self.instance)
+        one = find_by_run(empty, self.chain, instance=self.instance)
+        if one.audited:
+            return one
+
+        def audit(head: Version) -> list[str]:
+            return self._audit_of(one, head)[1]
+
+        if self.chain.backfill_id is not None and not self.partitioned:
+            by_backfill = find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance)
+            if _waits(by_backfill) and not by_backfill.sources:
+                raise PublishRefusedError(f"refused to publish {one.name}", _waits(by_backfill))
+            return by_backfill
+        if not self._is_alone:
+            return one
+        within = tuple(self.context.partition_keys) if self.partitioned and self.context.has_partition_key else ()
+        return find_waiting(empty, audit, instance=self.instance, within=within)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the publisher was launched by itself, so that its run writes no candidate."""
+        executed = self.context.job_def.asset_layer.executable_asset_keys
+        return not self.config.ref and not any(key in executed for key in self.candidates)
 
     def _gate(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Verify the audit of every version, and return the reasons against it that the config ignores.
@@ -277,22 +341,45 @@ class PublishStep:
             else:
                 yield from move_tags([one], self.tag, self._about_move)
 
-    def _hold_or_release(self, nodes: Sequence[Node]) -> None:
-        """Hold or release the tag of every table, and record it as an observation of the promoted node."""
-        done, missing = "held" if self.config.hold else "released", []
+    def _change_each(self, nodes: Sequence[Node], done: str, change: Callable[[LanceTable], str]) -> None:
+        """Change something else than the published version, and record it as an observation of the promoted node.
+
+        Raises:
+            PublishRefusedError: No table has what is to be changed.
+        """
+        missing = []
         for node in nodes:
             try:
-                tags = self._table(node).tags
-                change: Callable[..., object] = tags.hold if self.config.hold else tags.release
-                change(self.tag, reason=self.config.reason, who=self.who)
+                changed = change(self._table(node))
             except NotFoundError as error:
                 missing.append(f"{node.candidate.to_user_string()}: {error}")
                 continue
-            self.context.log.info("%s of %s is %s", self.tag, node.candidate.to_user_string(), done)
-            about = {f"lance/{done}": self.tag, **self._about_move}
+            self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
+            about = {f"lance/{done}": changed, **self._about_move}
             self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
         if len(missing) == len(nodes):
             raise PublishRefusedError(f"nothing to be {done}", missing)
+
+    def _hold(self, table: LanceTable) -> str:
+        return table.tags.hold(self.tag, reason=self.config.reason, who=self.who).ref
+
+    def _release(self, table: LanceTable) -> str:
+        return table.tags.release(self.tag, reason=self.config.reason, who=self.who).ref
+
+    def _discard(self, table: LanceTable) -> str:
+        return str(discard(table, self.config.discard, self.instance))
+
+    def _is_unchanged(self, one: Publication) -> bool:
+        """Return whether the tag did not move, and the promoted node has an event for its version."""
+        if one.promoted_to is None or one.previous is None or one.previous.ref != str(one.promoted_to):
+            return False
+        # The readers of a re-executed run wait for this step, though an earlier attempt moved the tag.
+        if not self.config.ref and set(runs_of(one.version)) & set(self.chain.run_ids):
+            return False
+        # A publisher that was killed after it moved the tag left no event.
+        event = self.instance.get_latest_materialization_event(one.promoted)
+        made = event.asset_materialization if event else None
+        return made is not None and md.text(made.metadata, md.MOVED_TO) == str(one.promoted_to)
 
     def _result(self, one: Publication, ignored: Sequence[str]) -> dg.MaterializeResult:  # type: ignore[type-arg]
         version = one.promoted_to or one.version
@@ -363,3 +450,9 @@ class PublishStep:
     @property
     def _by_run(self) -> bool:
         return not self.config.ref or run_of(self.config.ref) is not None
+
+
+def _waits(one: Publication) -> list[str]:
+    """Return why branches of a table have to wait."""
+    found = one.about.get("lance/waiting", [])
+    return [str(wait) for wait in found] if isinstance(found, list) else []

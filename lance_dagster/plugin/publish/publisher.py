@@ -139,6 +139,7 @@ def build_publisher(
             tag=tag,
             checks=blocking_checks(context, keys, named),
             unchecked=unchecked,
+            candidates=keys,
             partitioned=partitions_def is not None,
             accept_stale=options.get("stale_checks") == "accept",
         )

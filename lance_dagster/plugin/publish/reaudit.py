@@ -27,6 +27,7 @@ from lance_dagster.errors import MergeConflictError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
+from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, partitions_of
@@ -82,7 +83,8 @@ class Reaudit:
         table, name = one.table, preview_branch(self.chain, "merge")
         drop_stale_previews(table, self.chain, self.context.instance)
         head = table.head(MAIN)
-        table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: self.chain.run_id or ""})
+        about = {md.PUBLISHED_BY: self.chain.run_id or "", PREVIEW_OF: str(one.sources[-1])}
+        table.branches.create(name, at=head, metadata=about)
         landed: Version | None = None
         for source in one.sources:
             properties = merge_properties(one, source, self.chain)

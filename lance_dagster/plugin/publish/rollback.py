@@ -27,6 +27,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_store import Tag
 from lance_dagster.history.versions import Version
+from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import Publication
 from lance_dagster.plugin.run_branch import RunChain
@@ -83,7 +84,7 @@ def revert_to(publication: Publication, chain: RunChain, about: Mapping[str, str
     if reason := about.get(md.REASON):
         message += f": {reason}"
     drop_branch(table, name)
-    table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or ""})
+    table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)})
     try:
         restored = table.restore(target, branch=name, message=message, properties=properties)
         if restored.rows != target.rows:

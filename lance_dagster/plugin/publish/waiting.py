@@ -1,0 +1,184 @@
+"""Find the run branches that wait to be published, choose among them, and discard those that are given up.
+
+A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or is yet to
+come, as after a backfill. Chosen are the branches that passed their audit. Of two that replace the same rows, the newer
+one supersedes the older one, so a repaired run takes the place of the broken one, whatever became of that.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import dagster as dg
+
+from lance_dagster.errors import ConflictError, InvalidInputError, RefNotFoundError
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.evaluation import partitions_of
+from lance_dagster.plugin.publish.publication import Publication, landed_as
+from lance_dagster.plugin.resource import PinnedTable
+from lance_dagster.plugin.run_branch import BACKFILL_TAG, branch_of, is_written, run_of, started_at
+from lance_dagster.table import LanceTable
+from lance_dagster.transactions.claims import decode_claims
+
+_GLOB = frozenset("*?[]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The branches to publish, oldest first, and why the others have to wait."""
+
+    heads: tuple[Version, ...] = ()
+    waits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extent:
+    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced their rows."""
+
+    head: Version
+    partitions: frozenset[str] = field(default_factory=frozenset)
+    replaces: bool = False
+
+    def covers(self, older: "_Extent") -> bool:
+        """Return whether this branch replaced everything that an older branch wrote."""
+        if not self.replaces:
+            return False
+        return not self.partitions or (bool(older.partitions) and older.partitions <= self.partitions)
+
+
+def find_waiting(
+    publication: Publication,
+    audit: Callable[[Version], Sequence[str]],
+    *,
+    instance: dg.DagsterInstance,
+    within: Sequence[str] = (),
+) -> Publication:
+    """Return the publication of the run branches of a table that wait and passed their audit.
+
+    Args:
+        publication: The table.
+        audit: Returns the reasons against a version.
+        instance: The Dagster instance that records runs.
+        within: The partitions to publish; a branch that wrote others is left out. Empty for all.
+    """
+    heads = [head for head in _heads(publication.table, "run/*") if _is_over(head, instance)]
+    return _with(publication, _choose(publication.table, heads, audit, frozenset(within)))
+
+
+def find_by_backfill(
+    publication: Publication,
+    backfill_id: str,
+    audit: Callable[[Version], Sequence[str]],
+    *,
+    instance: dg.DagsterInstance,
+) -> Publication:
+    """Return the publication of what the runs of a backfill wrote and passed, with what has to wait.
+
+    Without branches it is the version that an earlier publication of the backfill made, if there is one.
+    """
+    table = publication.table
+    listed = table.branches.list("run/*").values()
+    names = {branch.name for branch in listed if branch.metadata.get(md.BACKFILL_ID) == backfill_id}
+    heads = [head for head in _heads(table, "run/*") if head.branch in names] if names else []
+    choice = _choose(table, heads, audit, frozenset())
+    if choice.heads or choice.waits:
+        return _with(publication, choice)
+    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
+    return replace(publication, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
+
+
+def resolve_run(table: LanceTable, given: str) -> str:
+    """Return the run branch that a run id or the beginning of one names; the branch may be missing.
+
+    Args:
+        table: The table.
+        given: `run/<id>` or `<id>`, whole or shortened.
+
+    Raises:
+        InvalidInputError: Several run branches begin like that.
+    """
+    name = given if run_of(given) is not None else branch_of(given)
+    if _GLOB & set(name) or name == branch_of(""):
+        raise InvalidInputError(f"{given!r} is no run id: write run/ and the first characters of the id of the run")
+    found = sorted(table.branches.list(f"{name}*"))
+    if name in found or not found:
+        return name
+    if len(found) > 1:
+        raise InvalidInputError(f"{given!r} is the beginning of several branches of {table.uri}: {', '.join(found)}")
+    return found[0]
+
+
+def discard(table: LanceTable, given: str, instance: dg.DagsterInstance) -> Version:
+    """Delete the branch of a run that is given up, and return its head.
+
+    Raises:
+        RefNotFoundError: There is no such branch.
+        ConflictError: The run is not over, or another branch was forked from it.
+    """
+    head = table.head(resolve_run(table, given))
+    if not _is_over(head, instance):
+        raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run, and discard it then")
+    table.branches.delete(head.branch)
+    return head
+
+
+def _choose(
+    table: LanceTable,
+    heads: Sequence[Version],
+    audit: Callable[[Version], Sequence[str]],
+    within: frozenset[str],
+) -> Choice:
+    chosen: list[_Extent] = []
+    waits: list[str] = []
+    # Newest first: whether a branch is superseded depends on the newer ones that passed.
+    for head in reversed(heads):
+        one = _extent_of(table, head)
+        newer = next((each.head for each in chosen if each.covers(one)), None)
+        if newer is not None:
+            waits.append(f"{head} is superseded by {newer}")
+        elif within and not (one.partitions and one.partitions <= within):
+            waits.append(
+                f"{head} wrote {', '.join(sorted(one.partitions)) or 'the whole table'}, which is not selected"
+            )
+        elif reasons := audit(head):
+            waits += reasons
+        else:
+            merge = table.preview_merge(head)
+            if merge.conflicts:
+                waits.append(f"{head} contradicts what was published since: {merge.conflicts[0]}")
+            elif not merge.already_merged:
+                chosen.append(one)
+    return Choice(heads=tuple(one.head for one in reversed(chosen)), waits=tuple(waits))
+
+
+def _with(publication: Publication, choice: Choice) -> Publication:
+    about = {"lance/waiting": list(choice.waits)} if choice.waits else {}
+    return replace(publication, sources=choice.heads, about={**publication.about, **about})
+
+
+def _heads(table: LanceTable, pattern: str) -> list[Version]:
+    """Return the heads of branches with commits of their own, oldest first."""
+    found: list[Version] = []
+    for name in table.branches.list(pattern):
+        try:
+            head = table.head(name)
+        except RefNotFoundError:
+            # Another publisher retired it since the branches were listed.
+            continue
+        if is_written(head):
+            found.append(head)
+    return sorted(found, key=lambda head: head.committed_at)
+
+
+def _is_over(head: Version, instance: dg.DagsterInstance) -> bool:
+    run = instance.get_run_by_id(run_of(head.branch) or "")
+    # The record of an old run may be deleted.
+    return run is None or run.is_finished
+
+
+def _extent_of(table: LanceTable, head: Version) -> _Extent:
+    commits: Iterable[Version] = table.log(head, after="main")
+    modes = {claim.mode for commit in commits for claim in decode_claims(commit.properties)}
+    partitions = frozenset(partitions_of(PinnedTable(table=table, version=head)))
+    # One append among the commits is enough: its rows are nowhere else.
+    return _Extent(head=head, partitions=partitions, replaces=bool(modes) and modes <= {"overwrite", "replace"})

@@ -1,0 +1,132 @@
+"""The button publishes what waits: the newest audited candidate, every partition, the whole backfill."""
+
+import dagster as dg
+
+from lance_dagster import InRange, LanceResource, RowCount, Unique
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
+from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
+from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
+
+
+def events(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
+    """The promoted nodes that a run materialized."""
+    made = result.asset_materializations_for_node("publish_production")
+    return {event.asset_key for event in made}
+
+
+def waits(event: dg.AssetMaterialization) -> list[str]:
+    """Why branches of the table had to wait."""
+    found = event.metadata["lance/waiting"].value
+    assert isinstance(found, list)
+    return [str(reason) for reason in found]
+
+
+def test_the_button_publishes_what_waits(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Without a config; pressed again it says that there is nothing new, stays green and emits no event."""
+    candidates(shop, instance)
+    first = shop.publish(instance, *PROMOTED)
+    assert first.success
+    assert (set(PROMOTED), [1, 2, 3]) == (events(first), shop.ids("production"))
+    again = shop.publish(instance, *PROMOTED)
+    assert (True, set()) == (again.success, events(again))
+    same = shop.publish(instance, ref="main")
+    assert (True, set()) == (same.success, events(same))
+
+
+def test_the_newest_audited_candidate_is_published(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Of three overwrites that wait, the newest one failed its audit and the oldest one is superseded."""
+    for orders in ([1], [2], [-3]):
+        shop.play(orders=orders)
+        shop.run(instance, selection=CANDIDATES)
+    assert shop.publish(instance).success
+    assert [2] == shop.ids("production")
+    nothing = shop.publish(instance)
+    assert (True, set()) == (nothing.success, events(nothing))
+    assert [2] == shop.ids("production")
+
+
+def test_a_run_publishes_nothing_of_others(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A table that the run did not write is left out, although a candidate of another run waits."""
+    candidates(shop, instance)
+    shop.play(orders=[8])
+    result = shop.run(instance, selection=dg.AssetSelection.assets(ORDERS, *PROMOTED))
+    assert result.success
+    assert ({PRODUCTION_ORDERS}, None) == (events(result), shop.tag(CUSTOMERS))
+
+
+def test_every_waiting_append_is_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Oldest first and audited together, as one commit."""
+    stall = Stall(lake, [Unique("id")])
+    for number in (1, 2, 3):
+        stall.write(instance, number)
+    assert stall.publish(instance).success
+    assert ([1, 2, 3], "main@2", {}) == (stall.published(), str(stall.table.head()), stall.table.branches.list())
+
+
+def test_a_held_table_is_not_published_by_the_button(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The button is red and says who holds it; after the release the same button publishes."""
+    stall = Stall(lake, [Unique("id")])
+    assert stall.run(instance).success
+    stall.write(instance, 2)
+    assert stall.publish(instance, hold=True, reason="wait for the audit").success
+    assert "wait for the audit" in failure(stall.publish(instance))
+    assert stall.publish(instance, release=True, reason="audited").success
+    assert [1] == stall.published()
+    assert stall.publish(instance).success
+    assert [1, 2] == stall.published()
+
+
+def test_a_backfill_publishes_what_passed_and_names_what_waits(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """A broken partition waits; its repair, in a run without Dagster's tag of the backfill, is published later."""
+    stall = Stall(lake, [InRange("id", minimum=0)], days=True, once=True, mode="replace")
+    tags = {"dagster/backfill": "bf"}
+    stall.write(instance, 1, partition_key="mon", tags=tags)
+    stall.ids = [-2]
+    selection = dg.AssetSelection.assets(ITEMS) | dg.AssetSelection.checks_for_assets(ITEMS)
+    broken = stall.run(instance, partition_key="tue", tags=tags, selection=selection)
+    assert not broken.success
+    result = stall.publish(instance, tags=tags)
+    assert (True, [1]) == (result.success, stall.published())
+    (event,) = result.asset_materializations_for_node("publish_production")
+    (waiting,) = waits(event)
+    assert f"failed on run/{broken.run_id}@" in waiting
+    stall.write(instance, 2, partition_key="tue", tags={"dagster/root_run_id": broken.run_id})
+    again = stall.publish(instance, tags=tags)
+    assert (True, [1, 2]) == (again.success, stall.published())
+    (event,) = again.asset_materializations_for_node("publish_production")
+    (waiting,) = waits(event)
+    assert "is superseded by run/" in waiting
+
+
+def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """By the first characters of the run id, and recorded as an observation of the promoted node."""
+    stall = Stall(lake, [InRange("id", minimum=0)])
+    assert stall.run(instance).success
+    stall.ids = [-2]
+    broken = stall.run(instance)
+    assert not broken.success
+    short = broken.run_id[:8]
+    assert "discard needs a reason" in failure(stall.publish(instance, discard=short))
+    assert "nothing to be discarded" in failure(stall.publish(instance, discard="ffffffffffff", reason="x"))
+    assert "is no run id" in failure(stall.publish(instance, discard="*", reason="x"))
+    assert stall.publish(instance, discard=short, reason="wrong prices").success
+    assert {} == stall.table.branches.list()
+    (seen,) = instance.fetch_observations(PRODUCTION_ITEMS, limit=5).records
+    observed = seen.asset_observation
+    assert observed is not None
+    found = {key: value.value for key, value in observed.metadata.items()}
+    assert (f"run/{broken.run_id}@3", "wrong prices") == (found["lance/discarded"], found["lance/reason"])
+
+
+def test_short_run_ids_are_enough(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """For a branch that waits, and for one that was published and deleted; what is ambiguous is refused."""
+    stall = Stall(lake, [RowCount(minimum=1)])
+    branch = stall.write(instance, 1)
+    for _ in range(2):
+        assert stall.publish(instance, branch[:10]).success
+    assert [1] == stall.published()
+    for name in ("run/cafe-1", "run/cafe-2"):
+        stall.table.branches.create(name)
+    assert "is the beginning of several branches" in failure(stall.publish(instance, "run/cafe"))
