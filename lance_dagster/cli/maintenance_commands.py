@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import groupby, pairwise
@@ -160,7 +160,7 @@ def garbage_lines(report: "GarbageReport", *, files: bool = False) -> Iterator[s
     if files:
         yield from (f"    {path}" for path in report.paths)
     yield _sum_line(report)
-    yield from _held_lines(report.held)
+    yield from _held_lines(report.held, report.unmerged)
     if report.dry_run and (report.versions or report.files or report.branches):
         yield "nothing was deleted; --delete does it"
 
@@ -177,11 +177,13 @@ def _sum_line(report: "GarbageReport") -> str:
     return f"{versions} and {files} can be deleted"
 
 
-def _held_lines(held: Mapping[str, int]) -> Iterator[str]:
+def _held_lines(held: Mapping[str, int], unmerged: Collection[str]) -> Iterator[str]:
     """Yield a line for each branch that keeps versions which nothing else needs, sorted by their number."""
     many = sorted(((name, count) for name, count in held.items() if count >= _HELD_VERSIONS), key=lambda item: -item[1])
     for name, count in many[:_HELD_BRANCHES]:
-        yield f"branch {name!r} alone keeps {counted(count, 'version')}: merge it, sync it, or delete it"
+        # A branch that main contains keeps versions of others, until it has them too.
+        merge = "merge it, " if name in unmerged else ""
+        yield f"branch {name!r} alone keeps {counted(count, 'version')}: {merge}sync it, or delete it"
     if len(many) > _HELD_BRANCHES:
         rest = len(many) - _HELD_BRANCHES
         yield f"and so {'does' if rest == 1 else 'do'} {counted(rest, 'branch')} more"

@@ -92,7 +92,8 @@ class GarbageReport:
         young: By kind, files younger than the grace period that no version names; a writer may be about to commit them.
         kept: By version, such as `main@3`, every reason that keeps it.
         held: By branch, how many versions only that branch keeps. They can expire once it is deleted; mostly it is
-            enough to merge or to sync it.
+            enough to sync it, or to merge it where it is among `unmerged`.
+        unmerged: Of the branches in `held`, those with versions that `main` does not contain.
         branches: Branches that were deleted in part, or had no metadata, and are removed.
         put_back: Expired versions that are needed again and were put back.
         others: How many objects in the folder do not belong to the table; they are left alone.
@@ -110,6 +111,7 @@ class GarbageReport:
     young: Mapping[str, FileCount] = field(default_factory=dict)
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
+    unmerged: tuple[str, ...] = ()
     branches: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
     others: int = 0
@@ -326,6 +328,7 @@ class _Collection:
             young=counted(files.young),
             kept={f"{branch}@{number}": why for (branch, number), why in sorted(marks.kept.items())},
             held=dict(sorted(marks.held.items())),
+            unmerged=tuple(sorted(marks.unmerged & marks.held.keys())),
             branches=tuple(sorted(marks.dead)),
             others=inventory.unknown,
             paths=tuple(sorted(entry.key for entry in files.files)),

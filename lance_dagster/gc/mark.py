@@ -78,6 +78,7 @@ class Marks:
         dead: Branches that nobody can reach and of which no version stays.
         kept: By version, the reasons why it stays.
         held: By branch, how many versions stay for that branch alone.
+        unmerged: The branches with versions that `main` does not contain.
         expired: The versions that nothing requires.
         problems: What is wrong with the table.
     """
@@ -87,6 +88,7 @@ class Marks:
     dead: set[str] = field(default_factory=set)
     kept: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     held: Counter[str] = field(default_factory=Counter)
+    unmerged: set[str] = field(default_factory=set)
     expired: list[StoredVersion] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -239,7 +241,9 @@ class Marker:
             self.marks.kept[place] = reasons
             # Only a requirement keeps it: the branches it depends on are shown as holding it.
             if why is None:
-                self.marks.held.update(self._required.holders[place])
+                holders = self._required.holders[place]
+                self.marks.held.update(holders)
+                self.marks.unmerged |= holders & self._required.unmerged
             self._add_files(self.marks.by_kept, version, manifest)
         else:
             self.marks.expired.append(version)

@@ -34,11 +34,13 @@ class RequiredVersions:
     Attributes:
         reasons: By version, the reasons in the order they were found.
         holders: By version, the branches that every reason depends on. Deleting any one of them leaves no reason.
+        unmerged: The branches with versions that `main` does not contain.
         problems: What is wrong with the table.
     """
 
     reasons: dict[tuple[str, int], dict[str, None]] = field(default_factory=dict)
     holders: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    unmerged: set[str] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, branch: str, number: int, reason: str, holders: Iterable[str] = ()) -> None:
@@ -114,6 +116,10 @@ def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Br
     for name, lineage in found.items():
         _add_common(required, lineage, found)
         _add_unmerged(required, lineage, found, merges.numbers.get(name, ()))
+        segment, main = lineage.segments[0], found.get(layout.MAIN)
+        # The first version of a branch repeats the fork point, so there is nothing in it to merge.
+        if main is None or segment.number > max(segment.first, main.contained.get(lineage.id, -1)):
+            required.unmerged.add(name)
     for lineage in found.values():
         _add_merges(required, lineage, names)
 

@@ -12,7 +12,8 @@ from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
-from lance_dagster.history.refs.ref_store import READY, RENAMED_FROM, Refs
+from lance_dagster.history.refs.branch_fence import being_reset
+from lance_dagster.history.refs.ref_store import READY, RENAMED_FROM, RESETTING, Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, open_store
@@ -97,10 +98,13 @@ class TableContext:
 
         Raises:
             RefNotFoundError: There is no such branch.
+            CommitConflictError: The branch is being reset to a version of another one.
         """
         if branch == MAIN:
             return self.versions.head(branch)
         found = self.refs.branch(branch)
+        if found is not None and found.state != READY and RESETTING in found.metadata:
+            raise being_reset(found, self.refs)
         if found is None or found.state != READY:
             raise self.refs.branch_not_found(branch)
         return self.versions.head(branch, found.id)

@@ -63,14 +63,14 @@ class LocalStore:
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Write an object atomically, replacing any existing one; synced when it is `durable`."""
-        with self._written(key, data, synced=durable and self._durable) as (temporary, target):
+        with self._written(key, data, synced=durable and self._durable, moves=True) as (temporary, target):
             # Atomic: a reader sees the old object or the new one, never a mixture.
             os.replace(temporary, target)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object atomically unless the name exists; return whether it was written."""
         try:
-            with self._written(key, data, synced=self._durable) as (temporary, target):
+            with self._written(key, data, synced=self._durable, moves=False) as (temporary, target):
                 # Atomic and exclusive: fails with FileExistsError when another writer was first.
                 os.link(temporary, target)
         except FileExistsError:
@@ -249,15 +249,17 @@ class LocalStore:
             _sync(str(self._root / folder))
 
     @contextmanager
-    def _written(self, key: str, data: bytes, *, synced: bool) -> Iterator[tuple[str, str]]:
+    def _written(self, key: str, data: bytes, *, synced: bool, moves: bool) -> Iterator[tuple[str, str]]:
         """Yield a synced temporary file and its target; after the caller linked or renamed it, sync the folder.
 
-        The temporary file is in the folder of the target, because `link` and `rename` work within one file system.
+        The temporary file is in the folder of the target, because `link` and `rename` work within one file system. It
+        is deleted afterwards, unless the caller `moves` it and does not fail.
         """
         # Strings in place of path objects: constructing these takes longer than writing a small file.
         target = f"{self._root}/{key}"
         folder = target.rpartition("/")[0]
         temporary = f"{folder}/.tmp{uuid.uuid4().hex}"
+        left = True
         try:
             with self._created(temporary, folder) as file:
                 file.write(data)
@@ -265,6 +267,7 @@ class LocalStore:
                 if synced:
                     os.fsync(file.fileno())
             yield temporary, target
+            left = not moves
             if synced:
                 _sync(folder)
         # Not a failure of the storage: the caller lost the race for the name.
@@ -273,8 +276,10 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot write {target}: {error}") from error
         finally:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(temporary)
+            # A file that was moved is gone: to delete it again costs a request on a network file system.
+            if left:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(temporary)
 
     @staticmethod
     def _created(path: str, folder: str) -> io.BufferedWriter:

@@ -112,7 +112,7 @@ def test_who_keeps_a_lot_is_told(table: LanceTable) -> None:
     """Those who keep the most first, and not all of many."""
     table.branches.create("idle", at="main@5")
     age(table, 30 * DAY)
-    line = "branch 'idle' alone keeps 2 versions: merge it, sync it, or delete it"
+    line = "branch 'idle' alone keeps 2 versions: sync it, or delete it"
     assert line == run(table.uri, "--older-than", "7d").stdout.splitlines()[-2]
     for number in range(12):
         table.branches.create(f"run/{number:02}", at="main@7")
@@ -123,3 +123,20 @@ def test_who_keeps_a_lot_is_told(table: LanceTable) -> None:
     told = [line for line in lines if "alone keeps" in line]
     assert (10, "and so do 3 branches more") == (len(told), lines[-2])
     assert "branch 'idle' alone keeps 2 versions" in told[0]
+
+
+def test_a_merged_branch_is_not_to_be_merged(table: LanceTable) -> None:
+    """A branch with changes of its own can be merged; once it is, syncing or deleting it is what helps."""
+    table.branches.create("work", at="main@5")
+    for value in (1, 2):
+        table.append(entries("w", value), branch="work")
+    age(table, 30 * DAY)
+
+    def advice() -> str:
+        lines = run(table.uri, "--older-than", "7d").stdout.splitlines()
+        return next(line.partition(": ")[2] for line in lines if line.startswith("branch 'work' alone keeps"))
+
+    assert "merge it, sync it, or delete it" == advice()
+    table.merge("work", strategy="dest-wins")
+    age(table, 30 * DAY)
+    assert "sync it, or delete it" == advice()

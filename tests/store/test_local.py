@@ -116,11 +116,16 @@ def test_storage_options_are_for_remote_tables(tmp_path: Path) -> None:
 
 def syncs(work: Callable[[], object]) -> int:
     """How often something asks the kernel to put a file on the disk."""
+    return calls(os.fsync, work)
+
+
+def calls(function: object, work: Callable[[], object]) -> int:
+    """How often something calls a function of the operating system."""
     count = 0
 
     def watch(frame: FrameType, event: str, called: object) -> None:  # noqa: ARG001 - how Python calls it
         nonlocal count
-        count += event == "c_call" and called is os.fsync
+        count += event == "c_call" and called is function
 
     sys.setprofile(watch)
     try:
@@ -148,3 +153,16 @@ def test_a_durability_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="'power'"):
         open_store("s3://bucket/table", {"durability": "disk"})
     open_store("s3://bucket/table", {"durability": "process", "aws_region": "eu-central-1"})
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_that_was_moved_is_not_deleted_again(tmp_path: Path, *, durable: bool) -> None:
+    """A temporary file is deleted where its content was linked, and where a write failed; not where it was moved."""
+    store = LocalStore(str(tmp_path), durable=durable)
+    assert 0 == calls(os.unlink, lambda: store.put("a/b", b"1"))
+    assert 1 == calls(os.unlink, lambda: store.put_if_absent("a/c", b"1"))
+    assert 1 == calls(os.unlink, lambda: store.put_if_absent("a/c", b"2"))
+    (tmp_path / "a/folder").mkdir()
+    with pytest.raises(StoreError):
+        store.put("a/folder", b"1")
+    assert ["b", "c", "folder"] == sorted(path.name for path in (tmp_path / "a").iterdir())

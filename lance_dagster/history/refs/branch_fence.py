@@ -26,6 +26,7 @@ of this module keeps new tags and branches off them.
 """
 
 import re
+import time
 from dataclasses import dataclass
 
 from lance_dagster.errors import Call, CommitConflictError, CommitStateUnknownError, ConflictError, Remedy, StoreError
@@ -38,6 +39,7 @@ from lance_dagster.history.refs.ref_store import (
     RENAMED_FROM,
     RENAMING_TO,
     RESERVED_PREFIX,
+    RESETTING,
     Branch,
     Refs,
 )
@@ -46,6 +48,8 @@ from lance_dagster.transactions.commit_id import commit_id
 
 DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, and the last one that is dropped, as "5-8"."""
+_RESET_SECONDS = 60
+"""For how long a writer waits for a reset of the branch to end."""
 _RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
 
@@ -65,11 +69,15 @@ class BranchFence:
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.
-            CommitConflictError: The head belongs to a deleted branch of the name, or the branch is being renamed.
+            CommitConflictError: The head belongs to a deleted branch of the name, or the branch is being reset or
+                renamed.
         """
         if self.name == layout.MAIN:
             return None
         branch = self.refs.branch(self.name)
+        if branch is not None and branch.state != READY and RESETTING in branch.metadata:
+            # Not to be retried by itself: the change was made from the branch as it was before the reset.
+            raise being_reset(branch, self.refs, in_flight=True)
         if branch is None or not _takes_commits(branch):
             raise self.refs.branch_not_found(self.name)
         # A head below the first version was put by a late writer; another id is another branch of the name.
@@ -145,6 +153,25 @@ class BranchFence:
             str(state),
             retryable=False,
         )
+
+
+def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> CommitConflictError:
+    """Return the error for a commit to a branch that is being reset to a version of another branch.
+
+    Args:
+        branch: The branch, which has the mark of the reset.
+        refs: The branches of the table.
+        in_flight: Whether the commit was made from the branch as it was before the reset.
+    """
+    target, _, since = branch.metadata[RESETTING].partition(" ")
+    # A reset takes a few requests. A mark that stays is of a process that died: to wait for it would be in vain.
+    waiting = since.isdigit() and time.time() - int(since) < _RESET_SECONDS
+    again = f"branches.reset({branch.name!r}, {target!r}) finishes that, if it was interrupted"
+    return CommitConflictError(
+        f"cannot commit to {branch.name} of {refs.store.uri}: it is being reset to {target}; {again}",
+        target,
+        retryable=waiting and not in_flight,
+    )
 
 
 def _takes_commits(branch: Branch) -> bool:

@@ -51,6 +51,7 @@ from lance_dagster.history.refs.ref_store import (
     RENAMED_FROM,
     RENAMING_TO,
     RESERVED_PREFIX,
+    RESETTING,
     STATE,
     Branch,
     Refs,
@@ -121,11 +122,13 @@ def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Br
     """
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be reset; restore an older version instead")
-    branch = _closed(_unused(name, "reset", refs), "reset", refs, versions)
+    # The mark stays until the branch is ready: a writer that finds it unusable is told that it comes back.
+    mark = f"{target} {int(time.time())}"
+    branch = _closed(_unused(name, "reset", refs), "reset", refs, versions, resetting=mark)
     _empty(branch, refs, versions)
     # Reserved keys describe the old branch: its state, its first version, a rename.
     kept = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
-    wanted = _describe_new(name, target, refs, versions, metadata=kept)
+    wanted = _describe_new(name, target, refs, versions, metadata=kept | {RESETTING: mark})
     return _finish_creating(refs.change_branch(branch, lambda _: wanted), refs, versions)
 
 
@@ -224,16 +227,19 @@ def refuse_users(name: str, do: str, refs: Refs) -> None:
         raise ConflictError(f"cannot {do} branch {name!r} of {refs.store.uri}: {', '.join(users)} {refer} to it")
 
 
-def _closed(branch: Branch, do: str, refs: Refs, versions: Versions) -> Branch:
+def _closed(branch: Branch, do: str, refs: Refs, versions: Versions, *, resetting: str | None = None) -> Branch:
     """Mark a branch as being deleted, after making sure that nothing refers to it or will."""
-    marked = refs.set_branch_state(branch, CLOSING)
+    marked = refs.set_branch_state(branch, CLOSING, resetting=resetting)
     try:
         refuse_users(branch.name, do, refs)
     except ConflictError:
         # The reference was made before the mark, so it stays and the deletion withdraws.
         back = CREATING if versions.newest(branch.name) is None else READY
         refs.change_branch(
-            marked, lambda current: with_metadata(current, {STATE: back}) if current.state == CLOSING else current
+            marked,
+            lambda current: (
+                with_metadata(current, {STATE: back, RESETTING: None}) if current.state == CLOSING else current
+            ),
         )
         raise
     return refs.set_branch_state(marked, DELETING)

@@ -63,6 +63,8 @@ CREATING, READY, CLOSING, DELETING = "creating", "ready", "closing", "deleting"
 FIRST = "lance_dagster.first"
 RENAMING_TO, RENAMED_FROM = "lance_dagster.renaming_to", "lance_dagster.renamed_from"
 RENAMED_WRITE = "lance_dagster.renamed_write"
+RESETTING = "lance_dagster.resetting"
+"""Marks a branch that is being reset to a version of another one: that version and the time, "main@5 1700000000"."""
 WRITE_ID = "lance_dagster.write"
 IMMUTABLE = "lance_dagster.immutable"
 _MAX_BYTES = 1_000_000
@@ -347,8 +349,19 @@ class Refs:
         elif (version_of := branch_of_version(name)) is not None:
             instead = f"that is a version, and a branch is wanted, such as {version_of!r}"
         else:
-            instead = ""
+            instead = self._unfinished(name)
         return RefNotFoundError(name, self.known(), self.store.uri, "branch", instead)
+
+    def _unfinished(self, name: str) -> str:
+        """Return what is being done to a branch that has a file and cannot be used; else an empty string."""
+        found = self.branch(name)
+        if found is None or found.state == READY:
+            return ""
+        if RESETTING in found.metadata:
+            return "it is being reset; if that was interrupted, resetting it again finishes it"
+        if found.state == CREATING:
+            return "it is being created; if that was interrupted, creating it again finishes it"
+        return "it is being deleted; if that was interrupted, deleting it again finishes it"
 
     def tag_not_found(self, name: str) -> RefNotFoundError:
         """Return the error for a name that no tag has."""
@@ -396,8 +409,13 @@ class Refs:
                 return wanted
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
-    def set_branch_state(self, branch: Branch, state: str) -> Branch:
+    def set_branch_state(self, branch: Branch, state: str, *, resetting: str | None = None) -> Branch:
         """Record how far the creation or deletion of a branch is; idempotent, since any process may finish it.
+
+        Args:
+            branch: The branch.
+            state: The step.
+            resetting: The mark of the reset that the first step of a deletion belongs to.
 
         Raises:
             RefMovedError: The branch was deleted and made again meanwhile.
@@ -409,7 +427,11 @@ class Refs:
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
             # Another process is one step further; its second mark cannot be taken back.
             late = current.state == DELETING and state == CLOSING
-            return current if late or current.state == state else with_metadata(current, {STATE: state})
+            if late or current.state == state:
+                return current
+            # Later steps keep the mark of a reset; a branch that is ready is not being reset any more.
+            mark = {RESETTING: resetting} if state in (CLOSING, READY) else {}
+            return with_metadata(current, {STATE: state, **mark})
 
         return self.change_branch(branch, marked)
 

@@ -424,3 +424,65 @@ def test_writers_and_a_replacer_in_processes(table: LanceTable) -> None:
     assert len(there) == len(set(there)) == len(numbers) - 1
     assert set(there) <= acknowledged
     assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
+
+
+def test_a_writer_during_a_reset_is_told_to_try_again(table: LanceTable) -> None:
+    """At every request of the reset, a new write is made on one of the two branches, or is a conflict that passes."""
+    refused, number = set[tuple[bool, bool]](), 0
+    while True:
+        asked: list[str] = []
+        before = table.branches.list()["run"].id
+        other = LanceTable.open(table.uri)
+
+        def write(other: LanceTable = other) -> None:
+            try:
+                # Staged before: a whole append would wait for the reset, which waits for it here.
+                other.commit(transaction_on(other), branch="run")
+            except CommitConflictError as error:
+                refused.add((error.retryable, "it is being reset to main@3" in str(error)))
+
+        through(table, before_request(number, write, asked)).branches.reset("run", "main@3")
+        assert before != table.branches.list()["run"].id
+        assert not any("resetting" in key for key in table.branches.list()["run"].metadata)
+        table.append(entries("old", number), branch="run")
+        if len(asked) <= number:
+            break
+        number += 1
+    assert {(True, True)} == refused
+    assert number > 10
+
+
+def transaction_on(table: LanceTable) -> Transaction:
+    """A transaction that adds no rows, made on the head of the branch as it is."""
+    return Transaction(read_version=table.head("run").number, uuid=str(uuid.uuid4()), operation=Append(fragments=()))
+
+
+@pytest.mark.parametrize("step", range(4, 30, 3))
+def test_a_writer_after_a_reset_that_died_is_told_how_to_finish_it(table: LanceTable, step: int) -> None:
+    """It does not wait for long, and the branch is never said not to exist; the same reset again finishes it."""
+
+    def script(request: Request) -> object:
+        asked.append(request.key)
+        if len(asked) > step:
+            raise PlugPulledError
+        return request.send()
+
+    asked: list[str] = []
+    with suppress(PlugPulledError):
+        through(table, script).branches.reset("run", "main@3")
+    with suppress(CommitConflictError):
+        table.head("run")
+    table.branches.reset("run", "main@3")
+    assert_replaced(table)
+
+
+def test_a_branch_that_is_being_deleted_is_not_suggested_for_itself(table: LanceTable) -> None:
+    """The error says what is being done to it."""
+
+    def read(request: Request) -> object:
+        if request.verb == "delete_folder":
+            with pytest.raises(NotFoundError, match=r"no branch 'run' in .*; it is being deleted"):
+                LanceTable.open(table.uri).append(entries(*LATE), branch="run")
+        return request.send()
+
+    through(table, read).branches.delete("run")
