@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -34,8 +34,8 @@ BACKFILL_TAG = "dagster/backfill"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
 _BRANCH_PREFIX = "run/"
-# The operations that change no row: settings of a table, and the fork of a branch.
-_WITHOUT_ROWS = ("UpdateConfig", "Clone")
+# The operations that change no row, such as settings of a table, the fork of a branch and compaction.
+WITHOUT_ROWS = frozenset({"Clone", "CreateIndex", "ReserveFragments", "Rewrite", "UpdateConfig"})
 # Dagster's database and the storage may have different clocks.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
@@ -240,7 +240,28 @@ def is_never_written(table: LanceTable, version: Version) -> bool:
     # The log is read for tables without rows only, and as far as the first commit that wrote some.
     if version.rows:
         return False
-    return all(one.number == 1 or one.operation in _WITHOUT_ROWS for one in table.log(version))
+    return all(one.number == 1 or one.operation in WITHOUT_ROWS for one in table.log(version))
+
+
+def waiting_version(table: LanceTable, asset: dg.AssetKey, instance: dg.DagsterInstance) -> Version | None:
+    """Return the newest materialized version of an asset, or None when `main` has it or its branch is gone.
+
+    Args:
+        table: The table of the asset.
+        asset: The candidate.
+        instance: The Dagster instance, whose event log names the version.
+    """
+    event = instance.get_latest_materialization_event(asset)
+    made = event.asset_materialization if event else None
+    found = md.audited_version(made.metadata) if made else None
+    if made is None or found is None or found[0] == MAIN:
+        return None
+    with suppress(RefNotFoundError, VersionNotFoundError):
+        version = table.at(f"branch:{found[0]}@{found[1]}")
+        # A branch may have been deleted and created again under its name, with other versions of the same numbers.
+        if version.transaction == md.text(made.metadata, md.TRANSACTION) and not table.branches.is_merged(version):
+            return version
+    return None
 
 
 def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from lance_dagster import (
     table_check,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, FunctionCheck, TableCheck
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, Shop, failure, recorded
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
 
 NAN = float("nan")
 INT8 = pa.int8()
@@ -293,6 +293,29 @@ def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
     assert [1, 5] == shop.ids("production")
     (evaluation,) = again.get_asset_check_evaluations()
     assert "main" == evaluation.metadata["lance/branch"].value
+
+
+def test_input_of_a_check_that_is_executed_alone(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A check that takes the rows of its asset as an input gets those of the candidate, and other readers do not."""
+
+    @dg.asset_check(asset=ORDERS)
+    def three(orders: pa.Table) -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=orders.num_rows == 3)
+
+    @dg.asset(ins={"orders": dg.AssetIn(ORDERS)})
+    def reader(orders: pa.Table) -> dg.MaterializeResult[Any]:
+        return dg.MaterializeResult(metadata={"ids": orders["id"].to_pylist()})
+
+    all_of_it = replace(shop, assets=[*shop.assets, three, reader])
+    shop.play(orders=[1])
+    assert all_of_it.run(stored_instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)).success
+    shop.play(orders=[1, 2, -3])
+    assert not all_of_it.run(stored_instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)).success
+    alone = all_of_it.run(stored_instance, selection=dg.AssetSelection.checks(three))
+    (evaluation,) = alone.get_asset_check_evaluations()
+    assert evaluation.passed
+    assert all_of_it.run(stored_instance, selection=[dg.AssetKey("reader")]).success
+    assert [1] == recorded(stored_instance, dg.AssetKey("reader")).metadata["ids"]
 
 
 def test_result_of_a_check_that_ran_alone_later_counts(shop: Shop, stored_instance: dg.DagsterInstance) -> None:

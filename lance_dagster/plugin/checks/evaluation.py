@@ -6,30 +6,24 @@ the publisher with the result of a planned merge.
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.errors import LanceDagsterError, RefNotFoundError, StoreError, VersionNotFoundError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.partitions import partition_filter
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.run_branch import WITHOUT_ROWS, RunBranch, RunChain, waiting_version
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
-from lance_dagster.table import LanceTable
 
 # The attribute of the function behind an asset check that holds its `BoundCheck`. Dagster copies definitions, with
 # resources or for the selection of a job, but never the function, so that the attribute survives.
 LANCE_CHECK = "lance_check"
 _PARTITION_TAG = "dagster/partition"
-# Operations of commits that leave the rows of a branch as they are, so that they need not name partitions.
-_WITHOUT_ROWS = frozenset({"Clone", "UpdateConfig", "CreateIndex", "Rewrite", "ReserveFragments"})
-
 # What a check, and the function of a user, raise because of the rows or of a mistake. Not OSError and not Dagster's own
 # errors: they may ask for a retry, and they stop the step, which blocks the publication too.
 _BROKEN = (
@@ -176,23 +170,8 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
     key = asset_key_of(asset)
     table = lance.table(key, {**describe_asset(context, key)[0], **metadata_of(asset)})
     head = RunBranch(table=table, chain=RunChain.of_context(context)).head()
-    version = head or _waiting(table, key, context.instance) or table.at(lance.read_ref)
+    version = head or waiting_version(table, key, context.instance) or table.at(lance.read_ref)
     return PinnedTable(table=table, version=version)
-
-
-def _waiting(table: LanceTable, asset: dg.AssetKey, instance: dg.DagsterInstance) -> Version | None:
-    """Return the newest materialized version of an asset, or None when `main` has it or its branch is gone."""
-    event = instance.get_latest_materialization_event(asset)
-    made = event.asset_materialization if event else None
-    found = md.audited_version(made.metadata) if made else None
-    if made is None or found is None or found[0] == MAIN:
-        return None
-    with suppress(RefNotFoundError, VersionNotFoundError):
-        version = table.at(f"branch:{found[0]}@{found[1]}")
-        # A branch may have been deleted and created again under its name, with other versions of the same numbers.
-        if version.transaction == md.text(made.metadata, md.TRANSACTION) and not table.branches.is_merged(version):
-            return version
-    return None
 
 
 def partitions_of(version: PinnedTable) -> tuple[str, ...]:
@@ -208,7 +187,7 @@ def partitions_of(version: PinnedTable) -> tuple[str, ...]:
         written = commit.properties.get(md.PARTITION_KEYS)
         if written is not None:
             keys.update(dict.fromkeys(json.loads(written)))
-        elif commit.operation not in _WITHOUT_ROWS:
+        elif commit.operation not in WITHOUT_ROWS:
             return ()
     return tuple(sorted(keys))
 
@@ -264,10 +243,13 @@ def _audit(
 
 
 def _predicate(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> str:
-    return partition_filter(
-        keys,
-        version.schema,
-        definition=bound.partitions_def,
-        partition_expr=md.plain(bound.metadata.get(md.PARTITION_EXPR)),
-        asset=bound.asset.to_user_string(),
-    ).predicate
+    try:
+        return partition_filter(
+            keys,
+            version.schema,
+            definition=bound.partitions_def,
+            partition_expr=md.plain(bound.metadata.get(md.PARTITION_EXPR)),
+            asset=bound.asset.to_user_string(),
+        ).predicate
+    except InvalidInputError as error:
+        raise InvalidInputError(f'{error}; a check with scope="table" needs no partitions') from error

@@ -18,7 +18,7 @@ from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.input_types import InputType
 from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, all_of
-from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunChain, is_never_written
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written, waiting_version
 
 _NO_ROW = "false"
 
@@ -141,7 +141,11 @@ class InputReader:
             return PinnedTable(table=table, version=table.at(ref))
         tag = md.text(upstream, md.REF)
         if tag is None:
-            return self.lance.pin(self._read_chain(context), table)
+            chain = self._read_chain(context)
+            # A check that is executed alone belongs to no run that wrote the table; the candidate that waits is meant.
+            alone = RunBranch(table=table, chain=chain).head() is None and _is_checked(context)
+            waiting = waiting_version(table, context.asset_key, context.instance) if alone else None
+            return PinnedTable(table=table, version=waiting) if waiting else self.lance.pin(chain, table)
         try:
             return PinnedTable(table=table, version=table.at(tag))
         except RefNotFoundError:
@@ -153,6 +157,17 @@ class InputReader:
         # The chain has to be consulted too: after a re-execution from asset failure Dagster names no
         # producer, although the parent run wrote the value.
         return self.chain.after(produced_in)
+
+
+def _is_checked(context: dg.InputContext) -> bool:
+    """Return whether the input is the asset that the step checks."""
+    try:
+        graph = context.step_context.job_def.asset_layer.asset_graph
+    except dg.DagsterInvariantViolationError:  # called outside of a run: there is no step
+        return False
+    checks = (graph.assets_def_for_key(key) for key in graph.asset_check_keys if key.asset_key == context.asset_key)
+    # A definition without assets only checks. One with assets may read an earlier partition of itself, which is main's.
+    return any(not check.keys and check.node_def.name == context.op_def.name for check in checks)
 
 
 def _narrowed(context: dg.InputContext, pinned: PinnedTable) -> PinnedTable:

@@ -35,11 +35,8 @@ from lance_dagster.plugin.checks.table_check import CheckOutcome
 from lance_dagster.plugin.publish.publication import Publication, merge_properties, named_conflicts
 from lance_dagster.plugin.publish.rollback import PREVIEWS, drop_branch, is_rollback, preview_branch
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import RunChain, is_written
+from lance_dagster.plugin.run_branch import WITHOUT_ROWS, RunChain, is_written
 from lance_dagster.table import LanceTable
-
-# Operations that change no row, so that a commit of another program with one of them needs no audit.
-_WITHOUT_ROWS = frozenset({"Clone", "UpdateConfig", "CreateIndex", "Rewrite", "ReserveFragments"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +257,7 @@ def _is_foreign(version: Version) -> bool:
     known = md.RUN_ID in version.properties or md.PUBLISHED_BY in version.properties
     # The first version of a table is empty when the IO manager made it.
     created = not version.parents and version.rows == 0
-    return not (known or created or version.operation in _WITHOUT_ROWS)
+    return not (known or created or version.operation in WITHOUT_ROWS)
 
 
 def _fork_of(table: LanceTable, source: Version) -> str | None:
