@@ -116,14 +116,17 @@ if TYPE_CHECKING:
         build_publisher as build_publisher,
         build_ref_sensor as build_ref_sensor,
         build_table_checks as build_table_checks,
+        candidate_audited as candidate_audited,
         check_values as check_values,
         evaluate_check as evaluate_check,
         lance_assets as lance_assets,
+        newer_than as newer_than,
         open_candidate as open_candidate,
         pipes_extras as pipes_extras,
         pipes_table as pipes_table,
         ref_asset_specs as ref_asset_specs,
         table_check as table_check,
+        tag_moved as tag_moved,
         validate_definitions as validate_definitions,
     )
     from lance_dagster.spark import (
@@ -247,6 +250,9 @@ _HOMES = {
         "PipesTable",
         "pipes_extras",
         "pipes_table",
+        "candidate_audited",
+        "newer_than",
+        "tag_moved",
     ),
     "lance_dagster.spark": ("LanceDataSource", "ensure_java", "local_session", "read_table", "stage", "target_schema"),
     "lance_dagster.table": (

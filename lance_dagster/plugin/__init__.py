@@ -23,6 +23,7 @@ from lance_dagster.plugin.definitions import LanceAssetsOptions, lance_assets, v
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.write_request import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
+from lance_dagster.plugin.operate.conditions import candidate_audited, newer_than, tag_moved
 from lance_dagster.plugin.operate.discovery_sensor import build_discovery_sensor
 from lance_dagster.plugin.operate.maintenance_job import MaintenanceConfig, MaintenanceJob, build_maintenance_job
 from lance_dagster.plugin.operate.pipes_session import PipesTable, pipes_extras, pipes_table
@@ -73,14 +74,17 @@ __all__ = [
     "build_publisher",
     "build_ref_sensor",
     "build_table_checks",
+    "candidate_audited",
     "check_values",
     "evaluate_check",
     "lance_assets",
+    "newer_than",
     "open_candidate",
     "pipes_extras",
     "pipes_table",
     "ref_asset_specs",
     "table_check",
+    "tag_moved",
     "validate_definitions",
 ]
 
