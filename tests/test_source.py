@@ -130,6 +130,7 @@ PUBLIC_NAMES = [
     "open_candidate",
     "pipes_extras",
     "pipes_table",
+    "promoted_asset_spec",
     "read_table",
     "ref_asset_specs",
     "split_table_uri",

@@ -28,6 +28,7 @@ from lance_dagster.plugin.operate.discovery_sensor import build_discovery_sensor
 from lance_dagster.plugin.operate.maintenance_job import MaintenanceConfig, MaintenanceJob, build_maintenance_job
 from lance_dagster.plugin.operate.pipes_session import PipesTable, pipes_extras, pipes_table
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
+from lance_dagster.plugin.publish.promoted_asset import promoted_asset_spec
 from lance_dagster.plugin.publish.publish_step import PublishConfig
 from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
 from lance_dagster.plugin.publish.rollback import Rollback
@@ -82,6 +83,7 @@ __all__ = [
     "open_candidate",
     "pipes_extras",
     "pipes_table",
+    "promoted_asset_spec",
     "ref_asset_specs",
     "table_check",
     "tag_moved",

@@ -114,7 +114,7 @@ SETTINGS = (
     Setting(key=md.KEYS, places=_WRITTEN, kind="texts"),
     Setting(key=md.WHEN_MISSING, places=_WRITTEN, values=("keep", "delete")),
     Setting(key=md.SCHEMA_EVOLUTION, places=_WRITTEN, values=EVOLUTIONS),
-    Setting(key=md.PARTITION_EXPR, places=_DEFINED, kind="partition_expr"),
+    Setting(key=md.PARTITION_EXPR, places=(*_DEFINED, "input"), kind="partition_expr"),
     Setting(key=md.VECTORS, places=_DEFINED, kind="lengths"),
     Setting(key=md.TABLE, places=("asset", "spec", "output", "input")),
     Setting(key=md.SCHEMA, places=_DEFINED),

@@ -11,7 +11,15 @@ import pyarrow.dataset as pds
 import pytest
 from lance import LanceDataset
 
-from lance_dagster import LanceIOManager, LanceResource, LanceTable, PinnedTable
+from lance_dagster import (
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    PinnedTable,
+    TableAddress,
+    build_publisher,
+    promoted_asset_spec,
+)
 
 NUMBERS = dg.AssetKey(["lab", "numbers"])
 COPY = dg.AssetKey(["lab", "copy"])
@@ -141,6 +149,14 @@ def test_annotation_that_is_no_class(lake: LanceResource, kind: Any) -> None:
     said = error_of(run(lake, dg.AssetSpec(NUMBERS), reader([], kind)))
     assert "input 'rows' is annotated with" in said
     assert "as Optional[T], as dict[str, T] with a T for each partition, or as list[dict]" in said
+
+
+def test_unknown_setting_of_an_input(lake: LanceResource) -> None:
+    """A misspelt setting is refused and not ignored."""
+    published(lake)
+    said = error_of(run(lake, dg.AssetSpec(NUMBERS), reader([], pa.Table, metadata={"lance/column": ["id"]})))
+    assert "input 'rows' of lab/numbers: " in said
+    assert "lance/columns" in said
 
 
 # What is missing
@@ -356,3 +372,68 @@ def test_polars_enum_and_categorical_are_text(lake: LanceResource) -> None:
     rows = lake.table(NUMBERS).read(f"run/{result.run_id}")
     assert [pa.string(), pa.string(), pa.list_(pa.string())] == rows.schema.types[:3]
     assert [{"e": "a", "c": "x", "l": ["a"], "s": {"e": "a", "c": "x"}}] == rows.slice(0, 1).to_pylist()
+
+
+# Promoted nodes of other code locations
+
+PROMOTED = dg.AssetKey(["production", "lab", "numbers"])
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        dg.AssetSpec(PROMOTED),
+        dg.AssetSpec(PROMOTED, metadata={"lance/ref": "production"}),
+        promoted_asset_spec("lab/numbers"),
+    ],
+    ids=["key", "ref", "promoted"],
+)
+def test_promoted_node_is_recognised(lake: LanceResource, node: dg.AssetSpec) -> None:
+    """A node that another code location declares by its key alone is read at the tag and not on main."""
+    table = published(lake)
+    table.tags.create("production", "main")
+    table.append(ROWS)
+    seen: list[Any] = []
+    result = run(lake, node, reader(seen, pa.Table, PROMOTED))
+    assert result.success, error_of(result)
+    assert seen == [ROWS]
+
+
+def test_node_that_is_not_recognised(lake: LanceResource) -> None:
+    """The error says whether the table or the tag is missing, and names the function that declares the node."""
+    remedy = "declare it with promoted_asset_spec('lab/numbers', tag='production')"
+    said = error_of(run(lake, dg.AssetSpec(PROMOTED), reader([], pa.Table, PROMOTED)))
+    assert remedy in said
+    assert "has no tag" not in said
+    table = published(lake)
+    said = error_of(run(lake, dg.AssetSpec(PROMOTED), reader([], pa.Table, PROMOTED)))
+    assert f"and the table at {table.uri} has no tag 'production'; if production/lab/numbers" in said
+    assert remedy in said
+    seen: list[Any] = []
+    assert run(lake, dg.AssetSpec(PROMOTED), reader(seen, pa.Table | None, PROMOTED)).success
+    assert seen == [None]
+
+
+def test_table_at_the_whole_key_comes_first(lake: LanceResource) -> None:
+    """An asset of that key with a table of its own is no promoted node."""
+    published(lake).tags.create("production", "main")
+    LanceTable.create(lake.uri_of(PROMOTED), ROWS.schema).append(ROWS.slice(0, 1))
+    seen: list[Any] = []
+    assert run(lake, dg.AssetSpec(PROMOTED), reader(seen, pa.Table, PROMOTED)).success
+    assert [1] == ids(seen[0])
+
+
+def test_promoted_spec_equals_the_publishers_node(lake: LanceResource) -> None:
+    """Both code locations agree about the key and the metadata of a table at a place of its own."""
+    table = dg.AssetSpec(NUMBERS, metadata={"lance/table": "raw/numbers", **BY_DAY})
+    (made,) = build_publisher([table], partitions_def=DAYS).specs
+    spec = promoted_asset_spec(table, partitions_def=DAYS)
+    assert (made.key, made.metadata, made.group_name) == (spec.key, spec.metadata, spec.group_name)
+    rows = days(1, 2)
+    made_table = LanceTable.create(lake.uri_at(TableAddress(("raw", "numbers"))), rows.schema)
+    made_table.append(rows)
+    made_table.tags.create("production", "main")
+    seen: list[Any] = []
+    result = run(lake, spec, reader(seen, pa.Table, PROMOTED, partitions_def=DAYS), partition_key="2024-01-02")
+    assert result.success, error_of(result)
+    assert [2] == ids(seen[0])

@@ -5,7 +5,8 @@ candidate on `main` before its first publication. An asset that can do without t
 `Optional[T]` or by the metadata `lance/allow_missing`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import dagster as dg
@@ -15,55 +16,15 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.handles import handler_for, handlers
+from lance_dagster.plugin.io.input_source import InputSource
 from lance_dagster.plugin.io.input_types import InputType
-from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, all_of
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written, waiting_version
+from lance_dagster.plugin.settings import refuse_unknown_settings
+from lance_dagster.plugin.table_asset import TableKey
+from lance_dagster.table import LanceTable
 
 _NO_ROW = "false"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputPartitions:
-    """The partitions that an input reads, and the column or expression that tells them apart."""
-
-    keys: tuple[str, ...]
-    definition: dg.PartitionsDefinition | None
-    partition_expr: object
-    asset: str
-
-    @classmethod
-    def of(cls, context: dg.InputContext, upstream: Mapping[str, object]) -> "InputPartitions | None":
-        """Return the partitions of an input, or None when it reads the whole table.
-
-        A partitioned reader of an upstream without partitions reads the whole table, unless `lance/partition_expr` of
-        the input or of the upstream says how its own partitions select rows.
-        """
-        given = md.plain(context.definition_metadata.get(md.PARTITION_EXPR, upstream.get(md.PARTITION_EXPR)))
-        asset = context.asset_key.to_user_string()
-        if context.has_asset_partitions:
-            keys = tuple(context.asset_partition_keys)
-            return cls(keys=keys, definition=partitions_definition(context), partition_expr=given, asset=asset)
-        own = _own_partitions(context)
-        if own is None:
-            return None
-        if not given:
-            context.log.info(
-                "input %r reads every partition of %s, which has no partitions in Dagster; give the input the metadata "
-                "%s to read the rows of the partitions of this run",
-                context.name,
-                asset,
-                md.PARTITION_EXPR,
-            )
-            return None
-        return cls(keys=own[1], definition=own[0], partition_expr=given, asset=asset)
-
-    def narrow(self, view: PinnedTable, keys: Sequence[str]) -> PinnedTable:
-        """Return a view narrowed to some of the partitions."""
-        selected = partition_filter(
-            keys, view.schema, definition=self.definition, partition_expr=self.partition_expr, asset=self.asset
-        )
-        return replace(view, filter=all_of(view.filter, selected.predicate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +43,21 @@ class InputReader:
             TableNotFoundError: The table does not exist.
             VersionNotFoundError: Nothing of the table was published.
         """
+        source = InputSource.of(context)
+        refuse_unknown_settings(context.definition_metadata, "input", f"input {context.name!r} of {source.name}")
         wanted = InputType.of(context)
         handler = handler_for(wanted.kind, handlers(self.spark))
-        upstream = context.upstream_output.definition_metadata if context.upstream_output else {}
-        partitions = InputPartitions.of(context, upstream)
+        partitions = source.partitions
         if wanted.by_partition and partitions is None:
             raise InvalidInputError(
-                f"input {context.name!r} is annotated as a dict by partition, and "
-                f"{context.asset_key.to_user_string()} has no partitions"
+                f"input {context.name!r} is annotated as a dict by partition, and {source.name} has no partitions"
             )
         # The partitions before the first one do not exist, so a self-dependency asks for none of them there.
         none_asked = partitions is not None and not partitions.keys
-        pinned = self._pinned(context, upstream, wanted, none_asked=none_asked)
+        pinned = self._pinned(context, source, wanted, none_asked=none_asked)
         if pinned is None:
             return None
-        view = _narrowed(context, pinned)
+        view = _narrowed(context, source, pinned)
         if partitions is None:
             return handler.load(view, wanted.kind)
         if wanted.by_partition:
@@ -104,7 +65,7 @@ class InputReader:
         return handler.load(partitions.narrow(view, partitions.keys), wanted.kind)
 
     def _pinned(
-        self, context: dg.InputContext, upstream: Mapping[str, object], wanted: InputType, *, none_asked: bool
+        self, context: dg.InputContext, source: InputSource, wanted: InputType, *, none_asked: bool
     ) -> PinnedTable | None:
         """Return the table at the version to read, or None when nothing can be read and the input is optional.
 
@@ -112,9 +73,9 @@ class InputReader:
             TableNotFoundError: The table does not exist.
             VersionNotFoundError: Nothing was published.
         """
-        asset = context.asset_key.to_user_string()
+        asset = source.name
         try:
-            found = self._at_ref(context, upstream)
+            found = self._at_ref(context, source)
         except TableNotFoundError as error:
             if wanted.optional:
                 return None
@@ -134,12 +95,11 @@ class InputReader:
             )
         return found
 
-    def _at_ref(self, context: dg.InputContext, upstream: Mapping[str, object]) -> PinnedTable:
+    def _at_ref(self, context: dg.InputContext, source: InputSource) -> PinnedTable:
         """Return the table at the version to read; without rows when the tag of a promoted node does not exist."""
-        table = self.lance.table(context.asset_key, upstream)
+        table, tag = self._table(source.key, source.metadata)
         if ref := md.text(context.definition_metadata, md.REF):
             return PinnedTable(table=table, version=table.at(ref))
-        tag = md.text(upstream, md.REF)
         if tag is None:
             chain = self._read_chain(context)
             # A check that is executed alone belongs to no run that wrote the table; the candidate that waits is meant.
@@ -152,6 +112,36 @@ class InputReader:
             # The rows on `main`, if any, are not promoted.
             return PinnedTable(table=table, version=table.head(), filter=_NO_ROW)
 
+    def _table(self, key: TableKey, metadata: Mapping[str, object]) -> tuple[LanceTable, str | None]:
+        """Return the table of an asset, and the tag or branch to read when the asset stands for one.
+
+        Another code location may declare the promoted node `production/shop/orders` by its key alone. It is recognised
+        by the table `shop/orders` and its tag `production`, when there is no table at the place of the whole key.
+        """
+        ref = md.text(metadata, md.REF)
+        try:
+            return self.lance.table(key, metadata), ref
+        except TableNotFoundError as error:
+            first, *rest = key.path if isinstance(key, dg.AssetKey) else [key]
+            if not rest or md.text(metadata, md.CANDIDATE) or md.text(metadata, md.TABLE):
+                raise
+            table = self._find(dg.AssetKey(rest), metadata)
+            if table is not None and (ref or first) in table.tags.list():
+                return table, ref or first
+            # A key of two parts, such as `shop/orders`, is rarely a promoted node.
+            if table is None and len(rest) == 1:
+                raise
+            where = "" if table is None else f", and the table at {table.uri} has no tag {first!r}"
+            raise TableNotFoundError(
+                f"{error}{where}; if {'/'.join([first, *rest])} is the promoted node of a table, declare it with "
+                f"promoted_asset_spec({'/'.join(rest)!r}, tag={first!r})"
+            ) from None
+
+    def _find(self, key: dg.AssetKey, metadata: Mapping[str, object]) -> LanceTable | None:
+        with suppress(TableNotFoundError):
+            return self.lance.table(key, metadata)
+        return None
+
     def _read_chain(self, context: dg.InputContext) -> RunChain:
         produced_in = context.upstream_output.run_id if context.upstream_output else EPHEMERAL_RUN_ID
         # The chain has to be consulted too: after a re-execution from asset failure Dagster names no
@@ -161,6 +151,8 @@ class InputReader:
 
 def _is_checked(context: dg.InputContext) -> bool:
     """Return whether the input is the asset that the step checks."""
+    if not context.has_asset_key:
+        return False
     try:
         graph = context.step_context.job_def.asset_layer.asset_graph
     except dg.DagsterInvariantViolationError:  # called outside of a run: there is no step
@@ -170,7 +162,7 @@ def _is_checked(context: dg.InputContext) -> bool:
     return any(not check.keys and check.node_def.name == context.op_def.name for check in checks)
 
 
-def _narrowed(context: dg.InputContext, pinned: PinnedTable) -> PinnedTable:
+def _narrowed(context: dg.InputContext, source: InputSource, pinned: PinnedTable) -> PinnedTable:
     """Return a view narrowed by the columns and the filter of the input's metadata.
 
     Raises:
@@ -187,25 +179,8 @@ def _narrowed(context: dg.InputContext, pinned: PinnedTable) -> PinnedTable:
         planned_schema(pinned.to_lance(), chosen, condition)
     except InvalidInputError as error:
         known = "" if condition is None else f"; the columns are {', '.join(pinned.schema.names)}"
-        raise InvalidInputError(
-            f"input {context.name!r} of {context.asset_key.to_user_string()}: {error}{known}"
-        ) from None
+        raise InvalidInputError(f"input {context.name!r} of {source.name}: {error}{known}") from None
     return replace(pinned, columns=chosen, filter=all_of(pinned.filter, condition))
-
-
-def _own_partitions(context: dg.InputContext) -> tuple[dg.PartitionsDefinition, tuple[str, ...]] | None:
-    """Return the partitions of the asset that reads, or None when it has none."""
-    try:
-        step = context.step_context
-    except dg.DagsterInvariantViolationError:  # called outside of a run
-        return None
-    definition = step.entity_partitions_def
-    if definition is None or not step.has_partitions:
-        return None
-    span = step.partition_key_range
-    if span.start == span.end:
-        return definition, (span.start,)
-    return definition, tuple(definition.get_partition_keys_in_range(span))
 
 
 def _remedy(context: dg.InputContext, asset: str) -> str:

@@ -95,7 +95,8 @@ def set_data_version(context: dg.OutputContext, data_version: str) -> None:
     branch, and a merge gives the same rows another number.
     """
     step = step_of(context)
-    if step is not None:
+    # Only assets have data versions.
+    if step is not None and context.has_asset_key:
         step.set_data_version(context.asset_key, dg.DataVersion(data_version))
 
 

@@ -26,6 +26,7 @@ from lance_dagster.plugin.io.output_events import (
     set_data_version,
     with_descriptions,
 )
+from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.publish.publication import landed_as
@@ -58,7 +59,8 @@ class OutputWriter:
         vectors = _vectors(context.definition_metadata)
         schema = handler.schema(obj, vectors)
         columns = described_columns(context)
-        place = self.lance.address_of(context.asset_key, context.definition_metadata)
+        target = OutputTable.of(context)
+        place = self.lance.address_of(target.key, target.metadata)
         table = self._table(write, self.lance.uri_at(place), with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
         # Before the fork: a table of another asset is refused without a trace.

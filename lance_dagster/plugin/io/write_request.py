@@ -11,8 +11,9 @@ import pyarrow as pa
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
-from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
+from lance_dagster.plugin.io.partitions import partition_filter
 from lance_dagster.plugin.io.schema_evolution import SchemaEvolution
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID
 from lance_dagster.plugin.settings import refuse_unknown_settings
@@ -66,16 +67,10 @@ class Write:
         Raises:
             InvalidInputError: The output belongs to no asset, or its settings cannot be used.
         """
-        if not context.has_asset_key:
-            raise InvalidInputError(
-                f"output {context.name!r} belongs to no asset, so it has no table; give it another IO manager"
-            )
-        asset = context.asset_key.to_user_string()
+        target = OutputTable.of(context)
+        asset, keys = target.owner, target.partition_keys
         refuse_unknown_settings(context.definition_metadata, "asset", f"asset {asset}")
         refuse_unknown_settings(context.output_metadata, "output", f"output metadata of {asset}")
-        # The list of keys is the only form that works for every kind of partition. Without partitions Dagster
-        # raises for it, hence the guard.
-        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
         settings = {**context.definition_metadata, **context.output_metadata}
         default = defaults.write_mode or ("replace" if keys else "overwrite")
         mode = write_mode(md.text(settings, md.WRITE_MODE) or default)
@@ -93,7 +88,7 @@ class Write:
             asset=asset,
             mode=mode,
             keys=keys,
-            definition=partitions_definition(context),
+            definition=target.definition,
             partition_expr=md.plain(context.definition_metadata.get(md.PARTITION_EXPR)),
             properties=_properties(context, asset, keys),
             on=on,

@@ -10,7 +10,6 @@ wrote. From its *Materialize* button a person promotes a version, rolls back, or
 left behind.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
@@ -19,17 +18,10 @@ import dagster as dg
 
 from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, ProtectedError, PublishRefusedError
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.evaluation import blocking_checks
+from lance_dagster.plugin.publish.promoted_asset import promoted_asset_spec
 from lance_dagster.plugin.publish.publish_step import Node, PublishConfig, PublishStep
-from lance_dagster.plugin.table_asset import (
-    RESOURCE_KEY,
-    TableAsset,
-    asset_key_of,
-    metadata_of,
-    place_metadata,
-    table_address,
-)
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
 POOL = "lance_publish"
 # Markdown, shown on the page of the promoted node, beside its *Materialize* button.
@@ -114,7 +106,7 @@ def build_publisher(
         InvalidInputError: No table is given, or one is given twice.
     """
     require_sequence("tables", tables, "shop/orders")
-    nodes = [_node_of(table, tag, partitioned=partitions_def is not None) for table in tables]
+    nodes = [_node_of(table, tag, partitions_def) for table in tables]
     keys = [node.candidate for node in nodes]
     if not keys or len(set(keys)) < len(keys):
         raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
@@ -154,30 +146,14 @@ def build_publisher(
     return publisher
 
 
-def _node_of(table: TableAsset, tag: str, *, partitioned: bool) -> Node:
-    candidate, metadata = asset_key_of(table), metadata_of(table)
-    promoted = dg.AssetKey([tag, *candidate.path])
-    about = place_metadata(candidate, metadata)
-    # With `partition_expr`, partitioned readers of the node can read their partitions.
-    if partitioned and md.PARTITION_EXPR in metadata:
-        about[md.PARTITION_EXPR] = metadata[md.PARTITION_EXPR]
-    spec = dg.AssetSpec(
-        promoted,
-        deps=[candidate],
-        description=_ABOUT.format(table=candidate.to_user_string(), tag=tag) + (_ALL_PARTITIONS if partitioned else ""),
-        # Dagster allows fewer characters in the name of a group than Lance in that of a tag.
-        group_name=re.sub(r"\W", "_", tag, flags=re.ASCII),
-        # Not materialized when its tag does not move: in a dry run, or when there is nothing to publish.
-        skippable=True,
-        kinds={"lance"},
-        metadata={
-            **about,
-            md.REF: tag,
-            # Without a URI: the root belongs to the resource, which only a run has.
-            **md.definition_metadata(table_address(candidate, metadata).dotted, None),
-        },
+def _node_of(table: TableAsset, tag: str, partitions_def: dg.PartitionsDefinition | None) -> Node:
+    candidate, spec = asset_key_of(table), promoted_asset_spec(table, tag=tag, partitions_def=partitions_def)
+    about = _ABOUT.format(table=candidate.to_user_string(), tag=tag)
+    # Skippable: the node is not materialized when its tag does not move, as in a dry run.
+    spec = spec.replace_attributes(
+        deps=[candidate], description=about + ("" if partitions_def is None else _ALL_PARTITIONS), skippable=True
     )
-    return Node(candidate=candidate, promoted=promoted, metadata=metadata, spec=spec)
+    return Node(candidate=candidate, promoted=spec.key, metadata=metadata_of(table), spec=spec)
 
 
 def _check_keys(check: dg.AssetCheckKey | dg.AssetChecksDefinition) -> list[dg.AssetCheckKey]:

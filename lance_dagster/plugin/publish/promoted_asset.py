@@ -1,0 +1,58 @@
+"""The asset node that stands for the promoted version of a table.
+
+A publisher materializes its promoted nodes. Another code location declares the same node as an external asset, so that
+its assets read the table at the tag and not at `main`.
+"""
+
+import re
+
+import dagster as dg
+
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_of, place_metadata, table_address
+
+_ABOUT = "`{table}` as readers of `{tag}` see it."
+
+
+def promoted_key(table: TableAsset, tag: str) -> dg.AssetKey:
+    """Return the key of the promoted node of a table: the tag, then the key of the candidate."""
+    return dg.AssetKey([tag, *asset_key_of(table).path])
+
+
+def promoted_asset_spec(
+    table: TableAsset, *, tag: str = "production", partitions_def: dg.PartitionsDefinition | None = None
+) -> dg.AssetSpec:
+    """Return the external asset that stands for a table at a tag, for a code location that only reads it.
+
+    The code location of the publisher needs none: `build_publisher` makes the node there, with the same key and
+    metadata.
+
+    Args:
+        table: The candidate: its definition, or its key when the table is at the default place. A key with metadata is
+            given as `dg.AssetSpec("shop/orders", metadata={"lance/table": "sales/orders"})`.
+        tag: The tag that the publisher moves.
+        partitions_def: The partitions of the node. The candidate's `lance/partition_expr` says which column has them.
+
+    Example:
+        >>> promoted_asset_spec("shop/orders").key.to_user_string()
+        'production/shop/orders'
+    """
+    candidate, metadata = asset_key_of(table), metadata_of(table)
+    about = place_metadata(candidate, metadata)
+    # With `partition_expr`, partitioned readers of the node can read their partitions.
+    if partitions_def is not None and md.PARTITION_EXPR in metadata:
+        about[md.PARTITION_EXPR] = metadata[md.PARTITION_EXPR]
+    return dg.AssetSpec(
+        promoted_key(candidate, tag),
+        description=_ABOUT.format(table=candidate.to_user_string(), tag=tag),
+        # Dagster allows fewer characters in the name of a group than Lance in that of a tag.
+        group_name=re.sub(r"\W", "_", tag, flags=re.ASCII),
+        kinds={"lance"},
+        partitions_def=partitions_def,
+        metadata={
+            **about,
+            md.REF: tag,
+            # Without a URI: the root belongs to the resource, which only a run has.
+            **md.definition_metadata(table_address(candidate, metadata).dotted, None),
+        },
+    )
