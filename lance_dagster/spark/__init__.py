@@ -6,8 +6,8 @@ try:
     from lance_dagster.spark.java import ensure_java
     from lance_dagster.spark.session import local_session
     from lance_dagster.spark.source import LanceDataSource, read_table
-    from lance_dagster.spark.spark_schema import replacement_schema, target_schema, to_table_batch
-    from lance_dagster.spark.writer import stage, stage_counted
+    from lance_dagster.spark.spark_schema import replacement_schema, target_schema
+    from lance_dagster.spark.writer import stage
 except ModuleNotFoundError as error:
     # When a dependency of pyspark is missing, the name is another one and this extra does not install it.
     if error.name != "pyspark":
@@ -21,7 +21,5 @@ __all__ = [
     "read_table",
     "replacement_schema",
     "stage",
-    "stage_counted",
     "target_schema",
-    "to_table_batch",
 ]

@@ -185,7 +185,7 @@ def test_messages_of_methods_that_commit_rarely(tmp_path: Path) -> None:
         (ChangeKind, lambda table: table.diff("main", "run").rows("inserted")),
         (WhenMissing, lambda table: table.upsert(entries("a", 1), on=["key"], when_missing="drop")),
         (WhenNotMatched, lambda table: table.upsert(entries("a", 1), on=["key"], when_not_matched="keep")),
-        (WriteMode, lambda _: LanceIOManager(lance=LanceResource(root="/nowhere"), write_mode="upsert")),
+        (WriteMode, lambda _: LanceIOManager(lance=LanceResource(root="/nowhere"), write_mode="trunc")),
     ],
     ids=["mode", "winner", "kind", "rows", "when_missing", "when_not_matched", "write_mode"],
 )

@@ -37,13 +37,13 @@ class SparkRows:
 
     def stage(self, target: WriteTarget, tally: RowTally) -> StagedFiles:
         """Compute the frame on the executors, which count its rows and write them as data files."""
-        from lance_dagster.spark import stage_counted
+        from lance_dagster.spark.writer import stage_counted
 
         return stage_counted(self.frame, target, tally)
 
     def read(self, schema: pa.Schema) -> list[pa.RecordBatch]:
         """Return the rows in memory, in the types of a table."""
-        from lance_dagster.spark import to_table_batch
+        from lance_dagster.spark.spark_schema import to_table_batch
 
         return [to_table_batch(batch, schema) for batch in self.frame.toArrow().to_batches()]
 
