@@ -268,7 +268,7 @@ def test_names_and_order_of_columns_do_not_disturb_rows(
     [
         (SCHEMA_CHANGES["rename"], lambda t, b: t.columns.rename("value", "sum", branch=b), "column value"),
         (lambda t, b: t.columns.drop(["value"], branch=b), SCHEMA_CHANGES["rename"], "column value"),
-        (double, lambda t, b: t.columns.add({"double": "value + value"}, branch=b), "column double"),
+        (double, lambda t, b: t.columns.add({"double": "value * 3"}, branch=b), "column double"),
         (double, lambda t, b: t.columns.rename("value", "double", branch=b), "column double"),
         (lambda t, b: t.columns.cast("value", pa.int32(), branch=b), ROW_CHANGES["append"], "column value"),
         (lambda t, b: t.columns.cast("value", pa.int32(), branch=b), ROW_CHANGES["update"], "column value"),
@@ -550,3 +550,61 @@ def test_keys_are_found_under_their_other_names(tmp_path: Path, strategy: Winner
     table.merge("run", strategy=strategy)
     rows = [(row["day"], row["value"]) for row in table.read().to_pylist()]
     assert [("mon", 1), ("thu", 7), ("wed", won)] == sorted(rows)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in place", "compacted"])
+def test_the_same_column_with_the_same_values_is_no_conflict(tmp_path: Path, *, moved: bool) -> None:
+    """Both sides computed it; rows that one side put in bring its own values."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
+    table.branches.create("run")
+    for branch, value in (("run", 10), ("main", 20)):
+        table.columns.add({"twice": "value * 2"}, branch=branch)
+        new = pa.table({"key": ["n"], "value": pa.array([value]), "twice": pa.array([value * 2 + 1])})
+        table.append(new, branch=branch)
+    table.delete("value = 2")
+    if moved:
+        table.maintenance.compact(branch="run")
+    preview = table.preview_merge("run")
+    assert ((), {}) == (preview.conflicts, preview.needs_backfill)
+    merged = table.merge("run")
+    rows = [(row["value"], row["twice"]) for row in table.read().to_pylist()]
+    assert [(1, 2), (3, 6), (10, 21), (20, 41)] == sorted(rows)
+    as_pylance(table).validate()
+    assert merged == table.merge("run")
+    table.merge("main", into="run")
+    assert rows_of(table, "run") == rows_of(table, "main")
+
+
+def rows_of(table: LanceTable, ref: str) -> list[tuple[int, int]]:
+    """The rows of a version with the column that was added."""
+    return sorted((row["value"], row["twice"]) for row in table.read(ref).to_pylist())
+
+
+@pytest.mark.parametrize("other", ["value * value - value + 2", "CAST(value * 2 AS INT)"])
+def test_the_same_column_with_other_values_or_another_type_is_one(tmp_path: Path, other: str) -> None:
+    """One value that differs is enough."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
+    table.branches.create("run")
+    table.columns.add({"twice": "value * 2"}, branch="run")
+    table.columns.add({"twice": other})
+    (conflict,) = table.preview_merge("run").conflicts
+    assert ("column", "column twice") == (conflict.kind, conflict.unit)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("updating", ["run", "main"])
+def test_rows_updated_beside_the_same_column_keep_their_values(tmp_path: Path, updating: str, *, first: bool) -> None:
+    """An updated row has the value that its side gave it, whether the column came before the update or after it."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
+    table.branches.create("run")
+    if first:
+        table.update({"value": "7"}, where="value = 3", branch=updating)
+    for branch in ("run", "main"):
+        table.columns.add({"twice": "value * 2"}, branch=branch)
+    if not first:
+        table.update({"value": "7", "twice": "14"}, where="value = 3", branch=updating)
+    preview = table.preview_merge("run")
+    assert ((), {}) == (preview.conflicts, preview.needs_backfill)
+    table.merge("run")
+    assert [(1, 2), (2, 4), (7, 14)] == rows_of(table, "main")
+    as_pylance(table).validate()

@@ -158,6 +158,12 @@ class MergeSide:
         holders = self.rows.holders(number, rows) if rows else {}
         return {own for one in holders for own in backing(self.rows.relocated[one].fragment)}
 
+    def backed_for_all(self, number: BaseKey, rows: BitMap) -> set[int]:
+        """Return the fields, by the side's ids, of which it has values for each of some rows that left a fragment."""
+        holders = self.rows.holders(number, rows) if rows else {}
+        found = [set(backing(self.rows.relocated[one].fragment)) for one in holders]
+        return set.intersection(*found) if found else set()
+
     @property
     def shares_rows(self) -> bool:
         """Whether the row ids say that both sides have rows that the merge base does not have."""
@@ -247,6 +253,14 @@ class MergeSide:
             # The rows of one base fragment may lie in several fragments of the side. Each address gets the rank that
             # its row has in the base, so that the same rows of two versions are compared pairwise.
             found[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
+        return found
+
+    def addresses_of_all(self, key: int, rows: BitMap) -> U64Array:
+        """Return the addresses that rows of a fragment of the merge base have here, wherever they lie, in order."""
+        found, offsets, changes = self.addresses(key, rows), elements(rows), self.of(key)
+        if changes.place is not None:
+            stays = np.isin(offsets, elements(changes.stays))
+            found[stays] = offsets[stays] + np.uint64(changes.place.id << OFFSET_BITS)
         return found
 
     def nulls(self, number_in_base: int, path: str) -> Rows:

@@ -336,7 +336,9 @@ class _Build:
         )
         filled = {number for fragment in added for file in fragment.files for number in file.fields}
         filled |= {number for _, columns in edits.columns.values() for number in columns}
-        lacking = {number: inserted for number in schema.added_by_dest & dest.columns.filled if inserted}
+        # A column that both sides added has values for the rows that the source inserted.
+        only_dest = schema.added_by_dest & dest.columns.filled - set(schema.from_source.values())
+        lacking = {number: inserted for number in only_dest if inserted}
         if schema.added_by_source & filled:
             dest_inserted = sum(len(rows.inserted) for rows in dest.rows.relocated.values())
             lacking |= {number: dest_inserted for number in schema.added_by_source & filled if dest_inserted}

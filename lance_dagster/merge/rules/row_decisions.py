@@ -135,6 +135,10 @@ class RowRules:
             return None
         twice = self._written_twice(both, written)
         source_columns, dest_columns = self._settled_fields(written, twice.keys())
+        if dest_columns & self.schema.equal:
+            # Rows that the source moved or updated have values of their own in a column that both sides added.
+            away = source.moved | source.updated
+            dest_columns -= self.schema.equal & self._in_result(self.source, self.source.backed_for_all(number, away))
         situation = Situation(
             live=live,
             source=source,
@@ -230,7 +234,7 @@ class RowRules:
         if not fields:
             return {}
         # If both have the same file, its values were written once and came to a side by an earlier merge: no conflict.
-        same = self._in_same_files(fields, both)
+        same = self._in_same_files(fields, both) | self.schema.equal
         return dict.fromkeys(fields - same, both[0].alive & both[1].alive)
 
     def _in_same_files(self, fields: Fields, both: tuple[FragmentRowChanges, FragmentRowChanges]) -> Fields:

@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from lance_dagster.format.evolution import next_field_id, subtree
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update, without_merge_records
 from lance_dagster.merge.rules.column_matching import SideColumns, paths_of
 from lance_dagster.merge.rules.merge_input import makers
-from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide
 from lance_dagster.merge.rules.strategy import (
     BOTH,
     DEST_WINS,
@@ -44,8 +46,8 @@ class MergedSchema:
     """The fields of the result, and by the ids they have on the source, the ids of those that the source has too.
 
     `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
-    `kept` are those of the base that the source dropped and the strategy kept. `findings` are the columns that both
-    sides changed.
+    `kept` are those of the base that the source dropped and the strategy kept; `equal` are fields that both sides added
+    with the same values. `findings` are the columns that both sides changed.
     """
 
     fields: tuple[Field, ...]
@@ -53,6 +55,7 @@ class MergedSchema:
     added_by_source: frozenset[int]
     added_by_dest: frozenset[int]
     kept: frozenset[int]
+    equal: frozenset[int] = frozenset()
     findings: tuple[Finding, ...] = ()
 
     @cached_property
@@ -103,6 +106,7 @@ class _SchemaMerge:
         self._from_source: dict[int, int] = {}
         self._fields: dict[int, Field] = {}
         self._kept: set[int] = set()
+        self._equal: set[int] = set()
         self._cast_by_source, self._cast_by_dest = set(source.casts), set(dest.casts)
         added = [
             {path for number, path in paths_of(side.manifest.fields).items() if number not in side.columns.base_ids}
@@ -144,6 +148,7 @@ class _SchemaMerge:
             added_by_source=frozenset(added) & self._fields.keys(),
             added_by_dest=frozenset(by_dest),
             kept=frozenset(self._kept),
+            equal=frozenset(self._equal),
             findings=tuple(self._findings),
         )
 
@@ -246,6 +251,10 @@ class _SchemaMerge:
             # A third branch was merged into both, or both added it for rows to come.
             self._from_source[field.id] = same_named.id
             return None
+        if same_named is not None and self._has_equal_values(field, same_named):
+            self._from_source[field.id] = same_named.id
+            self._equal.add(same_named.id)
+            return None
         # A merge may have brought the column to the dest, where it was renamed. Without this check the result would
         # have the column twice.
         if same_named is None and (renamed := self._renamed(field, by_dest)) is not None:
@@ -288,6 +297,35 @@ class _SchemaMerge:
         return (all(filled) or self._crosswise) and (
             source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
         )
+
+    def _has_equal_values(self, field: Field, same_named: Field) -> bool:
+        """Tell whether two new columns have the same values for all rows that both sides have as they were.
+
+        Rows that one side put in or gave new values have that side's value only, so there is nothing to compare. Values
+        are read, up to `MOST_ROWS_COMPARED` of them.
+        """
+        source, dest = self._source_side, self._dest_side
+        equal, ids = source.lookups.equal_rows, self._base.fragments.ids
+        # A column that was cast is another one of the same name. The rows of merges in both directions are not all in
+        # the merge base, by which rows are compared here.
+        if equal is None or self._crosswise or field.name in self._cast_by_source | self._cast_by_dest:
+            return False
+        if not self._base.stable_row_ids or field.parent_id >= 0 or not self._is_leaf_of_both(field, same_named):
+            return False
+        if any(getattr(field, facet) != getattr(same_named, facet) for facet in _FACETS):
+            return False
+        if sum(one.physical_rows for one in self._base.fragments) > MOST_ROWS_COMPARED:
+            return False
+        pairs = [(key, source.of(key), dest.of(key)) for key in ids]
+        shared = {key: (one.stays | one.moved) & (other.stays | other.moved) for key, one, other in pairs}
+        if not any(shared.values()):
+            return False
+        addresses = [
+            np.concatenate([side.addresses_of_all(key, rows) for key, rows in shared.items()])
+            for side in (source, dest)
+        ]
+        matched = {field.id: same_named.id}
+        return bool(equal((source.manifest, addresses[0]), (dest.manifest, addresses[1]), matched).all())
 
     def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
         """Return the field the dest added that has its values in the same files: it took it over, and renamed it."""
