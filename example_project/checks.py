@@ -1,27 +1,58 @@
 """The audit: what must hold of a candidate before it is published. Every check blocks.
 
-The plain rules are values handed to `build_table_checks`. The two rules it has no value for are written out: the
-tables must have exactly the rows the source has, and the tables made from them must not lose or double any.
+The plain rules are values handed to `build_table_checks`. The rules it has no value for are written out: the tables
+must have exactly the rows the source has, which is a value of a class of the project, and the tables made from them
+must not lose or double any, which are functions. None of them asks in which run it is, so the publisher can evaluate
+each one again on what it is about to publish.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import dagster as dg
 
 from example_project import assets, features, source
 from lance_dagster import (
+    Audit,
+    CheckOutcome,
     InRange,
     KeysExist,
-    LanceResource,
     NotNull,
     NullRate,
     PinnedTable,
     RowCount,
+    TableCheck,
     Unique,
     build_table_checks,
+    table_check,
 )
 
-_RULES = {
+
+@dataclass(frozen=True)
+class RowsMatchSource:
+    """Require exactly the rows of a source file, for each month that is in the table."""
+
+    source_table: str
+    name: str = "rows_match_source"
+    description: str = "The table has exactly the rows of the source file, for each month that is in it."
+    # The whole table and not only the month of the run: a month must not lose rows to the next one.
+    scope: Literal["table"] = "table"
+    reads: tuple[dg.AssetKey, ...] = ()
+    row_wise: bool = False
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Compare the counts, by month in a table that has months."""
+        if "month" not in audit.candidate.schema.names:
+            return _compared({0: audit.candidate.count_rows()}, {0: source.rows(self.source_table)})
+        found = source.months_in(audit.candidate.read(["month"]))
+        # The month being loaded is expected even if the table has no row of it.
+        loading = {assets.month_of(key) for key in audit.partition_keys}
+        by_month = source.rows_by_month(self.source_table)
+        return _compared(found, {month: by_month[month] for month in found.keys() | loading})
+
+
+_RULES: Mapping[dg.AssetsDefinition, tuple[TableCheck, ...]] = {
     assets.flights: (
         NotNull("time_hour"),
         # A flight that never left has no departure time; one in ten is more than the worst month of snow.
@@ -54,78 +85,35 @@ _RULES = {
 }
 
 
-def _rows_match_source(asset: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
-    name = asset.key.path[-1]
-
-    @dg.asset_check(
-        asset=asset.key,
-        name="rows_match_source",
-        blocking=True,
-        description="The table has exactly the rows of the source file, for each month that is in it.",
-    )
-    def rows_match_source(context: dg.AssetCheckExecutionContext, lance: LanceResource) -> dg.AssetCheckResult:
-        candidate = lance.open(context, asset.key)
-        if "month" in candidate.schema.names:
-            found = source.months_in(candidate.read(["month"]))
-            # The month being loaded is expected even if the table has no row of it.
-            loading = {assets.month_of(context.partition_key)} if context.has_partition_key else set()
-            expected = {month: source.rows_by_month(name)[month] for month in found.keys() | loading}
-        else:
-            found, expected = {0: candidate.count_rows()}, {0: source.rows(name)}
-        return _compared(candidate, found, expected)
-
-    return rows_match_source
+@table_check(asset=assets.flight_features, reads=[assets.flights], scope="table")
+def one_row_per_flight(flight_features: PinnedTable, flights: PinnedTable) -> CheckOutcome:
+    """Require that joining weather and planes neither lost nor doubled a flight."""
+    return _compared({0: flight_features.count_rows()}, {0: flights.count_rows()})
 
 
-@dg.asset_check(
-    asset=assets.flight_features.key,
-    blocking=True,
-    additional_deps=[assets.flights.key],
-    description="Joining weather and planes neither lost nor doubled a flight.",
-)
-def one_row_per_flight(context: dg.AssetCheckExecutionContext, lance: LanceResource) -> dg.AssetCheckResult:
-    """Compare the number of feature rows with the number of flights."""
-    candidate = lance.open(context, assets.flight_features.key)
-    flights = lance.open(context, assets.flights.key)
-    return _compared(candidate, {0: candidate.count_rows()}, {0: flights.count_rows()})
+@table_check(asset=assets.training_set, reads=[assets.flight_features], scope="table")
+def one_row_per_arrival(training_set: PinnedTable, flight_features: PinnedTable) -> CheckOutcome:
+    """Require every flight that arrived in the training set, and no other."""
+    return _compared({0: training_set.count_rows()}, {0: flight_features.count_rows("arr_delay IS NOT NULL")})
 
 
-@dg.asset_check(
-    asset=assets.training_set.key,
-    blocking=True,
-    additional_deps=[assets.flight_features.key],
-    description="Every flight that arrived is in the training set, and no other.",
-)
-def one_row_per_arrival(context: dg.AssetCheckExecutionContext, lance: LanceResource) -> dg.AssetCheckResult:
-    """Compare the number of examples with the number of flights that have an arrival delay."""
-    candidate = lance.open(context, assets.training_set.key)
-    arrived = lance.open(context, assets.flight_features.key).count_rows("arr_delay IS NOT NULL")
-    return _compared(candidate, {0: candidate.count_rows()}, {0: arrived})
-
-
-def _compared(candidate: PinnedTable, found: Mapping[int, int], expected: Mapping[int, int]) -> dg.AssetCheckResult:
+def _compared(found: Mapping[int, int], expected: Mapping[int, int]) -> CheckOutcome:
     different = [
         f"{found.get(key, 0):,} rows{f' of month {key}' if key else ''}, expected {expected[key]:,}"
         for key in sorted(expected)
         if found.get(key, 0) != expected[key]
     ]
-    return dg.AssetCheckResult(
+    return CheckOutcome(
         passed=not different,
         description="; ".join(different) or f"{sum(found.values()):,} rows, as expected",
-        # The publisher compares this with the version it is about to publish.
-        metadata={
-            "lance/branch": candidate.version.branch,
-            "lance/version": candidate.version.number,
-            "rows": sum(found.values()),
-            "expected_rows": sum(expected.values()),
-        },
+        counts={"rows": sum(found.values()), "expected_rows": sum(expected.values())},
     )
 
 
 _FROM_SOURCE = (assets.flights, assets.weather, assets.airlines, assets.airports, assets.planes)
 
 CHECKS: tuple[dg.AssetChecksDefinition, ...] = (
-    *(_rows_match_source(asset) for asset in _FROM_SOURCE),
+    *(check for asset in _FROM_SOURCE for check in build_table_checks(asset, [RowsMatchSource(asset.key.path[-1])])),
     *(check for asset, rules in _RULES.items() for check in build_table_checks(asset, rules)),
     one_row_per_flight,
     one_row_per_arrival,

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from example_project import assets, checks, places, publishing, reports
-from lance_dagster import LanceIOManager, LanceResource, SparkResource
+from lance_dagster import LanceIOManager, LanceResource, SparkResource, validate_definitions
 
 _SPARK = {
     # A month is small: more partitions would only make more files.
@@ -26,7 +26,7 @@ def build_definitions(executor: dg.ExecutorDefinition = dg.in_process_executor) 
         asset.map_asset_specs(lambda spec: spec.merge_attributes(metadata=lance.definition_metadata(spec.key)))
         for asset in assets.ASSETS
     ]
-    return dg.Definitions(
+    defs = dg.Definitions(
         assets=[*candidates, publishing.publisher, *publishing.main_nodes, reports.delay_by_carrier],
         asset_checks=checks.CHECKS,
         jobs=[publishing.load_month],
@@ -35,6 +35,8 @@ def build_definitions(executor: dg.ExecutorDefinition = dg.in_process_executor) 
         resources={"lance": lance, "spark": spark, "io_manager": LanceIOManager(lance=lance, spark=spark)},
         executor=executor,
     )
+    # A misspelt setting or two assets on one table are refused here, and not found in the first run.
+    return validate_definitions(defs)
 
 
 defs = build_definitions()
