@@ -89,6 +89,7 @@ PUBLIC_NAMES = [
     "RowCounts",
     "RunBranch",
     "RunChain",
+    "S3Options",
     "Satisfies",
     "SchemaIs",
     "SchemaMismatchError",

@@ -33,6 +33,7 @@ from lance_dagster.plugin.publish.publish_step import PublishConfig
 from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
 from lance_dagster.plugin.publish.rollback import Rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
+from lance_dagster.plugin.resource_fields import S3Options
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress
 
@@ -62,6 +63,7 @@ __all__ = [
     "RowCountChange",
     "RunBranch",
     "RunChain",
+    "S3Options",
     "Satisfies",
     "SchemaIs",
     "SparkResource",

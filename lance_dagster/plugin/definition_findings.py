@@ -16,6 +16,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.publish.publisher import PublisherTraits, traits_of
 from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.resource_fields import literal_secrets
 from lance_dagster.plugin.settings import SettingPlace, refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_address
 
@@ -88,6 +89,7 @@ class Findings:
             *self._other_checks(),
             *self._unchecked(),
             *self._missing_resources(),
+            *self._secrets(),
         ]
         # A table that is named by several nodes is found once for each.
         return list(dict.fromkeys(found))
@@ -228,6 +230,17 @@ class Findings:
         for name, keys in needs:
             for key in sorted(keys - known):
                 yield f"{name} needs a resource {key!r}; the definitions have {listed}"
+
+    def _secrets(self) -> Iterator[str]:
+        """Find secrets that Dagster's page of the resource would show."""
+        lances = {key: one for key, one in self._resources.items() if isinstance(one, LanceResource)}
+        managers = {key: one.lance for key, one in self._resources.items() if isinstance(one, LanceIOManager)}
+        for key, lance in (managers | lances).items():
+            for name in literal_secrets(lance.connection_options):
+                yield (
+                    f"resource {key!r} has a secret, {name}, as text, which Dagster shows on its page; give "
+                    "dg.EnvVar with the name of an environment variable"
+                )
 
     def _roots(self, definition: dg.AssetsDefinition | None) -> set[str]:
         """Return the roots of the resources that a definition requires."""

@@ -16,6 +16,7 @@ from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
 from lance_dagster.plugin.publish.publisher import build_publisher
 from lance_dagster.plugin.resource import LanceResource, SparkResource
+from lance_dagster.plugin.resource_fields import S3Options
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, asset_key_of
 
 # Two mappings and not one with both kinds of keys: type checkers accept only exactly the key type of a mapping.
@@ -33,8 +34,8 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     Refused are: metadata of assets and inputs that is misspelt, unknown or in the wrong place; several assets on one
     table, and tables outside of the root; partitioned assets without `lance/partition_expr`, or whose runs would
     overwrite each other's partitions; publishers and checks that look for a table in another place than the one that
-    its asset writes; publishers of tables without a blocking check, unless they have `unchecked=True`; and resources
-    that are missing.
+    its asset writes; publishers of tables without a blocking check, unless they have `unchecked=True`; resources that
+    are missing; and secrets that are not given as `dg.EnvVar`.
 
     Raises:
         InvalidInputError: Something is wrong. The message has a line for each finding.
@@ -53,7 +54,8 @@ class LanceAssetsOptions(TypedDict, total=False):
 
     spark: SparkResource | None
     schedule: str | None
-    storage_options: Mapping[str, str | dg.EnvVar]
+    storage_options: Mapping[str, str]
+    s3: S3Options | None
     unchecked: bool
     name: str
     resource_key: str
@@ -86,9 +88,9 @@ def lance_assets(
         tag: The tag that readers follow, and the first part of the keys of the promoted nodes.
         **options: `spark`, the session for assets that return or take Spark frames; the steps of a run then share one
             process. `schedule`, a cron expression, at which everything is loaded; or `partitions`, to load each
-            partition of time when it ends. `storage_options`, credentials and endpoint of the root. `unchecked`,
-            whether tables may have no check. `name`, put before the names of the jobs and the sensor, for a code
-            location that calls this several times; then `resource_key` and `io_manager_key` differ too.
+            partition of time when it ends. `s3` or `storage_options`, credentials and endpoint of the root.
+            `unchecked`, whether tables may have no check. `name`, put before the names of the jobs and the sensor, for
+            a code location that calls this several times; then `resource_key` and `io_manager_key` differ too.
 
     Raises:
         InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds something.
@@ -103,7 +105,8 @@ def lance_assets(
     """
     require_sequence("assets", assets, "orders")
     _refuse_unknown_options(options)
-    lance = LanceResource(root=root, storage_options=dict(options.get("storage_options", {})))
+    storage = dict(options.get("storage_options", {}))
+    lance = LanceResource(root=root, storage_options=storage, s3=options.get("s3"))
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{options['name']}_" if options.get("name") else ""

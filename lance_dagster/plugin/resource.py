@@ -4,7 +4,6 @@
 manager, the checks, the publisher and the sensors all ask it, so that they agree.
 """
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.resource_fields import S3Options, check_fields, merge_options
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress, TableKey, table_address
-from lance_dagster.store import supported_uri
+from lance_dagster.store import refuse_unknown_options, supported_uri
 from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         repr=False,
         description="Credentials and endpoint, in pylance's vocabulary. Give secrets as EnvVar.",
     )
+    s3: S3Options | None = Field(default=None, description="Credentials and endpoint of S3, as typed options.")
     read_ref: str = Field(
         default="main",
         description="Ref that inputs read when no run branch applies: a branch, a tag or `name@version`.",
@@ -137,9 +138,15 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Refuse unknown fields and an unusable root when the resource is constructed."""
         check_fields(type(self), fields)
         super().__init__(**fields)
+        refuse_unknown_options(self.storage_options)
         # Dagster resolves an EnvVar when a run starts; such a root is checked at its first use.
         if not isinstance(self.root, dg.EnvVar):
             self._check_root()
+
+    @property
+    def connection_options(self) -> dict[str, str]:
+        """The storage options and the typed options together, in pylance's vocabulary; secret."""
+        return merge_options(self.storage_options, self.s3)
 
     def address_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> TableAddress:
         """Return the place of an asset's table below the root.
@@ -171,7 +178,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         address = self.address_of(key, metadata)
         uri = self.uri_at(address)
         try:
-            return LanceTable.open(uri, self.storage_options)
+            return LanceTable.open(uri, self.connection_options)
         except TableNotFoundError:
             raise TableNotFoundError(f"no table {address} at {uri}: no run has written it yet") from None
 
@@ -233,20 +240,6 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         except InvalidInputError as error:
             raise InvalidInputError(f"LanceResource.root {self.root!r}: {error}") from None
         return self._root_uri
-
-
-def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
-    """Refuse names that are no fields of a resource; pydantic would ignore them silently.
-
-    Raises:
-        InvalidInputError: A name is unknown. The message suggests the nearest field.
-    """
-    known = sorted(model.model_fields)
-    for name in fields:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(known)}"
-            raise InvalidInputError(f"{model.__name__} has no field {name!r}; {meant}")
 
 
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]

@@ -7,9 +7,10 @@ Storage options use pylance's names. Unknown options are refused: pylance ignore
 surfaces as a time-out.
 """
 
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -148,6 +149,26 @@ def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> 
     return found
 
 
+def refuse_unknown_options(storage_options: Iterable[str]) -> None:
+    """Refuse names of storage options that no store has; the values may be unknown yet.
+
+    Raises:
+        InvalidInputError: A name is unknown. The message suggests the nearest one.
+    """
+    for given in storage_options:
+        of_base = _OF_A_BASE.fullmatch(given)
+        name = of_base[2] if of_base else given
+        if name != _DURABILITY and name.lower().removeprefix("aws_") not in _S3_OPTIONS:
+            raise InvalidInputError(_unknown_option(given))
+
+
+def _unknown_option(given: str) -> str:
+    known = [f"aws_{name}" for name in sorted(_S3_OPTIONS)]
+    near = difflib.get_close_matches(given.lower(), [*known, *_S3_OPTIONS, _DURABILITY], n=1)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"unknown storage option {given!r}{meant}; known: {', '.join(known)}"
+
+
 def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     """Translate pylance's storage options to arguments of s3fs.
 
@@ -160,8 +181,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     for given, value in storage_options.items():
         key = given.lower().removeprefix("aws_")
         if key not in _S3_OPTIONS:
-            known = ", ".join(f"aws_{name}" for name in sorted(_S3_OPTIONS))
-            raise InvalidInputError(f"unknown storage option {given!r}; known: {known}")
+            raise InvalidInputError(_unknown_option(given))
         if not isinstance(value, str):
             raise InvalidInputError(f"storage option {given!r} must be a string, not {type(value).__name__}")
         place, name = _S3_OPTIONS[key]

@@ -11,6 +11,7 @@ from lance_dagster import (
     LanceIOManager,
     LanceResource,
     RowCount,
+    S3Options,
     build_publisher,
     build_ref_sensor,
     build_table_checks,
@@ -233,3 +234,21 @@ def test_everything_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     for said in ("'write_mode' would be ignored", "one table, t below EnvVar LAKE: a, b", "b has partitions, but"):
         assert said in found
     assert "publishes a without one blocking check" in found
+
+
+@pytest.mark.parametrize("manager_only", [True, False])
+def test_secrets_as_text_are_refused(*, manager_only: bool) -> None:
+    """Dagster's page of a resource shows them; the value of a variable is never shown."""
+    said = "has a secret, aws_secret_access_key, as text"
+    for fields in (
+        {"storage_options": {"aws_secret_access_key": "hush"}},
+        {"s3": S3Options(secret_access_key="hush")},
+    ):
+        lance = LanceResource(root="s3://bucket/lake", **fields)
+        resources = {"io_manager": LanceIOManager(lance=lance)} | ({} if manager_only else {"lance": lance})
+        found = findings(definitions(resources=resources))
+        assert len(resources) == len(found)
+        assert said in found[0]
+        assert "hush" not in "".join(found)
+    hidden = LanceResource(root="s3://bucket/lake", s3=S3Options(secret_access_key=dg.EnvVar("HUSH")))
+    assert [] == findings(definitions(resources={"lance": hidden}))

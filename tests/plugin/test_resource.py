@@ -9,6 +9,7 @@ from lance_dagster import (
     LanceIOManager,
     LanceResource,
     LanceTable,
+    S3Options,
     SparkResource,
     TableNotFoundError,
 )
@@ -43,7 +44,7 @@ def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) 
         ({"root": "lake"}, f"give an absolute path such as {str(Path.cwd() / 'lake')!r}"),
         ({"root": "ftp://host/lake"}, "LanceResource.root 'ftp://host/lake': cannot store tables at ftp://"),
         ({"root": "/lake", "rot": "/x"}, "LanceResource has no field 'rot'; did you mean 'root'?"),
-        ({"root": "/lake", "zone": "x"}, "fields: read_ref, root, storage_options"),
+        ({"root": "/lake", "zone": "x"}, "fields: read_ref, root, s3, storage_options"),
     ],
 )
 def test_wrong_field_is_named(fields: dict[str, str], says: str) -> None:
@@ -172,3 +173,32 @@ def test_a_table_is_opened_at_a_version_or_a_ref_expression(tmp_path: Path) -> N
     assert "fix@2" == lake.open(context, "lab/numbers", ref=version).ref
     assert "fix@3" == lake.open(context, "lab/numbers", ref="fix").ref
     assert "main@1" == lake.open(context, "lab/numbers").ref
+
+
+def test_typed_options_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They become options of pylance, with the values of variables in a run; a wrong name is refused at once."""
+    monkeypatch.setenv("HUSH", "hush")
+    options = S3Options(region="eu", endpoint="http://minio:9000", allow_http=True, secret_access_key=dg.EnvVar("HUSH"))
+    lake = LanceResource(root="s3://bucket/lake", s3=options)
+    seen: list[dict[str, str]] = []
+
+    @dg.asset
+    def look(lance: LanceResource) -> None:
+        seen.append(lance.connection_options)
+
+    assert dg.materialize([look], resources={"lance": lake}).success
+    expected = {"aws_region": "eu", "aws_endpoint": "http://minio:9000", "allow_http": "true"}
+    assert [{**expected, "aws_secret_access_key": "hush"}] == seen
+    assert "hush" not in repr(lake) + repr(S3Options(secret_access_key="hush"))
+    with pytest.raises(InvalidInputError, match="S3Options has no field 'regoin'; did you mean 'region'"):
+        S3Options(regoin="eu")
+    with pytest.raises(InvalidInputError, match="'AWS_REGION' in storage_options and in s3; give it once"):
+        LanceResource(root="s3://b/x", storage_options={"AWS_REGION": "us"}, s3=options).connection_options  # noqa: B018
+
+
+def test_misspelt_storage_option_is_refused_at_once() -> None:
+    """With the nearest name, also for one base path, and before a variable has a value."""
+    for name in ("aws_secret_acess_key", "base_2.aws_secret_acess_key"):
+        with pytest.raises(InvalidInputError, match=f"option '{name}' .did you mean 'aws_secret_access_key'"):
+            LanceResource(root="s3://bucket/lake", storage_options={name: dg.EnvVar("SECRET")})
+    LanceResource(root="/lake", storage_options={"durability": "process", "base_1.AWS_REGION": "eu"})

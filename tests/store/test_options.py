@@ -97,7 +97,10 @@ def test_a_server_of_ones_own_is_addressed_by_path(options: dict[str, str], styl
 @pytest.mark.parametrize(
     "options,said",
     [
-        ({"acces_key_id": "k"}, "unknown storage option 'acces_key_id'; known: aws_access_key_id, "),
+        (
+            {"acces_key_id": "k"},
+            r"option 'acces_key_id' \(did you mean 'access_key_id'\?\); known: aws_access_key_id, ",
+        ),
         ({"endpoint": "http://e"}, "the endpoint uses plain http; set the storage option allow_http to 'true'"),
         ({"endpoint": "http://e", "allow_http": "false"}, "set the storage option allow_http"),
         ({"region": 3}, "storage option 'region' must be a string, not int"),

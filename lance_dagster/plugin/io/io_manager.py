@@ -12,7 +12,8 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from lance_dagster.plugin.io.inputs import InputReader
 from lance_dagster.plugin.io.outputs import OutputWriter
 from lance_dagster.plugin.io.write_request import WriteDefaults, schema_evolution, write_mode
-from lance_dagster.plugin.resource import LanceResource, SparkResource, check_fields
+from lance_dagster.plugin.resource import LanceResource, SparkResource
+from lance_dagster.plugin.resource_fields import check_fields
 from lance_dagster.plugin.run_branch import RunChain
 
 

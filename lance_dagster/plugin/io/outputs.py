@@ -84,7 +84,7 @@ class OutputWriter:
         Raises:
             InvalidInputError: The partition column cannot be used; there is no table then.
         """
-        options = self.lance.storage_options
+        options = self.lance.connection_options
         if LanceTable.exists(uri, options):
             return LanceTable.open(uri, options)
         write.partitions(schema)

@@ -74,7 +74,7 @@ def build_discovery_sensor(
         seen = _seen(context.cursor)
         if context.cursor and seen is None:
             context.log.warning("the cursor of this sensor is damaged, so the tables of now count as seen")
-        store = open_store(lance.root, lance.storage_options)
+        store = open_store(lance.root, lance.connection_options)
         paths = [path for path in _tables_below(store, folder) if path not in expected]
         is_first = seen is None and not (from_start and not context.cursor)
         new = [] if is_first else _opened(context, lance, [path for path in paths if path not in (seen or ())])
@@ -111,7 +111,7 @@ def _opened(
     for path in paths:
         try:
             uri = lance.uri_at(TableAddress(tuple(path.split("/"))))
-            heads.append((path, LanceTable.open(uri, lance.storage_options).head(MAIN)))
+            heads.append((path, LanceTable.open(uri, lance.connection_options).head(MAIN)))
         except LanceDagsterError as error:
             # Such as a folder into which the first version is just being written.
             context.log.warning("%s is not reported: %s", path, error)

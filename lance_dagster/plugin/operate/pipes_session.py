@@ -73,7 +73,7 @@ def pipes_extras(
     settings = {
         "uri": lance.uri_at(place),
         "dotted": place.dotted,
-        "storage_options": dict(lance.storage_options if storage_options is None else storage_options),
+        "storage_options": dict(lance.connection_options if storage_options is None else storage_options),
         "chain": {
             "run_ids": list(chain.run_ids),
             "root_run_id": chain.root_run_id,
