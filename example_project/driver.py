@@ -56,9 +56,16 @@ class Driver:
         again = dg.ReexecutionOptions(failed.run_id, selection)
         return self._load(f"going on with {month}", None, {_PARTITION: month, _STEP_SELECTION: selection[0]}, again)
 
-    def promote(self, table: str, ref: str, *, reason: str) -> Run:
-        """Materialize a promoted node with a version to move its tag to, newer or older than the present one."""
-        publish = {"config": {"ref": ref, "reason": reason}}
+    def promote(self, table: str, ref: str, *, reason: str, **settings: str | bool) -> Run:
+        """Materialize a promoted node with a version to move its tag to, newer or older than the present one.
+
+        Args:
+            table: The candidate.
+            ref: The version.
+            reason: Why; kept with the tag.
+            settings: Further fields of the publisher's configuration, such as `rollback="hold"`.
+        """
+        publish = {"config": {"ref": ref, "reason": reason, **settings}}
         return self.materialize(
             dg.AssetKey([publishing.TAG, *table.split("/")]),
             waiting=f"moving {publishing.TAG} of {table} to {ref}",

@@ -113,16 +113,20 @@ class Story:
             _expect_same("production has no row from outside", source.rows("airlines"), rows("nyc/airlines"))
 
     def rollback(self) -> None:
-        """Move production of one table back to the month before and forward again; no row is written."""
+        """Move production of one table back and hold it there, then release it forward; no row is written."""
         name = "nyc/training_set"
-        with self._chapter("5 Back and forward", "two tag moves, no data written", name):
+        with self._chapter("5 Back and forward", "held back, then released; no data written", name):
             newest = _promoted()[name]
             january = _published_before(name, newest)
-            back = self.driver.promote(name, january, reason="the model of February is worse")
+            # A hold and not a revert: the rows of February are expected to come back, so `main` keeps them.
+            back = self.driver.promote(name, january, reason="the model of February is worse", rollback="hold")
             _expect(back.success, f"moving production of {name} back succeeds")
             _expect_same("readers see January", january, _promoted()[name])
-            forward = self.driver.promote(name, newest, reason="it was the code, not the data")
-            _expect(forward.success, f"moving production of {name} forward succeeds")
+            refused = self.driver.promote(name, newest, reason="too early")
+            _expect(not refused.success, f"production of {name} stays where it is held")
+            _expect_same("readers still see January", january, _promoted()[name])
+            forward = self.driver.promote(name, newest, reason="it was the code, not the data", release=True)
+            _expect(forward.success, f"releasing production of {name} succeeds")
             _expect_rows(months=[1, 2])
 
     def consumer(self) -> None:
