@@ -484,3 +484,61 @@ def test_unknown_scope() -> None:
 
     with pytest.raises(InvalidInputError, match="give partitions or table"):
         build_table_checks(ORDERS, [NotNull("id", scope="rows")])  # type: ignore[arg-type]
+
+
+DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-05")
+
+
+def test_partition_of_the_run_is_what_a_check_sees(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The definition is found by the key of one asset of several; whole-table checks see the other days too."""
+    place = {"lance/table": "raw/events", "lance/partition_expr": "day"}
+    specs = [dg.AssetSpec("clicks", metadata=place, partitions_def=DAYS), dg.AssetSpec("other", partitions_def=DAYS)]
+    rows = {"2024-01-01": [1, None], "2024-01-02": [1], "2024-01-03": []}
+
+    @dg.multi_asset(
+        outs={spec.key.path[-1]: dg.AssetOut.from_spec(spec, is_required=False) for spec in specs}, can_subset=True
+    )
+    def events(context: dg.AssetExecutionContext) -> Iterator[dg.Output[pa.Table]]:
+        ids = rows[context.partition_key]
+        day = pa.array([dt.date.fromisoformat(context.partition_key)] * len(ids), pa.date32())
+        yield dg.Output(pa.table({"id": pa.array(ids, pa.int64()), "day": day}), output_name="clicks")
+
+    @table_check(asset="clicks", scope="table")
+    def whole(clicks: PinnedTable) -> CheckOutcome:
+        return CheckOutcome(passed=True, counts={"rows": clicks.count_rows()})
+
+    values = [RowCount(), NotNull("id"), Unique("id", scope="partitions")]
+    checks = [*build_table_checks("clicks", values[:2]), whole, *build_table_checks(specs[0], values[2:])]
+    options: dict[str, Any] = {
+        "instance": instance,
+        "resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)},
+        "raise_on_error": False,
+    }
+
+    def outcomes(day: str, *selected: str) -> dict[str, tuple[bool, int]]:
+        chosen = [check for check in checks if not selected or check.check_key.name in selected]
+        selection = dg.AssetSelection.checks(*chosen) if selected else None
+        result = dg.materialize([events, *checks], selection=selection, tags={"dagster/partition": day}, **options)
+        # Merged by hand, whatever the checks say.
+        table = lake.table("raw/events")
+        for branch in table.branches.list("run/*"):
+            table.merge(branch)
+        found = result.get_asset_check_evaluations()
+        return {one.check_name: (one.passed, int(str(one.metadata["rows"].value))) for one in found}
+
+    assert {
+        "row_count": (True, 2),
+        "not_null_id": (False, 2),
+        "unique_id": (True, 1),
+        "whole": (True, 2),
+    } == outcomes("2024-01-01")
+    assert {
+        "row_count": (True, 1),
+        "not_null_id": (True, 1),
+        "unique_id": (True, 1),
+        "whole": (True, 3),
+    } == outcomes("2024-01-02")
+    third = outcomes("2024-01-03")
+    assert ((False, 0), (True, 3)) == (third["row_count"], third["whole"])
+    # Everything is on `main` now, whose commits name no partition; the run of the check does.
+    assert {"row_count": (True, 2)} == outcomes("2024-01-01", "row_count")
