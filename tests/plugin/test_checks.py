@@ -33,6 +33,7 @@ from lance_dagster import (
     table_check,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, FunctionCheck, TableCheck
+from lance_dagster.plugin.io.partitions import partition_filter
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
 
 NAN = float("nan")
@@ -493,21 +494,22 @@ def test_partition_of_the_run_is_what_a_check_sees(lake: LanceResource, instance
     """The definition is found by the key of one asset of several; whole-table checks see the other days too."""
     place = {"lance/table": "raw/events", "lance/partition_expr": "day"}
     specs = [dg.AssetSpec("clicks", metadata=place, partitions_def=DAYS), dg.AssetSpec("other", partitions_def=DAYS)]
-    rows = {"2024-01-01": [1, None], "2024-01-02": [1], "2024-01-03": []}
+    rows: dict[str, list[int | None]] = {"2024-01-01": [1, None], "2024-01-02": [1], "2024-01-03": []}
 
     @dg.multi_asset(
         outs={spec.key.path[-1]: dg.AssetOut.from_spec(spec, is_required=False) for spec in specs}, can_subset=True
     )
     def events(context: dg.AssetExecutionContext) -> Iterator[dg.Output[pa.Table]]:
         ids = rows[context.partition_key]
-        day = pa.array([dt.date.fromisoformat(context.partition_key)] * len(ids), pa.date32())
+        days: list[dt.date] = [dt.date.fromisoformat(context.partition_key)] * len(ids)
+        day = pa.array(days, pa.date32())
         yield dg.Output(pa.table({"id": pa.array(ids, pa.int64()), "day": day}), output_name="clicks")
 
     @table_check(asset="clicks", scope="table")
     def whole(clicks: PinnedTable) -> CheckOutcome:
         return CheckOutcome(passed=True, counts={"rows": clicks.count_rows()})
 
-    values = [RowCount(), NotNull("id"), Unique("id", scope="partitions")]
+    values: list[TableCheck] = [RowCount(), NotNull("id"), Unique("id", scope="partitions")]
     checks = [*build_table_checks("clicks", values[:2]), whole, *build_table_checks(specs[0], values[2:])]
     options: dict[str, Any] = {
         "instance": instance,
@@ -542,3 +544,27 @@ def test_partition_of_the_run_is_what_a_check_sees(lake: LanceResource, instance
     assert ((False, 0), (True, 3)) == (third["row_count"], third["whole"])
     # Everything is on `main` now, whose commits name no partition; the run of the check does.
     assert {"row_count": (True, 2)} == outcomes("2024-01-01", "row_count")
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_many_partitions_are_counted_in_one_scan(lake: LanceResource, *, dictionary: bool) -> None:
+    """The counts are those of a count for each partition, for a column and for an SQL expression."""
+    regions = pa.array(["eu", "us", "eu", None, "asia", "us"])
+    rows = pa.table({"region": regions.dictionary_encode() if dictionary else regions, "id": [1, None, None, 4, 5, 6]})
+    table = LanceTable.create(lake.uri_of(ORDERS), rows.schema)
+    # Two fragments with different dictionaries.
+    for part in (rows.slice(0, 3), rows.slice(3)):
+        table.append(part)
+    keys = ("asia", "eu", "none", "us")
+    found = []
+    for expression in ("region", "concat(region, '')") if not dictionary else ("region",):
+        partitions = {
+            key: partition_filter([key], table.schema(), definition=None, partition_expr=expression, asset="orders")
+            for key in keys
+        }
+        audit = Audit(candidate=lake.open(None, ORDERS), partition_keys=keys, partitions=partitions)
+        singly = {key: part.count_rows() for key, part in audit.by_partition().items()}
+        assert singly == audit.count_by_partition()
+        found.append((singly, audit.count_by_partition("id IS NULL")))
+    assert [({"asia": 1, "eu": 2, "none": 0, "us": 2}, {"asia": 0, "eu": 1, "none": 0, "us": 1})] == found[:1]
+    assert found[:1] * len(found) == found

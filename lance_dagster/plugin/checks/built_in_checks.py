@@ -57,7 +57,7 @@ class RowCount(BuiltInCheck):
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows of each partition."""
-        rows = {key: part.count_rows() for key, part in audit.by_partition().items()}
+        rows = audit.count_by_partition()
         wrong = {
             key: count
             for key, count in rows.items()
@@ -126,12 +126,12 @@ class NullRate(BuiltInCheck):
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the nulls of each partition, as a share of its rows; without rows the share is 0."""
-        rows, nulls, wrong = 0, 0, {}
-        for key, part in audit.by_partition().items():
-            found, of = count_where(part, self.column, f"{quote_name(self.column)} IS NULL"), part.count_rows()
-            rows, nulls = rows + of, nulls + found
-            if found > self.maximum * of:
-                wrong[key] = f"{found / of:.2%}"
+        # Before the counts, for its error when the column does not exist.
+        field_of(audit.candidate, self.column)
+        counts = audit.count_by_partition()
+        found = audit.count_by_partition(f"{quote_name(self.column)} IS NULL")
+        wrong = {key: f"{found[key] / of:.2%}" for key, of in counts.items() if found[key] > self.maximum * of}
+        rows, nulls = sum(counts.values()), sum(found.values())
         rate = nulls / rows if rows else 0.0
         allowed = f"{self.maximum:.2%}"
         share = judged(wrong, f"{rate:.2%}", audit, allowed, of=f"of the rows have no value in {self.column!r}")

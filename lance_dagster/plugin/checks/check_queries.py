@@ -130,12 +130,12 @@ def judged(wrong: Mapping[str | None, str], total: str, audit: Audit, allowed: s
 
 
 def _of_each(audit: Audit) -> str:
-    return " in each partition" if audit.predicates else ""
+    return " in each partition" if audit.partitions else ""
 
 
 def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, int]:
     """Return the number of partitions, and of those that fail; nothing when the whole table was judged."""
-    return {"partitions": len(audit.predicates), "failed_partitions": len(wrong)} if audit.predicates else {}
+    return {"partitions": len(audit.partitions), "failed_partitions": len(wrong)} if audit.partitions else {}
 
 
 def such_as(shown: list[str]) -> str:

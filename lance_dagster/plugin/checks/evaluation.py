@@ -15,6 +15,7 @@ from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreErro
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
+from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import partition_filter
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import WITHOUT_ROWS, RunBranch, RunChain, waiting_version
@@ -233,16 +234,16 @@ def _audit(
 ) -> Audit:
     if bound.check.scope == "table" or not keys:
         return Audit(candidate=version, others=others, partition_keys=tuple(keys))
-    union, *each = [_predicate(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
+    union, *each = [_partitions(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
     return Audit(
-        candidate=replace(version, filter=union),
+        candidate=replace(version, filter=union.predicate),
         others=others,
         partition_keys=tuple(keys),
-        predicates=dict(zip(keys, each, strict=True)),
+        partitions=dict(zip(keys, each, strict=True)),
     )
 
 
-def _predicate(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> str:
+def _partitions(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> PartitionFilter:
     try:
         return partition_filter(
             keys,
@@ -250,6 +251,6 @@ def _predicate(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> 
             definition=bound.partitions_def,
             partition_expr=md.plain(bound.metadata.get(md.PARTITION_EXPR)),
             asset=bound.asset.to_user_string(),
-        ).predicate
+        )
     except InvalidInputError as error:
         raise InvalidInputError(f'{error}; a check with scope="table" needs no partitions') from error

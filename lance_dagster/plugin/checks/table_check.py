@@ -11,12 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import dagster as dg
+import pyarrow as pa
 
+from lance_dagster.datafiles import evaluate_predicate
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.resource import PinnedTable
 
 Scope = Literal["partitions", "table"]
+# From this number of partitions on, one scan for all of them is faster than a count for each.
+_MANY = 3
+_ROWS = pa.field("count_all", pa.int64())
 Finding = int | float | str | dg.MetadataValue
 
 
@@ -30,19 +36,34 @@ class Audit:
         others: The other tables that the check reads, whole, by the keys of their assets.
         partition_keys: The partitions of the run; empty for a run without partitions, and on a published version
             whose partitions are unknown.
-        predicates: The Lance SQL filter of each of these partitions; empty when the scope is `table`.
+        partitions: The filter of each of these partitions; empty when the scope is `table`.
     """
 
     candidate: PinnedTable
     others: Mapping[dg.AssetKey, PinnedTable] = field(default_factory=dict)
     partition_keys: tuple[str, ...] = ()
-    predicates: Mapping[str, str] = field(default_factory=dict)
+    partitions: Mapping[str, PartitionFilter] = field(default_factory=dict)
 
     def by_partition(self) -> dict[str | None, PinnedTable]:
         """Return the candidate narrowed to each partition; without partitions, the candidate alone under None."""
-        if not self.predicates:
+        if not self.partitions:
             return {None: self.candidate}
-        return {key: replace(self.candidate, filter=predicate) for key, predicate in self.predicates.items()}
+        return {key: replace(self.candidate, filter=one.predicate) for key, one in self.partitions.items()}
+
+    def count_by_partition(self, filter: str | None = None, *, of: PinnedTable | None = None) -> dict[str | None, int]:
+        """Count the rows of each partition in one scan; without partitions, all rows under None.
+
+        Args:
+            filter: A Lance SQL filter; only the rows that it selects are counted.
+            of: The table to count in, narrowed as the candidate is; the candidate if None.
+        """
+        table = of or self.candidate
+        if len(self.partitions) < _MANY:
+            parts = {key: replace(table, filter=part.filter) for key, part in self.by_partition().items()}
+            return {key: part.count_rows(filter) for key, part in parts.items()}
+        columns = list(dict.fromkeys(name for one in self.partitions.values() for name in one.columns))
+        groups = _grouped(table.scan(columns, filter), columns)
+        return {key: _rows_inside(one, groups) for key, one in self.partitions.items()}
 
     def published(self) -> PinnedTable:
         """Return the table on `main` now, narrowed as the candidate is."""
@@ -102,6 +123,28 @@ class TableCheck(Protocol):
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Check the candidate of an audit."""
         ...
+
+
+def _grouped(batches: pa.RecordBatchReader, columns: list[str]) -> pa.Table:
+    """Return the distinct rows of some columns with their number, in the column `count_all`."""
+    # A scan for each partition would read these columns as often as there are partitions. Batches are grouped one by
+    # one, so memory holds groups and not rows.
+    found = [pa.Table.from_batches([one]).group_by(columns).aggregate([([], "count_all")]) for one in batches]
+    if not found:
+        return batches.schema.append(_ROWS).empty_table()
+    # Batches of a dictionary column may have different dictionaries, which Arrow does not group.
+    whole = pa.concat_tables(found).unify_dictionaries().group_by(columns).aggregate([(_ROWS.name, "sum")])
+    return whole.rename_columns([*columns, _ROWS.name])
+
+
+def _rows_inside(partition: PartitionFilter, groups: pa.Table) -> int:
+    if partition.expression is not None:
+        inside = groups.filter(partition.expression)
+    else:
+        # A partition by an SQL expression, which only Lance can evaluate.
+        rows = groups.select(partition.columns)
+        inside = groups.filter(pa.array(evaluate_predicate(partition.predicate, rows))) if groups.num_rows else groups
+    return sum(int(rows or 0) for rows in inside[_ROWS.name].to_pylist())
 
 
 CheckFunction = Callable[..., bool | CheckOutcome | dg.AssetCheckResult]
