@@ -22,6 +22,7 @@ STORAGE_KIND = "dagster/storage_kind"
 ROW_COUNT = "dagster/row_count"
 PARTITION_ROW_COUNT = "dagster/partition_row_count"
 COLUMN_SCHEMA = "dagster/column_schema"
+COLUMN_LINEAGE = "dagster/column_lineage"
 
 # On events: the publisher compares them, and people read them.
 BRANCH = "lance/branch"

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -346,3 +347,48 @@ def test_promoted_nodes_point_at_their_candidates() -> None:
     assert orders.metadata["lance/ref"] == "gold"
     assert events.metadata["dagster/table_name"] == "raw.events"
     assert "lance" in orders.kinds
+
+
+def test_promoted_nodes_inherit_from_their_candidates() -> None:
+    """A multi-asset stands for all its tables; owners, tags, kinds and column descriptions come along."""
+    columns = dg.TableSchema(columns=[dg.TableColumn("id", description="number of the order")])
+    about: dict[str, Any] = {"owners": ["team:shop"], "tags": {"domain": "sales"}, "kinds": {"python", "spark"}}
+
+    @dg.multi_asset(
+        specs=[
+            dg.AssetSpec(ORDERS, metadata={"dagster/column_schema": columns}, **about),
+            dg.AssetSpec(CUSTOMERS, skippable=True),
+        ]
+    )
+    def both() -> Iterator[dg.MaterializeResult[Any]]:
+        yield from ()
+
+    publisher = build_publisher([both, "shop/items"], group_name="readers")
+    items = dg.AssetKey(["production", "shop", "items"])
+    assert {PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS, items} == set(publisher.keys)
+    orders = publisher.specs_by_key[PRODUCTION_ORDERS]
+    assert (["team:shop"], {"lance", "python", "spark"}, "readers") == (orders.owners, orders.kinds, orders.group_name)
+    assert ("sales", columns) == (orders.tags["domain"], orders.metadata["dagster/column_schema"])
+
+
+def test_an_optional_output_that_is_skipped(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Dagster skips a publisher of both tables; the sibling waits for the button, or has a publisher of its own."""
+
+    @dg.multi_asset(outs={"a": dg.AssetOut(is_required=False), "b": dg.AssetOut(is_required=False)})
+    def both() -> Iterator[dg.Output[pa.Table]]:
+        yield dg.Output(pa.table({"id": [1]}), "a")
+
+    nodes = [dg.AssetKey(["production", name]) for name in ("a", "b")]
+    options: dict[str, Any] = {
+        "instance": instance,
+        "resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)},
+        "raise_on_error": False,
+    }
+    shared = build_publisher([both], unchecked=True)
+    assert dg.materialize([both, shared], **options).success
+    assert {} == lake.table("a").tags.list()
+    assert dg.materialize([both, shared], selection=[nodes[0]], **options).success
+    assert "main@2" == lake.table("a").tags.get("production").ref
+    own = [build_publisher([name], unchecked=True, name=f"publish_{name}") for name in ("a", "b")]
+    assert dg.materialize([both, *own], **options).success
+    assert "main@3" == lake.table("a").tags.get("production").ref

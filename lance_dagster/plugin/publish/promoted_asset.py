@@ -24,6 +24,8 @@ def promoted_asset_spec(
 ) -> dg.AssetSpec:
     """Return the external asset that stands for a table at a tag, for a code location that only reads it.
 
+    It has the owners, tags, kinds and column descriptions of the candidate's definition, where that is given.
+
     The code location of the publisher needs none: `build_publisher` makes the node there, with the same key and
     metadata.
 
@@ -38,16 +40,24 @@ def promoted_asset_spec(
         'production/shop/orders'
     """
     candidate, metadata = asset_key_of(table), metadata_of(table)
+    asset = _spec_of(table)
     about = place_metadata(candidate, metadata)
     # With `partition_expr`, partitioned readers of the node can read their partitions.
     if partitions_def is not None and md.PARTITION_EXPR in metadata:
         about[md.PARTITION_EXPR] = metadata[md.PARTITION_EXPR]
+    # The descriptions of the columns, which Dagster merges with the columns of the events.
+    if md.COLUMN_SCHEMA in metadata:
+        about[md.COLUMN_SCHEMA] = metadata[md.COLUMN_SCHEMA]
     return dg.AssetSpec(
         promoted_key(candidate, tag),
         description=_ABOUT.format(table=candidate.to_user_string(), tag=tag),
         # Dagster allows fewer characters in the name of a group than Lance in that of a tag.
         group_name=re.sub(r"\W", "_", tag, flags=re.ASCII),
-        kinds={"lance"},
+        owners=list(asset.owners),
+        # Tags of Dagster's own are about the candidate, such as its kinds.
+        tags={key: value for key, value in asset.tags.items() if not key.startswith("dagster/")},
+        # Dagster shows three kinds at most.
+        kinds={"lance", *sorted(asset.kinds - {"lance"})[:2]},
         partitions_def=partitions_def,
         metadata={
             **about,
@@ -56,3 +66,9 @@ def promoted_asset_spec(
             **md.definition_metadata(table_address(candidate, metadata).dotted, None),
         },
     )
+
+
+def _spec_of(table: TableAsset) -> dg.AssetSpec:
+    if isinstance(table, dg.AssetsDefinition):
+        return table.get_asset_spec(table.key)
+    return table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))

@@ -395,6 +395,7 @@ class PublishStep:
         metadata: dict[str, Any] = {
             md.ROW_COUNT: version.rows,
             md.COLUMN_SCHEMA: md.column_schema(one.table.schema(version)),
+            md.COLUMN_LINEAGE: _lineage(one, version),
             md.URI: one.table.uri,
             **md.version_metadata(version),
             **{key: value for key, value in about.items() if value},
@@ -450,6 +451,13 @@ class PublishStep:
     @property
     def _by_run(self) -> bool:
         return not self.config.ref or run_of(self.config.ref) is not None
+
+
+def _lineage(one: Publication, version: Version) -> dg.TableColumnLineage:
+    """Return that each column comes from the column of that name in the candidate."""
+    names = one.table.schema(version).names
+    deps = {name: [dg.TableColumnDep(asset_key=one.candidate, column_name=name)] for name in names}
+    return dg.TableColumnLineage(deps_by_column=deps)
 
 
 def _waits(one: Publication) -> list[str]:

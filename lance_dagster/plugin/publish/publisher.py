@@ -21,7 +21,7 @@ from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.evaluation import blocking_checks
 from lance_dagster.plugin.publish.promoted_asset import promoted_asset_spec
 from lance_dagster.plugin.publish.publish_step import Node, PublishConfig, PublishStep
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
 
 POOL = "lance_publish"
 # Markdown, shown on the page of the promoted node, beside its *Materialize* button.
@@ -43,6 +43,7 @@ class PublisherOptions(TypedDict, total=False):
     pool: str | None
     resource_key: str
     stale_checks: Literal["refuse", "accept"]
+    group_name: str
 
 
 # The attribute of the publisher's function that has its traits; it survives the copies that Dagster makes.
@@ -82,13 +83,16 @@ def build_publisher(
     tag moves. Tables have no common transaction, so a reader may see one tag moved before the next. The step is
     idempotent: a retry after a crash does the rest.
 
-    The promoted nodes form a group named after the tag; `map_asset_specs` can move them to another group.
+    The promoted nodes have the owners, tags, kinds and column descriptions of their candidates' definitions, and
+    column lineage to them.
 
     A table that no run of the chain wrote is left out with a warning, and its promoted node is not materialized:
-    the assets downstream of that node are skipped in this run. The step fails when no table is left.
+    the assets downstream of that node are skipped in this run. The step fails when no table is left. When an asset
+    skips its optional output, Dagster skips this step for all its tables, and their branches wait for the next
+    *Materialize* of the promoted nodes; give a table with optional outputs a publisher of its own.
 
     Args:
-        tables: The candidates, as definitions or keys.
+        tables: The candidates, as definitions or keys; a multi-asset stands for all its tables.
         tag: The tag that readers follow, and the first part of the promoted nodes' keys.
         name: Name of the op; `publish_<tag>` if None.
         partitions_def: The partitions of the candidates, to publish within each run of a backfill. With None, a
@@ -100,13 +104,16 @@ def build_publisher(
             to 1 in the instance's settings, so that publishers run one after the other. `resource_key`, the key of
             the `LanceResource` among the resources; `lance` if left out. `stale_checks`, what happens when the
             merge has to be audited again and a blocking check is a plain `@asset_check`, which cannot be evaluated
-            on it: `"refuse"` if left out, or `"accept"`, which is recorded on the promoted node.
+            on it: `"refuse"` if left out, or `"accept"`, which is recorded on the promoted node. `group_name`, the
+            group of the promoted nodes; named after the tag if left out.
 
     Raises:
         InvalidInputError: No table is given, or one is given twice.
     """
     require_sequence("tables", tables, "shop/orders")
-    nodes = [_node_of(table, tag, partitions_def) for table in tables]
+    group = options.get("group_name")
+    specs = [spec for table in tables for spec in _specs_of(table)]
+    nodes = [_node_of(spec, tag, partitions_def, group) for spec in specs]
     keys = [node.candidate for node in nodes]
     if not keys or len(set(keys)) < len(keys):
         raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
@@ -146,14 +153,24 @@ def build_publisher(
     return publisher
 
 
-def _node_of(table: TableAsset, tag: str, partitions_def: dg.PartitionsDefinition | None) -> Node:
-    candidate, spec = asset_key_of(table), promoted_asset_spec(table, tag=tag, partitions_def=partitions_def)
-    about = _ABOUT.format(table=candidate.to_user_string(), tag=tag)
+def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
+    """Return what is known of the assets that a caller names; of a key, nothing but the key."""
+    if isinstance(table, dg.AssetsDefinition):
+        return [table.get_asset_spec(key) for key in table.keys]
+    return [table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))]
+
+
+def _node_of(asset: dg.AssetSpec, tag: str, partitions_def: dg.PartitionsDefinition | None, group: str | None) -> Node:
+    spec = promoted_asset_spec(asset, tag=tag, partitions_def=partitions_def)
+    about = _ABOUT.format(table=asset.key.to_user_string(), tag=tag)
     # Skippable: the node is not materialized when its tag does not move, as in a dry run.
     spec = spec.replace_attributes(
-        deps=[candidate], description=about + ("" if partitions_def is None else _ALL_PARTITIONS), skippable=True
+        deps=[asset.key],
+        description=about + ("" if partitions_def is None else _ALL_PARTITIONS),
+        group_name=group or spec.group_name,
+        skippable=True,
     )
-    return Node(candidate=candidate, promoted=spec.key, metadata=metadata_of(table), spec=spec)
+    return Node(candidate=asset.key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec)
 
 
 def _check_keys(check: dg.AssetCheckKey | dg.AssetChecksDefinition) -> list[dg.AssetCheckKey]:
