@@ -182,8 +182,9 @@ class RowKeys:
         alone = np.flatnonzero(_only(locations, side))
         pool = addresses[alone, side]
         unknown_removals = did[missing, side - SOURCE] == REWRITTEN
-        # Where a removal cannot be told from an update, the new row may lie outside of the conflict, so all rows that
-        # the side inserted are searched. Rows of the conflict stay first in the pool, where `alone` gives their lines.
+        # Where a removal cannot be distinguished from an update, the new row may lie outside of the conflict, so all
+        # rows that the side inserted are searched. Rows of the conflict stay first in the pool, where `alone` gives
+        # their lines.
         if unknown_removals.any():
             pool = np.concatenate([pool, np.setdiff1d(self.put_in(side), pool)])
         olds, news, unknown = self._paired((BASE, addresses[missing, BASE]), (side, pool), side)

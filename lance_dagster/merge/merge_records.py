@@ -110,7 +110,7 @@ def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Vers
         base = merge_base(other, dest, refs, versions)
     except (NotFoundError, InvalidInputError):
         # The branch was deleted meanwhile, or the merge base was cleaned up. All records are kept: a merge must not
-        # fail because old records cannot be told from needed ones.
+        # fail because old records cannot be distinguished from needed ones.
         return gone
     return {branch_id for branch_id in gone if _brings(branch_id, other, base)}
 

@@ -101,18 +101,18 @@ class MergePreview:
         Each row of each conflict has a line: `_conflict_kind` and `_conflict_unit` name the conflict. `_row_id` is what
         Lance knows the row by, in the first of the three versions that has it. `_source_change` and `_dest_change` say
         what became of it: "changed", "removed", "added", "unchanged", null where it never was, or "rewritten": changed
-        or removed, which cannot be told without stable row ids. Then come the row's images, the structs `base`,
+        or removed, which is unknown without stable row ids. Then come the row's images, the structs `base`,
         `source` and `dest`, null where a version does not have it. They have the columns of their version, under the
         names that the dest has for them.
 
-        There are lines for conflicts of the kinds "rows" and "column", as far as the rows can be told, and for
+        There are lines for conflicts of the kinds "rows" and "column", as far as the rows are known, and for
         "partition" where its condition is known: the rows in it that either side put in, changed or removed. Where both
         wrote a column anew for all rows of a fragment, rows in which its value is still the same have no line.
 
         Args:
             conflict: One of the conflicts; None for all, one after the other.
             columns: The columns to read; None for all.
-            on: The columns that tell rows apart, such as `["id"]`; they stand in a struct `key` before the images.
+            on: The columns that identify rows, such as `["id"]`; they stand in a struct `key` before the images.
                 With a key, what a side took out and what it put in under the same key is one row, which it changed.
             limit: At most how many lines.
 

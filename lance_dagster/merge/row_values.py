@@ -1,4 +1,4 @@
-"""Read values of rows of two versions, where manifests cannot tell a merge what it has to know.
+"""Read values of rows of two versions, which manifests do not show and a merge has to know.
 
 Two upserts that both put in new rows contradict each other exactly where both put in a row of the same key. Which keys
 these are is not recorded, since there may be millions; so the key columns of the rows that both sides wrote are read.

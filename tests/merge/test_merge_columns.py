@@ -111,7 +111,7 @@ def test_a_column_beside_updated_rows_is_a_conflict(table: LanceTable, adding: s
         table.merge("run")
     conflict = caught.value.conflicts[0]
     assert ("column", "column double", 1) == (conflict.kind, conflict.unit, len(caught.value.conflicts))
-    assert "updated 1 rows without them" in str(conflict)
+    assert "updated 1 row without them" in str(conflict)
 
 
 @pytest.mark.parametrize("adding,lossless", [("run", "dest-wins"), ("main", "source-wins")])

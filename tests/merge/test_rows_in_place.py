@@ -172,7 +172,7 @@ def test_without_stable_row_ids_a_deletion_in_the_fragment_is_a_conflict(
         table.merge("run")
     (conflict,) = caught.value.conflicts
     assert "may have given them new values" in (conflict.source if one == "run" else conflict.dest)
-    assert "as far as that can be told without stable row ids" in (conflict.dest if one == "run" else conflict.source)
+    assert "as far as the history shows without stable row ids" in (conflict.dest if one == "run" else conflict.source)
     with pytest.raises(MergeConflictError, match="1 row in fragment 0"):
         table.merge("run", strategy="source-wins" if one == "run" else "dest-wins")
     table.merge("run", strategy="source-wins" if other == "run" else "dest-wins")

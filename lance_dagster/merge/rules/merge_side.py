@@ -127,7 +127,7 @@ class MergeSide:
 
     @property
     def hides_filled_columns(self) -> bool:
-        """Whether what it did since the merge base does not tell which columns it filled."""
+        """Whether what it did since the merge base does not show which columns it filled."""
         # A revert goes from a version to its parent: a column comes back with all its values, wherever the rows are.
         if self.is_source:
             return any(change.undone for change in self.history.changes)

@@ -376,7 +376,7 @@ def located_by_replay(
 def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
     """Return the rows of the merge base that the side's anchor does not have in their place.
 
-    The side had deleted them, updated them, or moved them among rows that cannot be told apart.
+    The side had deleted them, updated them, or moved them among rows that cannot be distinguished.
     """
     found: dict[int, BitMap] = {}
     state = side.anchor or side.manifest

@@ -230,7 +230,7 @@ class FragmentRowChanges:
     """What became of the rows of one fragment of the base, as offsets in it.
 
     `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
-    where they were, written anew by an update among rows that cannot be told apart. `in_place` are those of the
+    where they were, written anew by an update among rows that cannot be distinguished. `in_place` are those of the
     updated rows that are where they were.
     """
 

@@ -100,7 +100,7 @@ class _Report:
         for columns, rows in found.items():
             count = sum(map(len, rows.values()))
             wrote = f"{_who(writer.history, _COLUMNS)} wrote its values"
-            moved = f"{_who(mover.history, _ROWS)} updated {count} rows without them{self._caveat}"
+            moved = f"{_who(mover.history, _ROWS)} updated {count} row{'s' * (count > 1)} without them{self._caveat}"
             conflict = self._of_columns(columns, (wrote, moved) if of_source else (moved, wrote))
             lossless = self._without_loss(columns, of_source=of_source)
             outcome = f"keeps the updates, and {count} updated row{'s are' if count > 1 else ' is'} null there"
@@ -166,7 +166,7 @@ class _Report:
     @property
     def _caveat(self) -> str:
         stable = self._dest.manifest.stable_row_ids
-        return "" if stable else ", as far as that can be told without stable row ids"
+        return "" if stable else ", as far as the history shows without stable row ids"
 
     def _did_to(self, side: MergeSide, rows: _OffsetsByKey) -> str:
         """Say what a side did to rows that are in conflict."""
@@ -240,7 +240,7 @@ def _place(fragments: Collection[BaseKey]) -> str:
 
 
 def _who_touched(side: SideHistory, fragments: frozenset[BaseKey]) -> str:
-    """Name who changed rows of some fragments of the merge base; all who changed rows, where that cannot be told."""
+    """Name who changed rows of some fragments of the merge base; all who changed rows, where that is unknown."""
     if side.anchor is None or not side.same_ids:
         return _who(side, _ROWS)
     elsewhere = frozenset(side.anchor.fragments.ids) - fragments

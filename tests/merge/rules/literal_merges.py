@@ -152,6 +152,6 @@ def appended(*ids: int, file: str = "new.lance") -> tuple[Manifest, Append]:
     return replace(BASE, fragments=BASE.fragments.added([new]), next_row_id=max(ids) + 1), Append(fragments=[new])
 
 
-def told(findings: Iterable[Finding]) -> list[tuple[str, str, tuple[str, ...]]]:
+def described(findings: Iterable[Finding]) -> list[tuple[str, str, tuple[str, ...]]]:
     """Return the kind and unit of findings, and the strategies that settle them."""
     return [(found.conflict.kind, found.conflict.unit, found.options) for found in findings]

@@ -10,7 +10,7 @@ from lance_dagster.merge.rules.claim_conflicts import SettledClaims, settle_clai
 from lance_dagster.merge.rules.merge_side import sides_of
 from lance_dagster.merge.rules.strategy import ParsedStrategy, Strategy
 from lance_dagster.transactions.claims import Claim, SideHistory, encode_claims
-from tests.merge.rules.literal_merges import BASE, appended, fragment, manifest, merge_input, side, told
+from tests.merge.rules.literal_merges import BASE, appended, described, fragment, manifest, merge_input, side
 
 MONDAY = "day = 'mon'"
 BOTH = ("source-wins", "dest-wins")
@@ -54,7 +54,7 @@ def test_claims_that_name_what_they_are_about(
 ) -> None:
     """Partitions are compared by name; where only one side names them, no row of the other matches here."""
     found = settled(claiming("run", source), claiming("main", dest), matching={"day = 'tue'": {}}).findings
-    assert expected == told(found)
+    assert expected == described(found)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_a_predicate_is_held_against_the_rows_of_a_side_that_claims_nothing(
 ) -> None:
     """Another program's append says nothing of its rows, so they are looked at."""
     source, dest = claiming("run", REPLACED_WHERE), side("main", *appended(4, file="other.lance"))
-    assert expected == told(settled(source, dest, matching={MONDAY: {1: matches}}).findings)
+    assert expected == described(settled(source, dest, matching={MONDAY: {1: matches}}).findings)
 
 
 def test_rows_that_the_predicate_cannot_be_asked_about_may_match() -> None:
     """The other side renamed the column, perhaps: nobody can say that its rows are outside of the scope."""
     source, dest = claiming("run", REPLACED_WHERE), side("main", *appended(4, file="other.lance"))
-    assert [("partition", f"rows where {MONDAY}", BOTH)] == told(settled(source, dest).findings)
+    assert [("partition", f"rows where {MONDAY}", BOTH)] == described(settled(source, dest).findings)
 
 
 def test_a_side_that_did_nothing_is_in_nobodys_way() -> None:
@@ -101,7 +101,7 @@ def test_the_strategy_does_not_change_what_is_found() -> None:
     """The same findings, whoever wins and whichever rule asks first."""
     sides = claiming("run", REPLACED_MON), claiming("main", REPLACED_MON)
     matching = {MONDAY: {0: BitMap([0]), 1: BitMap([0])}}
-    found = [told(settled(*sides, strategy, matching).findings) for strategy in (None, "source-wins", "dest-wins")]
+    found = [described(settled(*sides, strategy, matching).findings) for strategy in (None, "source-wins", "dest-wins")]
     assert 1 == len({tuple(each) for each in found})
 
 

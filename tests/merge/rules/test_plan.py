@@ -126,7 +126,7 @@ def test_a_row_that_both_updated_is_the_winners(winner: Winner, updates: list[li
     assert updates == [row_ids(one.fragment) for one in planned(*sides, winner).added]
 
 
-def told(refusal: MergeRefusal) -> list[tuple[str, str]]:
+def described(refusal: MergeRefusal) -> list[tuple[str, str]]:
     """Return the kinds and units of the conflicts."""
     return [(conflict.kind, conflict.unit) for conflict in refusal.conflicts]
 
@@ -138,10 +138,10 @@ def test_a_conflict_that_a_strategy_would_lead_to_is_told_at_once() -> None:
     """
     sides = updated("run", 1), updated("main", 1, column=True)
     without = refused(*sides)
-    assert {"rows", "column"} == {kind for kind, _ in told(without)}
+    assert {"rows", "column"} == {kind for kind, _ in described(without)}
     for winner in BOTH:
         found = plan_merge(merge_input(*sides, strategy={"rows": winner}))
-        assert isinstance(found, MergePlan) or set(told(found)) <= set(told(without))
+        assert isinstance(found, MergePlan) or set(described(found)) <= set(described(without))
 
 
 def test_each_strategy_that_is_offered_settles_everything() -> None:
@@ -185,7 +185,7 @@ def test_a_version_without_its_transaction_does_not_hide_other_conflicts() -> No
     source, dest = updated("run", 1), updated("main", 1)
     gone: list[Change] = [replace(change, transaction=None) for change in dest.changes]
     refusal = refused(source, replace(dest, changes=gone, since=gone))
-    assert {"history", "rows"} == {kind for kind, _ in told(refusal)}
+    assert {"history", "rows"} == {kind for kind, _ in described(refusal)}
 
 
 def test_plans_do_not_depend_on_what_was_asked_before() -> None:

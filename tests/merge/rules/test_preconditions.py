@@ -13,7 +13,7 @@ from lance_dagster.merge.rules.merge_input import (
     incompatible_columns,
     missing_versions,
 )
-from tests.merge.rules.literal_merges import BASE, appended, merge_input, side, told
+from tests.merge.rules.literal_merges import BASE, appended, described, merge_input, side
 
 BOTH = ("source-wins", "dest-wins")
 WITHOUT_IDS = replace(BASE, writer_flags=0)
@@ -39,7 +39,7 @@ def of(source: Manifest = BASE, dest: Manifest = BASE, base: Manifest = BASE) ->
 )
 def test_sides_that_cannot_be_compared(given: MergeInput, units: list[str]) -> None:
     """No strategy settles that."""
-    assert [("history", unit, ()) for unit in units] == told(blocking_findings(given))
+    assert [("history", unit, ()) for unit in units] == described(blocking_findings(given))
 
 
 @pytest.mark.parametrize("name", ["run", "main"])
@@ -48,7 +48,7 @@ def test_an_unknown_operation_is_refused(name: str) -> None:
     unknown = side(name, BASE, UpdateMemWalState(compacted_sstables=()))
     given = merge_input(unknown) if name == "run" else merge_input(side("run"), unknown)
     found = list(blocking_findings(given))
-    assert [("history", f"version {name}@3", ())] == told(found)
+    assert [("history", f"version {name}@3", ())] == described(found)
     said = found[0].conflict.source if name == "run" else found[0].conflict.dest
     assert "committed the operation UpdateMemWalState" in said
 
@@ -60,7 +60,7 @@ def test_a_version_that_was_cleaned_up_can_be_waived(name: str) -> None:
     gone = replace(whole, changes=[replace(whole.changes[0], transaction=None)])
     given = merge_input(gone) if name == "run" else merge_input(side("run"), gone)
     found = list(missing_versions(given))
-    assert [("history", f"version {name}@3", BOTH)] == told(found)
+    assert [("history", f"version {name}@3", BOTH)] == described(found)
     assert can_be_waived(found[0].conflict)
 
 
@@ -71,4 +71,4 @@ def test_a_restore_is_understood() -> None:
 
 def test_columns_of_different_types_are_refused() -> None:
     """They were cast before the base of a picked change, so the values of one do not fit the other."""
-    assert [("column", "column a", ())] == told(incompatible_columns(replace(of(), incompatible=("a",))))
+    assert [("column", "column a", ())] == described(incompatible_columns(replace(of(), incompatible=("a",))))

@@ -14,7 +14,7 @@ from lance_dagster.merge.rules.row_decisions import DecidedFragment, Decision, R
 from lance_dagster.merge.rules.row_origins import Absence, AbsentRows, BaseKey
 from lance_dagster.merge.rules.schema_merge import MergedSchema
 from lance_dagster.merge.rules.strategy import Finding, ParsedStrategy, Strategy
-from tests.merge.rules.literal_merges import AMOUNT, ID, both_sides, fragment, manifest, side, told
+from tests.merge.rules.literal_merges import AMOUNT, ID, both_sides, described, fragment, manifest, side
 
 BOTH = ("source-wins", "dest-wins")
 NONE, ROW = BitMap(), BitMap([1])
@@ -86,7 +86,7 @@ def findings(*each: DecidedFragment, rules: RowRules | None = None) -> list[Find
 def test_rows_that_both_changed_are_one_conflict() -> None:
     """It counts the rows of all fragments and names these."""
     found = findings(decided(0, conflicting=ROW), decided(2, conflicting=BitMap([0, 3])), decided(1))
-    assert [("rows", "3 rows in fragments 0, 2 of the merge base", BOTH)] == told(found)
+    assert [("rows", "3 rows in fragments 0, 2 of the merge base", BOTH)] == described(found)
     assert found[0].rows is not None
     assert {0: ROW, 2: BitMap([0, 3])} == found[0].rows().base
 
@@ -147,12 +147,12 @@ def test_updated_rows_without_a_new_column(
     else:
         one = decided(dest=(2,), lacking_dest_columns=ROW)
     (found,) = findings(one, rules=rules_for(added=added, nullable=nullable))
-    assert ("column", "column new", ()) == told([found])[0]
+    assert ("column", "column new", ()) == described([found])[0]
     assert lossless == found.lossless
     assert "keeps the updates, and 1 updated row is null there" == found.outcome
     did = (found.conflict.source, found.conflict.dest)
     wrote, moved = did if of_source else did[::-1]
-    assert (True, True) == (wrote.endswith("wrote its values"), "updated 1 rows without them" in moved)
+    assert (True, True) == (wrote.endswith("wrote its values"), "updated 1 row without them" in moved)
 
 
 @pytest.mark.parametrize(
@@ -192,21 +192,21 @@ def test_the_writer_cannot_lose_a_column_that_may_not_be_null() -> None:
 def test_a_column_that_both_wrote_beside_the_same_rows() -> None:
     """One conflict for each column, for all fragments, which either side may win."""
     found = findings(decided(0, written_twice={1: ROW}), decided(3, written_twice={1: ROW, 2: ROW}))
-    assert [("column", "column amount", BOTH), ("column", "column new", BOTH)] == told(found)
+    assert [("column", "column amount", BOTH), ("column", "column new", BOTH)] == described(found)
     assert [{0: ROW, 3: ROW}, {3: ROW}] == [each.rows().base for each in found if each.rows is not None]
 
 
 def test_rows_that_both_moved_away_from_columns_of_the_other() -> None:
     """No strategy settles it, and both columns are named."""
     (found,) = findings(decided(source=(2,), dest=(1,), both_moved=ROW))
-    assert [("column", "column new", ())] == told([found])
+    assert [("column", "column new", ())] == described([found])
     assert "moved the rows or wrote amount beside them" in found.conflict.dest
 
 
 def test_columns_beside_rows_that_the_source_does_not_have() -> None:
     """They are reported with the fragment of the merge base that the rows come from."""
     (found,) = row_findings([], [(frozenset({2}), 4, ROW)], rules_for())
-    assert [("column", "column new", ())] == told([found])
+    assert [("column", "column new", ())] == described([found])
     assert found.rows is not None
     assert {4: ROW} == found.rows().base
 

@@ -9,7 +9,7 @@ from lance_dagster.format.transaction import Merge
 from lance_dagster.merge.rules.schema_merge import MergedSchema, lost_columns, merge_schemas
 from lance_dagster.merge.rules.strategy import ParsedStrategy, Strategy, Winner
 from lance_dagster.transactions.claims import SideHistory
-from tests.merge.rules.literal_merges import AMOUNT, BASE, FIELDS, ID, appended, both_sides, side, told
+from tests.merge.rules.literal_merges import AMOUNT, BASE, FIELDS, ID, appended, both_sides, described, side
 
 NOTE, NOTE_AS_INT = Field(id=2, name="note", logical_type="string"), Field(id=2, name="note", logical_type="int64")
 PRICE = replace(AMOUNT, name="price")
@@ -70,7 +70,7 @@ def merged(source: str, dest: str, strategy: Strategy = None) -> MergedSchema:
 def test_columns_without_a_conflict(source: str, dest: str, expected: list[str]) -> None:
     """The change of one side is taken, and the same change of both is one."""
     result = merged(source, dest)
-    assert (expected, []) == ([field.name for field in result.fields], told(result.findings))
+    assert (expected, []) == ([field.name for field in result.fields], described(result.findings))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_rows_of_the_old_type_are_refused(how: str, did: str | None, changer: st
     schema = merge_schemas(*sides, ParsedStrategy.NONE, crosswise=False)
     # No predicate can be asked of these manifests, so the appended rows count as having nulls.
     found = list(lost_columns(*sides, schema))
-    assert ([] if did is None else [("column", "column amount", ())]) == told(found)
+    assert ([] if did is None else [("column", "column amount", ())]) == described(found)
     for finding in found:
         told_of = finding.conflict.source if changer == "run" else finding.conflict.dest
         assert told_of.endswith(str(did))

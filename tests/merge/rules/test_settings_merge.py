@@ -4,7 +4,7 @@ import pytest
 
 from lance_dagster.merge.rules.schema_merge import merge_map
 from lance_dagster.merge.rules.strategy import ParsedStrategy, Winner
-from tests.merge.rules.literal_merges import told
+from tests.merge.rules.literal_merges import described
 
 NAMES = ("run@3", "main@3")
 
@@ -49,6 +49,6 @@ def test_a_key_that_both_changed(
     """It is a conflict whatever the strategy, which says whose value is in the result."""
     states = tuple({} if value is None else {"k": value} for value in (base, source, dest))
     merged = merge_map((states[0], states[1], states[2]), "config", NAMES, ParsedStrategy.parse(winner))
-    assert [("config", "config key 'k'", ("source-wins", "dest-wins"))] == told(merged.findings)
+    assert [("config", "config key 'k'", ("source-wins", "dest-wins"))] == described(merged.findings)
     assert did == (merged.findings[0].conflict.source, merged.findings[0].conflict.dest)
     assert (source if winner == "source-wins" else dest) == merged.values.get("k")

@@ -17,7 +17,7 @@ from tests.properties.replica import KEY
 from tests.table_factory import as_pylance
 
 OTHER: dict[Winner, Winner] = {SOURCE_WINS: DEST_WINS, DEST_WINS: SOURCE_WINS}
-_ONE_WAY = ("beside rows that moved", "rows without them")
+_ONE_WAY = ("beside rows that moved", " without them")
 
 
 def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -> bool:
