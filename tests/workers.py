@@ -10,6 +10,7 @@ GROUPS = {
     "tests/examples/test_features.py": "spark",
     "tests/plugin/test_io_manager.py": "spark",
     "tests/plugin/test_resource.py": "spark",
+    "tests/plugin/test_spark_inputs.py": "spark",
     "tests/plugin/test_spark_outputs.py": "spark",
     "tests/spark/test_reader.py": "spark",
     "tests/spark/test_session.py": "spark",
