@@ -19,6 +19,7 @@ from lance_dagster.plugin.checks.change_checks import Freshness, NoSchemaChange,
 from lance_dagster.plugin.checks.check_definitions import build_table_checks, table_check
 from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, open_candidate
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
+from lance_dagster.plugin.components import LancePublisherComponent, LanceResourceComponent, LanceTablesComponent
 from lance_dagster.plugin.definitions import LanceAssetsOptions, lance_assets, validate_definitions
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.io.write_request import WriteMode
@@ -47,7 +48,10 @@ __all__ = [
     "KeysExist",
     "LanceAssetsOptions",
     "LanceIOManager",
+    "LancePublisherComponent",
     "LanceResource",
+    "LanceResourceComponent",
+    "LanceTablesComponent",
     "MaintenanceConfig",
     "MaintenanceJob",
     "Matches",

@@ -1,0 +1,162 @@
+"""Components: the parts of this package as YAML files of a `dg` project.
+
+The assets themselves stay in Python. A `LanceResourceComponent` says where the tables are, once for a code location. A
+`LanceTablesComponent` checks and operates some tables, and a `LancePublisherComponent` publishes them.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Literal
+
+import dagster as dg
+from pydantic import Field
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin.checks.built_in_checks import InRange, KeysExist, NotNull, NullRate, RowCount, Unique
+from lance_dagster.plugin.checks.check_definitions import build_table_checks
+from lance_dagster.plugin.checks.table_check import TableCheck
+from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
+from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job
+from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
+from lance_dagster.plugin.publish.publisher import build_publisher
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.table_asset import RESOURCE_KEY
+
+CheckKind = Literal["row_count", "not_null", "null_rate", "in_range", "unique", "keys_exist"]
+_KINDS: Mapping[CheckKind, type] = {
+    "row_count": RowCount,
+    "not_null": NotNull,
+    "null_rate": NullRate,
+    "in_range": InRange,
+    "unique": Unique,
+    "keys_exist": KeysExist,
+}
+
+
+class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
+    """The place of the tables, as the resource `lance` and the IO manager `io_manager`.
+
+    A code location has one for each warehouse; components that name the same resource key are refused by Dagster.
+    """
+
+    root: str = Field(description="Folder of the tables: an absolute local path or s3://bucket/path.")
+    storage_options: dict[str, str] = Field(
+        default_factory=dict,
+        description="Credentials and endpoint, in pylance's vocabulary. Give secrets as {{ env.NAME }}.",
+    )
+    resource_key: str = Field(default=RESOURCE_KEY, description="The key of the resource.")
+    io_manager_key: str = Field(default="io_manager", description="The key of the IO manager; the default of assets.")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002
+        """Return the resource and the IO manager over it."""
+        lance = LanceResource(root=self.root, storage_options=self.storage_options)
+        return dg.Definitions(resources={self.resource_key: lance, self.io_manager_key: LanceIOManager(lance=lance)})
+
+
+class LanceCheckModel(dg.Model, dg.Resolvable):
+    """A blocking check of a table: one of the built-in ones, with its arguments."""
+
+    kind: CheckKind = Field(description="The check, such as unique.")
+    settings: dict[str, str | int | float | list[str]] = Field(
+        default_factory=dict, description="The arguments of the check in Python, such as {columns: [id]}."
+    )
+
+    def check(self) -> TableCheck:
+        """Return the check.
+
+        Raises:
+            InvalidInputError: An argument is unknown or missing.
+        """
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in self.settings.items()}
+        try:
+            made: TableCheck = _KINDS[self.kind](**given)
+        except TypeError as error:
+            raise InvalidInputError(f"the settings {self.settings} do not fit the check {self.kind}: {error}") from None
+        return made
+
+
+class LanceTableModel(dg.Model, dg.Resolvable):
+    """A candidate, and what must hold of its table."""
+
+    key: str = Field(description="The key of the asset that writes the table, such as shop/orders.")
+    checks: list[LanceCheckModel] = Field(default_factory=list, description="Its blocking checks.")
+
+
+class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
+    """Checks of some tables, and what operates them: a ref sensor, a branch sweeper, a maintenance job.
+
+    The assets that write the tables are defined in Python, in the same code location.
+    """
+
+    tables: list[LanceTableModel] = Field(description="The tables, with their checks.")
+    name: str = Field(default="lance", description="The first part of the names of the sensors and the job.")
+    watch: bool = Field(default=False, description="Report new versions of main, by any program, to Dagster.")
+    keep_failed_days: int | None = Field(
+        default=None, description="Delete the branches of failed runs after so many days; null for never."
+    )
+    maintenance: str | None = Field(
+        default=None, description="When tables are compacted and cleaned up, as a cron expression in UTC."
+    )
+    resource_key: str = Field(default=RESOURCE_KEY, description="The key of the LanceResource.")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002
+        """Return the checks, sensors and the job.
+
+        Raises:
+            InvalidInputError: There is no table, or the settings of a check do not fit it.
+        """
+        keys = _keys([table.key for table in self.tables], "LanceTablesComponent")
+        checks = [
+            one
+            for table in self.tables
+            for one in build_table_checks(
+                table.key, [check.check() for check in table.checks], resource_key=self.resource_key
+            )
+        ]
+        made = None
+        if self.maintenance:
+            name = f"{self.name}_maintenance"
+            made = build_maintenance_job(keys, name=name, schedule=self.maintenance, resource_key=self.resource_key)
+        return dg.Definitions(
+            assets=ref_asset_specs(keys) if self.watch else [],
+            asset_checks=checks,
+            sensors=self._sensors(keys),
+            jobs=[made.job] if made else [],
+            schedules=[made.schedule] if made and made.schedule else [],
+        )
+
+    def _sensors(self, keys: Sequence[str]) -> list[dg.SensorDefinition]:
+        found = []
+        if self.watch:
+            found.append(build_ref_sensor(f"{self.name}_refs", keys, resource_key=self.resource_key))
+        if self.keep_failed_days is not None:
+            kept = timedelta(days=self.keep_failed_days)
+            name = f"{self.name}_sweeper"
+            found.append(build_branch_sweeper(name, keys, keep_failed=kept, resource_key=self.resource_key))
+        return found
+
+
+class LancePublisherComponent(dg.Component, dg.Model, dg.Resolvable):
+    """The publisher of some tables, with their promoted nodes."""
+
+    tables: list[str] = Field(description="The keys of the candidates, such as shop/orders.")
+    tag: str = Field(default="production", description="The tag that readers follow.")
+    unchecked: bool = Field(default=False, description="Publish tables that have no blocking check.")
+    resource_key: str = Field(default=RESOURCE_KEY, description="The key of the LanceResource.")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002
+        """Return the publisher.
+
+        Raises:
+            InvalidInputError: There is no table.
+        """
+        keys = _keys(self.tables, "LancePublisherComponent")
+        publisher = build_publisher(keys, tag=self.tag, unchecked=self.unchecked, resource_key=self.resource_key)
+        return dg.Definitions(assets=[publisher])
+
+
+def _keys(keys: Sequence[str], component: str) -> list[str]:
+    if not keys:
+        raise InvalidInputError(f"{component} needs at least one table in `tables`, such as shop/orders")
+    return list(keys)

@@ -1,0 +1,89 @@
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster.components.testing.utils import create_defs_folder_sandbox
+
+from lance_dagster import LancePublisherComponent, LanceResourceComponent, LanceTablesComponent
+from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS
+
+# Dagster's loader of projects calls functions that pydantic deprecates and that Dagster calls beta or preview.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*is currently in (beta|preview)"),
+]
+ORDERS_PY = """
+import dagster as dg
+import pyarrow as pa
+
+@dg.asset(key=["shop", "orders"])
+def orders() -> pa.Table:
+    return pa.table({"id": [1, 2]})
+"""
+AT_LEAST_TWO = {"kind": "row_count", "settings": {"minimum": 2}}
+UNIQUE = {"kind": "unique", "settings": {"columns": ["id"]}}
+OPERATED = {"watch": True, "keep_failed_days": 7, "maintenance": "0 3 * * 0"}
+
+
+def tables(*checks: Mapping[str, object], **more: object) -> dict[str, object]:
+    """The file of a component over the orders."""
+    attributes = {"tables": [{"key": "shop/orders", "checks": [dict(one) for one in checks]}], **more}
+    return {"type": "lance_dagster.LanceTablesComponent", "attributes": attributes}
+
+
+@pytest.fixture
+def defs(tmp_path: Path) -> Iterator[dg.Definitions]:
+    """A project of three components and one asset in Python."""
+    lake = {"type": "lance_dagster.LanceResourceComponent", "attributes": {"root": str(tmp_path / "lake")}}
+    published = {"type": "lance_dagster.LancePublisherComponent", "attributes": {"tables": ["shop/orders"]}}
+    with create_defs_folder_sandbox() as sandbox:
+        for component, contents in (
+            (LanceResourceComponent, lake),
+            (LanceTablesComponent, tables(AT_LEAST_TWO, UNIQUE, **OPERATED)),
+            (LancePublisherComponent, published),
+        ):
+            sandbox.scaffold_component(component_cls=component, defs_yaml_contents=contents)
+        (sandbox.defs_folder_path / "orders.py").write_text(ORDERS_PY)
+        with sandbox.build_all_defs() as found:
+            yield found
+
+
+def test_components_make_a_pipeline(defs: dg.Definitions, instance: dg.DagsterInstance) -> None:
+    """The rows of the asset are checked and published; sensors, job and schedule are there."""
+    dg.Definitions.validate_loadable(defs)
+    assert 2 == len(defs.resolve_asset_graph().asset_check_keys)
+    assert {"lance_refs", "lance_sweeper"} == {one.name for one in defs.sensors or []}
+    assert ["lance_maintenance_schedule"] == [one.name for one in defs.schedules or []]
+    job = defs.resolve_implicit_global_asset_job_def()
+    assert job.execute_in_process(instance=instance, asset_selection=[ORDERS, PRODUCTION_ORDERS]).success
+    assert instance.get_latest_materialization_event(PRODUCTION_ORDERS) is not None
+
+
+@pytest.mark.parametrize(
+    "contents,text",
+    [
+        (tables({"kind": "uniqe"}), "kind"),
+        (tables({"kind": "unique", "settings": {"column": "id"}}), "unexpected keyword argument 'column'"),
+        (tables(watches=True), "watches"),
+        ({"type": "lance_dagster.LanceTablesComponent", "attributes": {"tables": []}}, "needs at least one table"),
+    ],
+    ids=["kind of check", "settings of check", "attribute", "no table"],
+)
+def test_wrong_attributes_are_explained(contents: dict[str, object], text: str) -> None:
+    """The project does not load, and the error names what is wrong."""
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(component_cls=LanceTablesComponent)
+        # JSON is YAML too.
+        (path / "defs.yaml").write_text(json.dumps(contents))
+        with pytest.raises(Exception) as caught, sandbox.build_all_defs():  # noqa: PT011 - a private class of Dagster
+            pass
+    assert text in "\n".join(messages(caught.value))
+
+
+def messages(error: BaseException | None) -> Iterator[str]:
+    """The messages of an error and of its causes, as `dg` prints them."""
+    while error is not None:
+        yield str(error)
+        error = error.__cause__ or error.__context__
