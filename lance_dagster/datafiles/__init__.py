@@ -5,11 +5,12 @@ unique name, described by a small value, and is part of the table only once a co
 branch go to `data/` of the table's root, so that a merge copies nothing.
 """
 
+from typing import TYPE_CHECKING
+
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
 from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type
 from lance_dagster.datafiles.file_inspection import DataFileInspector, DataFileSummary
 from lance_dagster.datafiles.reading import (
-    LanceDataset,
     compact_with_pylance,
     count,
     matching_offsets,
@@ -50,6 +51,9 @@ from lance_dagster.datafiles.writing import (
     staged_fragments,
     write_files,
 )
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 __all__ = [
     "FILE_VERSION",
@@ -102,3 +106,12 @@ __all__ = [
     "take_rows",
     "write_files",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load pylance's class of a dataset at its first use."""
+    if name != "LanceDataset":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import lance
+
+    return lance.LanceDataset

@@ -6,8 +6,8 @@ more, so they get the value of a neighbouring row: it is valid even where the co
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import lance
 import numpy as np
 import pyarrow as pa
 
@@ -18,19 +18,22 @@ from lance_dagster.datafiles.writing import StagedFile, WriteTarget, write_files
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.model import Fragment
 
+if TYPE_CHECKING:
+    import lance
+
 Compute = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Computes the new columns of a batch from existing columns."""
 Reads = Sequence[str] | Mapping[str, str]
 """The columns to read, or a mapping of names to SQL expressions."""
 
 
-def expression_schema(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> pa.Schema:
+def expression_schema(dataset: "lance.LanceDataset", expressions: Mapping[str, str]) -> pa.Schema:
     """Return the schema of SQL expressions; every column is nullable."""
     types = expression_types(dataset, expressions)
     return pa.schema([pa.field(name, types[name]) for name in expressions])
 
 
-def read_sample(dataset: lance.LanceDataset, reads: Reads) -> pa.RecordBatch:
+def read_sample(dataset: "lance.LanceDataset", reads: Reads) -> pa.RecordBatch:
     """Read one row, or an empty batch from an empty table: the input on which a function shows its output schema."""
     with reading_errors("read the columns a function needs"):
         # With row addresses, because a function may read no column, and pylance refuses a scan without columns.
@@ -40,7 +43,7 @@ def read_sample(dataset: lance.LanceDataset, reads: Reads) -> pa.RecordBatch:
 
 
 def backfill(
-    dataset: lance.LanceDataset, fragment: Fragment, target: WriteTarget, reads: Reads, *, compute: Compute
+    dataset: "lance.LanceDataset", fragment: Fragment, target: WriteTarget, reads: Reads, *, compute: Compute
 ) -> StagedFile:
     """Compute new columns for every row of a fragment and write them to one data file.
 
@@ -58,7 +61,7 @@ def backfill(
 
 
 def _computed(
-    dataset: lance.LanceDataset, fragment_id: int, reads: Reads, compute: Compute, *, schema: pa.Schema
+    dataset: "lance.LanceDataset", fragment_id: int, reads: Reads, compute: Compute, *, schema: pa.Schema
 ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]]:
     """Yield the offsets and new values of the live rows of a fragment, in order."""
     for batch in _live_rows(dataset, fragment_id, reads):
@@ -69,7 +72,7 @@ def _computed(
         yield offsets, conform(values, schema)
 
 
-def _live_rows(dataset: lance.LanceDataset, fragment_id: int, reads: Reads) -> Iterator[pa.RecordBatch]:
+def _live_rows(dataset: "lance.LanceDataset", fragment_id: int, reads: Reads) -> Iterator[pa.RecordBatch]:
     fragment = dataset.get_fragment(fragment_id)
     if fragment is None:
         raise CorruptFileError(dataset.uri, f"pylance does not find its fragment {fragment_id}")

@@ -1,26 +1,30 @@
 """Read rows with pylance, at exactly one version of a table."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import lance
 import numpy as np
 import pyarrow as pa
-from lance.file import LanceFileReader
 from pyroaring import BitMap
 
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import string_list
 
-LanceDataset = lance.LanceDataset
+if TYPE_CHECKING:
+    import lance
+
 _FILE_ROWS = 64 * 1024
 """Rows per batch of a single data file, of which only a few columns are read."""
 
 
 def open_dataset(
     uri: str, branch: str, number: int, storage_options: Mapping[str, str] | None = None
-) -> lance.LanceDataset:
+) -> "lance.LanceDataset":
     """Open a table at exactly one version with pylance; `branch` is "main" or a branch."""
+    # Imported at first use: pylance brings pandas, and a code location that only defines assets needs neither.
+    import lance
+
     options = dict(storage_options or {}) or None
     with storage_errors(f"open {uri} at {branch}@{number}"):
         # A version of a branch is reached through the dataset of `main`.
@@ -30,7 +34,7 @@ def open_dataset(
 
 
 def scan(
-    dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None
+    dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None
 ) -> pa.RecordBatchReader:
     """Read rows as a stream of batches.
 
@@ -45,7 +49,7 @@ def scan(
 
 
 def planned_schema(
-    dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None
+    dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None
 ) -> pa.Schema:
     """Return the schema that a scan would have, without reading a row; validates the columns and the filter.
 
@@ -58,21 +62,21 @@ def planned_schema(
         return dataset.scanner(columns=wanted, filter=filter).projected_schema
 
 
-def read(dataset: lance.LanceDataset, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+def read(dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
     """Read rows into memory. Errors that occur while rows are read are translated too, unlike those of a stream."""
     stream = scan(dataset, columns, filter)
     with query_errors(filter, dataset.uri):
         return stream.read_all()
 
 
-def count(dataset: lance.LanceDataset, filter: str | None = None) -> int:
+def count(dataset: "lance.LanceDataset", filter: str | None = None) -> int:
     """Count the rows that match a filter, or all."""
     with query_errors(filter, dataset.uri):
         return dataset.count_rows(filter=filter)
 
 
 def matching_offsets(
-    dataset: lance.LanceDataset, predicate: str, fragment_ids: Iterable[int] | None = None
+    dataset: "lance.LanceDataset", predicate: str, fragment_ids: Iterable[int] | None = None
 ) -> dict[int, BitMap]:
     """Return the offsets of the live rows that match a predicate, by fragment id; omit fragments without a match.
 
@@ -101,7 +105,7 @@ def matching_offsets(
     return found
 
 
-def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
+def _check_columns(dataset: "lance.LanceDataset", columns: Sequence[str]) -> None:
     known = dataset.schema.names
     # Only the first part is looked up: `address.city` names a field inside of the column `address`.
     missing = [name for name in columns if name.split(".")[0] not in known]
@@ -109,7 +113,7 @@ def _check_columns(dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
         raise InvalidInputError(f"no column {', '.join(map(repr, missing))}; the table has {', '.join(known)}")
 
 
-def scan_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> pa.RecordBatchReader:
+def scan_fragments(dataset: "lance.LanceDataset", fragment_ids: Sequence[int]) -> pa.RecordBatchReader:
     """Read the live rows of some fragments as a stream of batches, in the order given."""
     found = [dataset.get_fragment(number) for number in fragment_ids]
     # pylance returns None for a missing fragment, and would scan the others without an error.
@@ -124,12 +128,14 @@ def read_data_file(
     uri: str, columns: Sequence[str], storage_options: Mapping[str, str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read some columns of a data file that no version names yet, as a stream of batches."""
+    from lance.file import LanceFileReader
+
     with storage_errors(f"read {uri}"):
         reader = LanceFileReader(uri, storage_options=dict(storage_options or {}) or None, columns=list(columns))
         yield from reader.read_all(batch_size=_FILE_ROWS).to_batches()
 
 
-def compact_with_pylance(dataset: lance.LanceDataset, target_rows: int, deleted_share: float) -> None:
+def compact_with_pylance(dataset: "lance.LanceDataset", target_rows: int, deleted_share: float) -> None:
     """Compact a table with pylance, indices included; pylance commits versions of its own."""
     with query_errors(None, dataset.uri):
         dataset.optimize.compact_files(

@@ -9,9 +9,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lance
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
@@ -19,6 +18,9 @@ from pyroaring import BitMap
 from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.writing import has_blobs
 from lance_dagster.errors import CorruptFileError
+
+if TYPE_CHECKING:
+    import lance
 
 Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
@@ -72,7 +74,7 @@ def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
     }
 
 
-def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> dict[str, pa.DataType]:
+def expression_types(dataset: "lance.LanceDataset", expressions: Mapping[str, str]) -> dict[str, pa.DataType]:
     """Return the Arrow type of each SQL expression, by column, without reading rows.
 
     Raises:
@@ -88,7 +90,7 @@ def expression_types(dataset: lance.LanceDataset, expressions: Mapping[str, str]
 
 
 def scan_computed(
-    dataset: lance.LanceDataset, expressions: Mapping[str, str], where: str | None = None
+    dataset: "lance.LanceDataset", expressions: Mapping[str, str], where: str | None = None
 ) -> Iterator[AddressedRows]:
     """Scan the rows that match a predicate, with some columns replaced by the values of SQL expressions.
 
@@ -110,7 +112,7 @@ def scan_computed(
 
 
 def scan_addressed(
-    dataset: lance.LanceDataset, columns: Sequence[str], where: str | None = None
+    dataset: "lance.LanceDataset", columns: Sequence[str], where: str | None = None
 ) -> Iterator[AddressedRows]:
     """Scan some columns of the rows that match a predicate, in storage order, in large batches."""
     with reading_errors(f"read the columns {', '.join(columns)}"):
@@ -129,7 +131,7 @@ def scan_addressed(
 
 
 def scan_fragment(
-    dataset: lance.LanceDataset, fragment_id: int, columns: Sequence[str], offsets: BitMap | None = None
+    dataset: "lance.LanceDataset", fragment_id: int, columns: Sequence[str], offsets: BitMap | None = None
 ) -> Iterator[AddressedRows]:
     """Scan some columns of the live rows of one fragment in storage order, with blobs as bytes.
 
@@ -179,7 +181,7 @@ def _chosen(parts: Iterator[AddressedRows], offsets: BitMap) -> Iterator[Address
             yield AddressedRows(part.rows.filter(pa.array(there)), part.addresses[there])
 
 
-def projected_schema(dataset: lance.LanceDataset, columns: Sequence[str]) -> pa.Schema:
+def projected_schema(dataset: "lance.LanceDataset", columns: Sequence[str]) -> pa.Schema:
     """Return the schema of the rows that `scan_fragment` and `take_rows` return."""
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         # pylance refuses a scan without columns; the row address makes it valid.
@@ -187,7 +189,7 @@ def projected_schema(dataset: lance.LanceDataset, columns: Sequence[str]) -> pa.
         return pa.schema([column for column in found.projected_schema if column.name != ROW_ADDRESS])
 
 
-def count_physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
+def count_physical_rows(dataset: "lance.LanceDataset", fragment_id: int) -> int:
     """Return the number of rows of a fragment, deleted ones included, from its data files."""
     fragment = dataset.get_fragment(fragment_id)
     if fragment is None:
@@ -197,7 +199,7 @@ def count_physical_rows(dataset: lance.LanceDataset, fragment_id: int) -> int:
 
 
 def take_rows(
-    dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str], places: Positions | None = None
+    dataset: "lance.LanceDataset", addresses: Addresses, columns: Sequence[str], places: Positions | None = None
 ) -> pa.Table:
     """Read some columns of live rows in the order of `addresses`, with blobs as bytes.
 
@@ -222,7 +224,7 @@ def take_rows(
     return found.rows.take(order[np.searchsorted(ordered, addresses)])
 
 
-def _looked_up(dataset: lance.LanceDataset, addresses: Addresses, columns: Sequence[str]) -> AddressedRows:
+def _looked_up(dataset: "lance.LanceDataset", addresses: Addresses, columns: Sequence[str]) -> AddressedRows:
     # A filtered scan is the only way to read blobs as bytes: `take` returns descriptors, and `read_blobs` does not find
     # blobs that a branch inherited through a base path.
     scanner = dataset.scanner(
@@ -234,7 +236,7 @@ def _looked_up(dataset: lance.LanceDataset, addresses: Addresses, columns: Seque
     return _located(scanner.to_table())
 
 
-def _at(dataset: lance.LanceDataset, addresses: Sequence[int]) -> str:
+def _at(dataset: "lance.LanceDataset", addresses: Sequence[int]) -> str:
     """Return a predicate that selects the rows at some addresses."""
     if not addresses:
         return "false"
@@ -291,12 +293,16 @@ def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
     Raises:
         InvalidInputError: The expression is invalid.
     """
+    import lance
+
     with query_errors(expression, "no rows"):
         dataset = lance.write_dataset(schema.empty_table(), f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
     return expression_types(dataset, {"value": expression})["value"]
 
 
 def _matches(condition: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    import lance
+
     found = np.zeros(rows.num_rows, np.bool_)
     # Lance has no function that evaluates SQL over Arrow rows; a dataset in memory costs about two milliseconds.
     dataset = lance.write_dataset(rows, f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import lance
 import pyarrow as pa
-from lance.file import LanceFileWriter
-from lance.fragment import write_fragments
 
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.pylance_errors import storage_errors
@@ -25,6 +23,9 @@ from lance_dagster.format.layout import DATA
 from lance_dagster.format.model import DataFile, Field, Fragment
 from lance_dagster.format.schema import BLOB, stored_field_ids
 from lance_dagster.store import sync_path
+
+if TYPE_CHECKING:
+    import lance
 
 FILE_VERSION = "2.2"
 """The data file version of the tables that this package creates."""
@@ -130,6 +131,8 @@ class _OpenFile:
     """A data file being written. Unless it is closed, no file of its name appears."""
 
     def __init__(self, target: WriteTarget) -> None:
+        from lance.file import LanceFileWriter
+
         # The prefix is that of one write, so that the files of an interrupted write are recognised by name.
         self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
         self._path = f"{target.data_uri}/{self._name}"
@@ -202,13 +205,16 @@ def _is_blob(column: "pa.Field[pa.DataType]") -> bool:
 
 def write_blob_files(
     data_uri: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, max_rows: int, options: Mapping[str, str]
-) -> Sequence[lance.FragmentMetadata]:
+) -> "Sequence[lance.FragmentMetadata]":
     """Write rows with blobs to data files of a table; return pylance's metadata of each fragment.
 
     Raises:
         InvalidInputError: The columns are not those of `main`, or the folder is not `data/` of a table.
         StoreError: The storage failed.
     """
+    import lance
+    from lance.fragment import write_fragments
+
     root, _, folder = data_uri.rpartition("/")
     if folder != DATA:
         raise InvalidInputError(f"columns of blobs can only be written below the table itself, not to {data_uri}")

@@ -19,7 +19,7 @@ the older ones. What a version does not have is null.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,6 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles import (
     Addresses,
-    LanceDataset,
     batch_size,
     count_physical_rows,
     group_by_fragment,
@@ -59,6 +58,9 @@ from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.row_id_spaces import Translation
 
+if TYPE_CHECKING:
+    from lance_dagster.datafiles import LanceDataset
+
 _OFFSET_BITS = 32
 RowOffsets = Mapping[int, BitMap]
 """Rows of a version: their offsets by fragment id, none of them empty."""
@@ -75,7 +77,7 @@ class VersionedRows:
         self.state = state
 
     @cached_property
-    def dataset(self) -> LanceDataset:
+    def dataset(self) -> "LanceDataset":
         """The version as a pylance dataset."""
         return self._context.dataset(self.state)
 

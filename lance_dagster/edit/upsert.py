@@ -13,7 +13,7 @@ the new head and updates the row of the first. A merge of two branches that both
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from lance_dagster.datafiles import (
     Addresses,
-    LanceDataset,
     Positions,
     StagedFiles,
     batch_size,
@@ -53,6 +52,9 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.claims import UPSERT
+
+if TYPE_CHECKING:
+    from lance_dagster.datafiles import LanceDataset
 
 # The largest number of keys listed in a claim. Claims are stored in the transaction, which every merge reads.
 _LISTED = 100

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import LanceDataset, count, open_dataset
+from lance_dagster.datafiles import count, open_dataset
 from lance_dagster.errors import RefNotFoundError, UnsupportedFeatureError, VersionNotFoundError
 from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
@@ -17,6 +18,9 @@ from lance_dagster.history.refs.ref_store import READY, RENAMED_FROM, RESETTING,
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, open_store
+
+if TYPE_CHECKING:
+    from lance_dagster.datafiles import LanceDataset
 
 Ref = str | Version
 """What names a version: a ref expression, or a version that was returned before."""
@@ -109,7 +113,7 @@ class TableContext:
             raise self.refs.branch_not_found(branch)
         return self.versions.head(branch, found.id)
 
-    def dataset(self, state: State) -> LanceDataset:
+    def dataset(self, state: State) -> "LanceDataset":
         """Open a version with pylance.
 
         Raises:

@@ -8,12 +8,13 @@ are read from both, up to `MOST_ROWS_COMPARED` of the rules.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import Addresses, LanceDataset, evaluate_predicate, row_offsets, scan_fragment
+from lance_dagster.datafiles import Addresses, evaluate_predicate, row_offsets, scan_fragment
 from lance_dagster.diff.changed_rows import VersionedRows
 from lance_dagster.diff.row_matching import Flags, compared_columns
 from lance_dagster.diff.schema_diff import Fields
@@ -21,13 +22,16 @@ from lance_dagster.edit.upsert import comparable_values, predicate_of
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.merge.rules.merge_input import SharedKeys
 
+if TYPE_CHECKING:
+    from lance_dagster.datafiles import LanceDataset
+
 LocatedRow = tuple[VersionedRows, Addresses]
 """A version, and addresses of rows of it."""
 
 
 def shared_keys(
-    source: tuple[LanceDataset, Mapping[int, BitMap]],
-    dest: tuple[LanceDataset, Mapping[int, BitMap]],
+    source: "tuple[LanceDataset, Mapping[int, BitMap]]",
+    dest: "tuple[LanceDataset, Mapping[int, BitMap]]",
     names: Sequence[tuple[str, str, str]],
 ) -> SharedKeys:
     """Return the rows whose key occurs among the given rows of both versions; null is no key.
@@ -54,7 +58,7 @@ def shared_keys(
 
 
 def matching_renamed(
-    dataset: LanceDataset, predicate: str, fragment_ids: Iterable[int], names: Mapping[str, str]
+    dataset: "LanceDataset", predicate: str, fragment_ids: Iterable[int], names: Mapping[str, str]
 ) -> dict[int, BitMap]:
     """Return the offsets of the live rows that match a predicate which has other names for columns, by fragment.
 
@@ -109,7 +113,7 @@ def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int])
 class _Keyed:
     """Rows of a version with their keys."""
 
-    def __init__(self, dataset: LanceDataset, rows: Mapping[int, BitMap], columns: Mapping[str, str]) -> None:
+    def __init__(self, dataset: "LanceDataset", rows: Mapping[int, BitMap], columns: Mapping[str, str]) -> None:
         """Read the key columns, which are given by the name in the key and the name in the version."""
         names = list(columns.values())
         missing = [name for name in names if name not in dataset.schema.names]

@@ -13,7 +13,6 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.datafiles import LanceDataset
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref
@@ -27,6 +26,8 @@ from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from lance_dagster.datafiles import LanceDataset
 
 
 def all_of(*filters: str | None) -> str | None:
@@ -94,7 +95,7 @@ class PinnedTable:
         narrowed = all_of(self.filter, filter)
         return read_table(spark, self.table, self.version, columns=self._columns(columns), filter=narrowed)
 
-    def to_lance(self) -> LanceDataset:
+    def to_lance(self) -> "LanceDataset":
         """Return the table at this version as pylance's dataset, for vector search and SQL.
 
         A dataset cannot carry `columns` and `filter`, so it shows the whole version.

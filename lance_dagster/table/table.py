@@ -273,7 +273,7 @@ class LanceTable:
         """
         return datafiles.scan(self.to_lance(ref), columns, filter)
 
-    def to_lance(self, ref: Ref = MAIN) -> datafiles.LanceDataset:
+    def to_lance(self, ref: Ref = MAIN) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
         return self._context.dataset(self._context.at(ref))
 

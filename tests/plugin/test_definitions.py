@@ -1,4 +1,6 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -252,3 +254,20 @@ def test_secrets_as_text_are_refused(*, manager_only: bool) -> None:
         assert "hush" not in "".join(found)
     hidden = LanceResource(root="s3://bucket/lake", s3=S3Options(secret_access_key=dg.EnvVar("HUSH")))
     assert [] == findings(definitions(resources={"lance": hidden}))
+
+
+def test_import_of_the_plugin_brings_no_engine() -> None:
+    """A code location that only defines assets pays for none of them; each is imported when a run uses it."""
+    program = """
+import sys
+import lance_dagster.plugin
+import lance_dagster
+lance = lance_dagster.LanceResource(root="/lake")
+import dagster as dg
+manager = lance_dagster.LanceIOManager(lance=lance)
+defs = dg.Definitions(resources={"lance": lance, "io_manager": manager})
+lance_dagster.validate_definitions(defs)
+engines = {"lance", "pandas", "polars", "pyspark", "pyarrow.dataset", "s3fs"} & set(sys.modules)
+assert not engines, engines
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

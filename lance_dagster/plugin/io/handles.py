@@ -1,12 +1,11 @@
 """Handlers of lazy handles (`PinnedTable`, pylance's and Arrow's datasets) and of dictionaries, and the list of all."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as pds
 
-from lance_dagster.datafiles import LanceDataset, planned_schema
+from lance_dagster.datafiles import planned_schema
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.io.frames import (
     ArrowFrames,
@@ -19,7 +18,10 @@ from lance_dagster.plugin.io.frames import (
 )
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
 
-Handle = PinnedTable | pds.Dataset | pds.Scanner
+if TYPE_CHECKING:
+    import pyarrow.dataset as pds
+
+    Handle = PinnedTable | pds.Dataset | pds.Scanner
 
 
 class LazyFrames:
@@ -31,19 +33,26 @@ class LazyFrames:
 
     def accepts(self, kind: type) -> bool:
         """Return whether the type is one of these handles."""
+        # Imported at first use here and below: the module brings pandas.
+        import pyarrow.dataset as pds
+
         return issubclass(kind, (PinnedTable, pds.Dataset, pds.Scanner))
 
-    def schema(self, value: Handle, vectors: Mapping[str, int]) -> pa.Schema:
+    def schema(self, value: "Handle", vectors: Mapping[str, int]) -> pa.Schema:
         """Return the schema of the rows that the handle reads."""
+        import pyarrow.dataset as pds
+
         if isinstance(value, pds.Dataset):
             return with_vectors(value.schema, vectors)
         found = _planned(value) if isinstance(value, PinnedTable) else value.projected_schema
         return with_vectors(found, vectors)
 
-    def rows(self, value: Handle) -> pa.RecordBatchReader:
+    def rows(self, value: "Handle") -> pa.RecordBatchReader:
         """Return the rows of the handle as a stream."""
         if isinstance(value, PinnedTable):
             return value.scan()
+        import pyarrow.dataset as pds
+
         scanner = value.scanner() if isinstance(value, pds.Dataset) else value
         return scanner.to_reader()
 
@@ -55,6 +64,10 @@ class LazyFrames:
         Raises:
             InvalidInputError: The input is narrowed, and annotated as `lance.LanceDataset`.
         """
+        import pyarrow.dataset as pds
+
+        from lance_dagster.datafiles import LanceDataset
+
         if issubclass(kind, PinnedTable):
             return view
         if issubclass(kind, pds.Scanner):
