@@ -5,6 +5,7 @@ come, as after a backfill. Chosen are the branches that passed their audit. Of t
 one supersedes the older one, so a repaired run takes the place of the broken one, whatever became of that.
 """
 
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -100,6 +101,9 @@ def resolve_run(table: LanceTable, given: str) -> str:
     name = given if run_of(given) is not None else branch_of(given)
     if _GLOB & set(name) or name == branch_of(""):
         raise InvalidInputError(f"{given!r} is no run id: write run/ and the first characters of the id of the run")
+    # A whole id needs no search, which would read the names of all branches.
+    if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
+        return name
     found = sorted(table.branches.list(f"{name}*"))
     if name in found or not found:
         return name
