@@ -345,7 +345,7 @@ def test_input_can_be_pinned_and_narrowed(lake: LanceResource) -> None:
     result, _ = read_with(lake, LanceDataset, **{"lance/filter": "id > 1"})
     assert "which a lance.LanceDataset cannot carry" in error_of(result)
     result, _ = read_with(lake, pa.Table, **{"lance/columns": "id"})
-    assert "columns in the metadata of an input: a list such as ['id'] is wanted, not 'id'" in error_of(result)
+    assert "lance/columns must be a list of texts such as [\"id\"], not 'id'" in error_of(result)
 
 
 def test_input_of_a_table_nobody_wrote(lake: LanceResource) -> None:

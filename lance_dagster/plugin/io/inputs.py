@@ -44,7 +44,8 @@ class InputReader:
             VersionNotFoundError: Nothing of the table was published.
         """
         source = InputSource.of(context)
-        refuse_unknown_settings(context.definition_metadata, "input", f"input {context.name!r} of {source.name}")
+        if context.definition_metadata:  # a context that was built by hand has no name
+            refuse_unknown_settings(context.definition_metadata, "input", f"input {context.name!r} of {source.name}")
         wanted = InputType.of(context)
         handler = handler_for(wanted.kind, handlers(self.spark))
         partitions = source.partitions
