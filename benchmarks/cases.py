@@ -10,7 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import merging, sensing
+from benchmarks import merging, publishing, sensing
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -243,5 +243,13 @@ CASES = (
             *("some changed", "more requests for each that changed", "changed by unchanged"),
         ),
         sensing.by_tables,
+    ),
+    Case(
+        "publishing, by tables",
+        f"The step of the publisher in a run that wrote, checked and published small tables; the median of "
+        f"{publishing.RUNS} runs. Beside it, for each table: merging a branch, moving the tag and deleting the branch, "
+        "without Dagster and without an audit. The ratio is the step by that.",
+        ("tables", "step", "for each table", "without Dagster", "ratio"),
+        publishing.by_tables,
     ),
 )
