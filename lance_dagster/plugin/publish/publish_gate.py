@@ -15,7 +15,7 @@ A check that did not run counts as failed, and so does a table without blocking 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dagster as dg
 
@@ -78,59 +78,37 @@ class _Event:
     description: str = ""
 
 
-def reasons_against(
-    subject: Subject,
-    checks: Sequence[dg.AssetCheckKey],
-    *,
-    instance: dg.DagsterInstance,
-    chain: RunChain,
-    unchecked: bool = False,
-) -> list[str]:
-    """Return every reason why a version may not be published; empty when it passed its audit.
+class AuditLog:
+    """What the event log says about audits, read once for each run.
 
-    Args:
-        subject: The version.
-        checks: The blocking checks.
-        instance: The Dagster instance, whose event log is read.
-        chain: The run that publishes. A re-execution may have run the checks of a version that its parent wrote.
-        unchecked: Whether a table without blocking checks may be published.
+    One publication asks about many tables that the same run wrote. Dagster can filter the events of a run by kind but
+    not by asset, so reading them for each table would cost the square of their number.
     """
-    family = family_of(subject.run_id, instance, chain.run_ids)
-    events = list(_events(subject, family, instance))
-    materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
-    name = _name(subject.asset)
-    if not materialized:
-        return [f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"]
-    last = max(materialized, key=lambda event: event.order)
-    if (found := md.audited_version(last.metadata)) != (subject.branch, subject.number):
-        seen = f"{found[0]}@{found[1]}" if found else "an unknown version"
-        return [f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"]
-    of_table = [check for check in checks if check.asset_key == subject.asset]
-    if not of_table and not unchecked:
-        return [f"{name}: no blocking check guards it; add one, or build the publisher with unchecked=True"]
-    # An evaluation before the last materialization was of an earlier attempt of the step, whose rows are
-    # gone.
-    after = [event for event in events if event.check is not None and event.order > last.order]
-    reasons: list[str] = []
-    for check in of_table:
-        of_family = [event for event in after if event.check == check]
-        newest = max(of_family, key=lambda event: event.order, default=None)
-        alone = _evaluated_alone(check, subject, family, instance)
-        # By time, since storage ids of different runs cannot be compared.
-        if alone and alone.at > (newest or last).at:
-            newest = alone
-        reasons += _failed(check, subject, newest)
-    return reasons
 
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        """Read nothing yet."""
+        self.instance = instance
+        self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
+        self._events: dict[str, dict[dg.AssetKey, list[_Event]]] = {}
 
-def was_materialized(asset: dg.AssetKey, run_id: str, instance: dg.DagsterInstance) -> bool:
-    """Return whether the event log has a materialization of an asset by a run."""
-    records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
-    events = (record.event_log_entry.dagster_event for record in records)
-    return any(event is not None and event.asset_key == asset for event in events)
+    def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
+        """Return a run and the re-executions that continue it, oldest first."""
+        key = (run_id, chain.run_ids)
+        if key not in self._families:
+            self._families[key] = family_of(run_id, self.instance, chain.run_ids)
+        return self._families[key]
 
+    def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[_Event]:
+        """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first."""
+        # Some event logs, such as SQLite's with a file for each run, count storage ids per run. They order the
+        # events of one run only, so the place of the run comes first.
+        return [
+            replace(event, order=(place, event.order[1]))
+            for place, run_id in enumerate(run_ids)
+            for event in self._of_run(run_id).get(asset, ())
+        ]
 
-def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:
+    def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:
     """Yield the reason why the newest evaluation of a check speaks against the version, if it does.
 
     The newest one counts, so that a check which failed and passed when it was re-executed does not refuse.
@@ -162,19 +140,6 @@ def _evaluated_alone(
         if found and md.audited_version(found.metadata) == (subject.branch, subject.number):
             return found
     return None
-
-
-def _events(subject: Subject, run_ids: Sequence[str], instance: dg.DagsterInstance) -> Iterator[_Event]:
-    """Yield the materializations and check evaluations of an asset in some runs; run ids are oldest first."""
-    kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
-    # Some event logs, such as SQLite's with a file for each run, count storage ids per run. They order the
-    # events of one run only, so the place of the run comes first.
-    for place, run_id in enumerate(run_ids):
-        for record in instance.get_records_for_run(run_id, of_type=kinds).records:
-            event = record.event_log_entry.dagster_event
-            found = event and _event_of((place, record.storage_id), record.event_log_entry.timestamp, event)
-            if found and found.asset == subject.asset:
-                yield found
 
 
 def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> _Event | None:

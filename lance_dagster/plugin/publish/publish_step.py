@@ -32,7 +32,7 @@ from lance_dagster.plugin.publish.publication import (
     retire_all,
     runs_of,
 )
-from lance_dagster.plugin.publish.publish_gate import Subject, reasons_against, was_materialized
+from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
     Rollback,
@@ -125,6 +125,11 @@ class PublishStep:
     partitioned: bool
     unchecked: bool
     accept_stale: bool = False
+    log: AuditLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Share one reading of the event log among all tables."""
+        object.__setattr__(self, "log", AuditLog(self.instance))
 
     def execute(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
@@ -225,7 +230,7 @@ class PublishStep:
             search.found.append(one)
         # The event log says that a run wrote the table. A missing branch is then an error: it was
         # deleted, or the run wrote under another root.
-        elif runs := [run for run in self.chain.run_ids if was_materialized(one.candidate, run, self.instance)]:
+        elif runs := [run for run in self.chain.run_ids if self.log.was_materialized(one.candidate, run)]:
             search.wrong.append(f"{one.name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
         elif self._is_alone:
             search.nothing_new = True
@@ -288,9 +293,8 @@ class PublishStep:
             return one, recorded
         subject = Subject.of(one.candidate, version)
         if not isinstance(subject, str):
-            return one, reasons_against(
-                subject, self.checks, instance=self.instance, chain=self.chain, unchecked=self.unchecked
-            )
+            log, chain = self.log, self.chain
+            return one, reasons_against(subject, self.checks, log=log, chain=chain, unchecked=self.unchecked)
         if version.branch == MAIN:
             return self.reaudit.audit_main(one, version, subject)
         return one, [subject]
