@@ -108,7 +108,69 @@ class AuditLog:
             for event in self._of_run(run_id).get(asset, ())
         ]
 
-    def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:
+    def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
+        """Return whether a run materialized an asset."""
+        return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
+
+    def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[_Event]]:
+        if run_id not in self._events:
+            kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
+            found: dict[dg.AssetKey, list[_Event]] = {}
+            for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
+                entry = record.event_log_entry
+                event = entry.dagster_event and _event_of((0, record.storage_id), entry.timestamp, entry.dagster_event)
+                if event:
+                    found.setdefault(event.asset, []).append(event)
+            self._events[run_id] = found
+        return self._events[run_id]
+
+
+def reasons_against(
+    subject: Subject,
+    checks: Sequence[dg.AssetCheckKey],
+    *,
+    log: AuditLog,
+    chain: RunChain,
+    unchecked: bool = False,
+) -> list[str]:
+    """Return every reason why a version may not be published; empty when it passed its audit.
+
+    Args:
+        subject: The version.
+        checks: The blocking checks.
+        log: The event log.
+        chain: The run that publishes. A re-execution may have run the checks of a version that its parent wrote.
+        unchecked: Whether a table without blocking checks may be published.
+    """
+    family = log.family(subject.run_id, chain)
+    events = log.events(subject.asset, family)
+    materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
+    name = _name(subject.asset)
+    if not materialized:
+        return [f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"]
+    last = max(materialized, key=lambda event: event.order)
+    if (found := md.audited_version(last.metadata)) != (subject.branch, subject.number):
+        seen = f"{found[0]}@{found[1]}" if found else "an unknown version"
+        return [f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"]
+    of_table = [check for check in checks if check.asset_key == subject.asset]
+    if not of_table and not unchecked:
+        return [f"{name}: no blocking check guards it; add one, or build the publisher with unchecked=True"]
+    # An evaluation before the last materialization was of an earlier attempt of the step, whose rows are
+    # gone.
+    after = [event for event in events if event.check is not None and event.order > last.order]
+    reasons: list[str] = []
+    for check in of_table:
+        of_family = [event for event in after if event.check == check]
+        newest = max(of_family, key=lambda event: event.order, default=None)
+        alone = _evaluated_alone(check, subject, family, log.instance)
+        # By time, since storage ids of different runs cannot be compared.
+        if alone and alone.at > (newest or last).at:
+            newest = alone
+        reasons += _failed(check, subject, newest)
+    return reasons
+
+
+def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:
     """Yield the reason why the newest evaluation of a check speaks against the version, if it does.
 
     The newest one counts, so that a check which failed and passed when it was re-executed does not refuse.
