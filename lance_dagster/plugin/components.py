@@ -43,7 +43,8 @@ class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
     root: str = Field(description="Folder of the tables: an absolute local path or s3://bucket/path.")
     storage_options: dict[str, str] = Field(
         default_factory=dict,
-        description="Credentials and endpoint, in pylance's vocabulary. Give secrets as {{ env.NAME }}.",
+        description="Endpoint and region, in pylance's vocabulary. Credentials come from the environment and the files "
+        "of the AWS tools: a value written here, from {{ env.NAME }} too, is shown on Dagster's page of the resource.",
     )
     resource_key: str = Field(default=RESOURCE_KEY, description="The key of the resource.")
     io_manager_key: str = Field(default="io_manager", description="The key of the IO manager; the default of assets.")

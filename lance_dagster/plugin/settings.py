@@ -82,7 +82,8 @@ class Setting:
             case "partition_expr":
                 if isinstance(value, Mapping):
                     return _are_texts(list(value.values()))
-                return (isinstance(value, str) and bool(value)) or _are_texts(value)
+                # One dimension has one column or expression; an expression may be over several columns.
+                return isinstance(value, str) and bool(value)
 
     @property
     def _wanted(self) -> str:

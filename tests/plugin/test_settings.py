@@ -69,6 +69,7 @@ def test_misspelt_setting_is_refused_with_the_nearest_name(key: str, meant: str)
         ("asset", {"lance/keys": "id"}, "lance/keys must be a list of texts such as [\"id\"], not 'id'"),
         ("asset", {"lance/keys": []}, "lance/keys must be a list of texts"),
         ("spec", {"lance/partition_expr": 3}, "must be a column, or a column for each dimension, not 3"),
+        ("asset", {"lance/partition_expr": ["day"]}, "must be a column, or a column for each dimension, not ['day']"),
     ],
 )
 def test_setting_in_the_wrong_place_or_with_a_wrong_value_is_refused(

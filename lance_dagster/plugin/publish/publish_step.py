@@ -60,12 +60,12 @@ _WHO_TAGS = (
 
 # Text fields default to "" and not to None: the Launchpad hides fields whose default is None.
 class PublishConfig(dg.Config):
-    """What to publish. By default the publisher publishes what its own run wrote."""
+    """What to publish. By default the publisher publishes what its run wrote, or what waits when it wrote nothing."""
 
     ref: str = Field(
         default="",
-        description="Empty: what this run wrote. main@3: promote or roll back to that version. run/<id>: publish a "
-        "branch that was left behind; the first characters of the id are enough.",
+        description="Empty: what this run wrote, or what waits when it wrote nothing. main@3: promote or roll back to "
+        "that version. run/<id>: publish a branch that was left behind; the first characters of the id are enough.",
     )
     reason: str = Field(default="", description="Why. Kept with the tag and on the promoted node's page.")
     rollback: Rollback = Field(

@@ -27,8 +27,9 @@ POOL = "lance_publish"
 # Markdown, shown on the page of the promoted node, beside its *Materialize* button.
 _ABOUT = """`{table}` as readers of `{tag}` see it.
 
-To roll back or to promote another version, choose *Open launchpad* beside *Materialize* and set `ref`, for example to
-`main@2`; *Events* lists where the tag has been. *Materialize* alone publishes what its own run wrote.
+*Materialize* publishes the branches that wait and passed their checks, or says that there is nothing new. To roll back
+or to promote another version, choose *Open launchpad* beside it and set `ref`, for example to `main@2`; *Events* lists
+where the tag has been. `discard` deletes the branch of a run that is given up.
 
 A rollback needs a `reason`. `rollback: revert` commits the older content to `main`, so that what was withdrawn stays
 away; `rollback: hold` moves only the tag, and nothing is published until someone sets `release: true` with a reason."""
