@@ -35,6 +35,11 @@ NEEDS_BACKFILL = "lance_dagster.merge.needs_backfill"
 """The property with the columns that one side of a merge added, as JSON: how many rows of the other are null there."""
 COLUMNS_MOVED = "lance_dagster.merge.columns"
 """The property with the ids of the fields for which a merge wrote values of relocated rows."""
+CASTS, CASTS_OF_SOURCE = "lance_dagster.merge.casts", "lance_dagster.merge.casts.source"
+"""The properties with columns whose type a merge changed for the dest, and for the source: as "old id:new id".
+
+The old id is the one on that side, the new one that of the result.
+"""
 PICKED, REVERTED = "lance_dagster.cherry_pick", "lance_dagster.revert"
 REVERTED_TO = "lance_dagster.revert.parent"
 """The property with the parent of a merge to which its revert returned."""

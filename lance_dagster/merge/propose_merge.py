@@ -14,7 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import Call, CorruptFileError, MergeConflictError, Remedy
-from lance_dagster.format.transaction import COLUMNS_MOVED, MERGE_STRATEGY, NEEDS_BACKFILL, Transaction
+from lance_dagster.format.transaction import (
+    CASTS,
+    CASTS_OF_SOURCE,
+    COLUMNS_MOVED,
+    MERGE_STRATEGY,
+    NEEDS_BACKFILL,
+    Transaction,
+)
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_direct_commit
@@ -154,7 +161,11 @@ def _strategy_used(given: MergeInput) -> dict[str, str]:
 
 
 def _noted(plan: MergePlan) -> dict[str, str]:
-    """Return what a transaction says about the result: columns that came with rows which moved, and rows without."""
-    moved = {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
+    """Return what a transaction says about the result: columns that moved or were cast, and rows without values."""
+    noted = {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
+    for key, casts in ((CASTS, plan.casts), (CASTS_OF_SOURCE, plan.casts_of_source)):
+        # Written down even where there are none: that tells a column that was cast from one dropped beside a new one.
+        if plan.tally.schema_changed or casts:
+            noted[key] = ",".join(f"{old}:{new}" for old, new in sorted(casts.items()))
     lacking = plan.tally.needs_backfill
-    return moved | ({NEEDS_BACKFILL: json.dumps(dict(lacking), sort_keys=True)} if lacking else {})
+    return noted | ({NEEDS_BACKFILL: json.dumps(dict(lacking), sort_keys=True)} if lacking else {})

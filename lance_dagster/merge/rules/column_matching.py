@@ -4,14 +4,19 @@ A field keeps its id as long as it is in the schema. An id that went and came ba
 schemas of all versions in between are looked at, where they still are.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pyroaring import BitMap
 
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Field, Fragment, Manifest
 from lance_dagster.format.transaction import (
+    CASTS,
+    CASTS_OF_SOURCE,
     COLUMNS_MOVED,
+    MERGE,
     DataReplacement,
     Merge,
     Overwrite,
@@ -23,6 +28,8 @@ from lance_dagster.merge.rules.row_changes import MatchedFragments, match_fragme
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
+
+_CAST = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,29 +120,32 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
     return {field.id: (paths[field.id], field.logical_type) for field in manifest.fields}
 
 
-def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:
-    """Return the paths of columns whose type a side changed: dropped under one id, added under another as it was."""
+def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
+    """Return by its id in the base each column whose type a side changed, with the id of the field added for it."""
     known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
-    added = {path for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
-    # Where versions in between are gone, a column that went beside one of the same path that came counts as cast: the
-    # other side's rows are refused then, which is safe if it was dropped and added.
-    found = {path for number, path in paths.items() if number not in columns.ids and path in added}
     origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
     origin |= {own: number for number, own in columns.anchored.items()}
     cast: dict[int, int] = {}
     for change in (*side.changes, *side.since):
-        if change.before is None or change.after is None or not isinstance(change.operation, Merge | Overwrite):
-            continue
-        before, after = paths_of(change.before.fields), paths_of(change.after.fields)
-        new = {path: number for number, path in after.items() if number not in before}
-        for number, path in before.items():
-            was = cast.get(number, origin.get(number))
-            if number not in after and path in new and was is not None:
-                # Cast again, it is still the same column.
-                cast[new[path]] = was
+        steps = _cast_by(change)
+        # All are looked up before any is noted: a version may cast one column and give its name to another one. Cast
+        # again, it is still the same column.
+        cast |= {new: was for old, new in steps.items() if (was := cast.get(old, origin.get(old))) is not None}
     live = {field.id for field in side.manifest.fields} - known_ids
-    found |= {paths[number] for own, number in cast.items() if own in live and number in paths}
-    return sorted(found)
+    found = {number: own for own, number in cast.items() if own in live and number in paths}
+    added = {path: number for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
+    # Where versions in between are gone, a column that went beside one of the same path that came counts as cast: the
+    # other side's rows are refused then, which is safe if it was dropped and added.
+    for number, path in paths.items():
+        if number not in columns.ids and path in added:
+            found.setdefault(number, added[path])
+    return found
+
+
+def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:
+    """Return the paths, as the base has them, of columns whose type a side changed, under whatever name it has them."""
+    paths = paths_of(base.fields)
+    return sorted({paths[number] for number in cast_fields(columns, base, side)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +291,62 @@ def _columns_moved(change: Change) -> frozenset[int]:
     """Return the fields for which a merge added values with rows that it moved."""
     recorded = change.transaction.properties.get(COLUMNS_MOVED, "") if change.transaction is not None else ""
     return frozenset(int(number) for number in recorded.split(",") if number.isascii() and number.isdigit())
+
+
+def _cast_by(change: Change) -> dict[int, int]:
+    """Return the fields that a version replaced by one of another type, by id, with the ids of the new fields."""
+    found = _recorded_casts(change)
+    before, after, operation = change.before, change.after, change.operation
+    if before is not None and after is not None and isinstance(operation, Merge | Overwrite):
+        # A merge may drop one column and bring another one to its place, so it records what it cast.
+        recorded = change.transaction is not None and CASTS in change.transaction.properties
+        same_place = {} if recorded or isinstance(operation, Overwrite) else _in_same_place(before, after)
+        # What is known of a field goes before its path: the name may be another column's by now.
+        found = _of_same_path(before, after) | same_place | found
+    # A change that is taken back goes from the new field to the old one.
+    return {new: old for old, new in found.items()} if change.undone else found
+
+
+def _recorded_casts(change: Change) -> dict[int, int]:
+    properties = change.transaction.properties if change.transaction is not None else {}
+    before = change.before
+    # Seen from its second parent, a merge changed what the source did not have. The ids are the source's then.
+    from_source = before is not None and properties.get(MERGE) == f"{before.branch or MAIN}@{before.version}"
+    recorded = properties.get(CASTS_OF_SOURCE if from_source else CASTS, "")
+    return {int(pair[1]): int(pair[2]) for one in recorded.split(",") if (pair := _CAST.fullmatch(one))}
+
+
+def _of_same_path(before: Manifest, after: Manifest) -> dict[int, int]:
+    """Return fields that went, each with the one of the same path that came."""
+    old, new = paths_of(before.fields), paths_of(after.fields)
+    came = {path: number for number, path in new.items() if number not in old}
+    return {number: came[path] for number, path in old.items() if number not in new and path in came}
+
+
+def _in_same_place(before: Manifest, after: Manifest) -> dict[int, int]:
+    """Return fields that went, each with the one that came in its place, where every other field kept its own.
+
+    pylance renames and casts a column in one version. The new field has the place of the old one, while columns that
+    are only added come last.
+    """
+    found: dict[int, int] = {}
+    ids = [{field.id for field in state.fields} for state in (before, after)]
+    children = [_children(state) for state in (before, after)]
+    for parent in children[0].keys() & children[1].keys():
+        old, new = children[0][parent], children[1][parent]
+        pairs = [(one, two) for one, two in zip(old, new, strict=False) if one != two]
+        # Of a version that also moved fields, places say nothing.
+        if all(one not in ids[1] and two not in ids[0] for one, two in pairs):
+            found |= dict(pairs)
+    return found
+
+
+def _children(manifest: Manifest) -> dict[int, list[int]]:
+    """Return the fields within each field, in their order; whole columns under -1."""
+    found: dict[int, list[int]] = {}
+    for field in manifest.fields:
+        found.setdefault(field.parent_id, []).append(field.id)
+    return found
 
 
 def _written(change: Change) -> dict[int, frozenset[int]]:

@@ -15,7 +15,7 @@ from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import U64Array, elements
-from lance_dagster.merge.rules.column_matching import SideColumns, backing, casts, columns_of, paths_of
+from lance_dagster.merge.rules.column_matching import SideColumns, backing, cast_fields, columns_of, paths_of
 from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.relocated_rows import (
     Identities,
@@ -91,8 +91,14 @@ class MergeSide:
 
     @cached_property
     def casts(self) -> tuple[str, ...]:
-        """The paths of columns whose type it changed."""
-        return tuple(casts(self.columns, self.base, self.history))
+        """The paths of columns whose type it changed, as the merge base has them."""
+        paths = paths_of(self.base.fields)
+        return tuple(sorted({paths[number] for number in self.cast_fields}))
+
+    @cached_property
+    def cast_fields(self) -> dict[int, int]:
+        """By its id in the merge base each column whose type it changed, with the id of the field added for it."""
+        return cast_fields(self.columns, self.base, self.history)
 
     @cached_property
     def written(self) -> Rows:

@@ -71,6 +71,8 @@ class MergePlan:
     `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
     caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got,
     `fields` which ids fields of the source have, `columns` the fields for which rows taken from the source have values.
+    `casts` are columns of the dest that have another type in the result, with their ids there; `casts_of_source` are
+    those of the source.
     """
 
     manifest: Manifest
@@ -80,6 +82,8 @@ class MergePlan:
     aliases: Mapping[str, list[Alias]]
     fields: Mapping[int, int]
     columns: frozenset[int]
+    casts: Mapping[int, int]
+    casts_of_source: Mapping[int, int]
     tally: Tally
 
     @property
@@ -293,6 +297,8 @@ class _Build:
             added=added,
             aliases=aliases if added else {},
             fields={field.id: ids.get(field.id, NO_FIELD) for field in source.manifest.fields},
+            casts=_casts(dest, source, self.schema),
+            casts_of_source=_casts(source, dest, self.schema),
             columns=frozenset().union(
                 *(each.situation.source_columns for each in self.rows.decided if each.decision.from_source)
             ),
@@ -361,3 +367,17 @@ class _Build:
                 schema.paths[number]: rows for number, rows in sorted(lacking.items()) if number in schema.paths
             },
         )
+
+
+def _casts(of: MergeSide, changer: MergeSide, schema: MergedSchema) -> dict[int, int]:
+    """Return columns of one side whose type the other side changed, with the ids that they have in the result."""
+    live = {field.id for field in schema.fields}
+    # In the result, fields have the ids that they have on the dest.
+    images = {number: number for number in live}
+    old, new = (schema.from_source, images) if of.is_source else (images, schema.from_source)
+    found: dict[int, int] = {}
+    for number, cast in changer.cast_fields.items():
+        was, now = of.columns.ids.get(number, of.cast_fields.get(number)), new.get(cast)
+        if was is not None and now in live and old.get(was) not in live:
+            found[was] = now
+    return found

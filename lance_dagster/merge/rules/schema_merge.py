@@ -37,6 +37,7 @@ from lance_dagster.merge.rules.strategy import (
     Winner,
     on_side,
 )
+from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
 
@@ -108,12 +109,13 @@ class _SchemaMerge:
         self._kept: set[int] = set()
         self._equal: set[int] = set()
         self._cast_by_source, self._cast_by_dest = set(source.casts), set(dest.casts)
-        added = [
-            {path for number, path in paths_of(side.manifest.fields).items() if number not in side.columns.base_ids}
+        new_paths = [
+            {number: paths[own] for number, own in side.cast_fields.items()}
             for side in (source, dest)
+            for paths in (paths_of(side.manifest.fields),)
         ]
-        # Where both cast a column and kept its name, the two new columns are reported as two of one name.
-        self._cast_apart = (self._cast_by_source | self._cast_by_dest) - (added[0] & added[1])
+        # Where both cast a column and gave it one name, the two new columns are reported as two of one name.
+        self._cast_apart = {self._paths[number] for number, _ in new_paths[0].items() ^ new_paths[1].items()}
 
     def _found(
         self, unit: str, did: tuple[str, str], options: tuple[Winner, ...] = BOTH, kind: ConflictKind = "column"
@@ -456,7 +458,7 @@ def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> It
     """Find columns whose type or nullability one side changed while the other wrote rows of the old kind."""
     for changer, writer in ((source, dest), (dest, source)):
         added = schema.added_by_source if changer.is_source else schema.added_by_dest
-        changed = [(path, "changed its type") for path in changer.casts]
+        changed = [(path, "changed its type") for path in _cast_alone(changer, writer, schema)]
         changed += [(path, "added it as not null") for path in _required(schema, added)]
         # Only where a column changed are the rows looked up: for most merges that is never.
         if changed and writer.written:
@@ -478,6 +480,17 @@ def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
         returned = "rows it changed or took out are brought back"
         source, dest = (changer, returned) if side.is_source else (returned, changer)
         yield Finding(conflict=Conflict(kind="column", unit=f"column {path}", source=source, dest=dest), options=())
+
+
+def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> Iterator[str]:
+    """Return the paths of columns whose type one side changed, without those that the other side has from it."""
+    paths = paths_of(changer.base.fields)
+    for number, own in changer.cast_fields.items():
+        there = writer.cast_fields.get(number, NO_FIELD)
+        source, dest = (own, there) if changer.is_source else (there, own)
+        # Where the result has both under one field, each side converted the rows that it wrote.
+        if schema.from_source.get(source) != dest:
+            yield paths[number]
 
 
 def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[str]:

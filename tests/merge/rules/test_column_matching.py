@@ -7,6 +7,7 @@ import pytest
 
 from lance_dagster.format.model import DataFile, Field, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import (
+    CASTS,
     COLUMNS_MOVED,
     Merge,
     Operation,
@@ -16,7 +17,15 @@ from lance_dagster.format.transaction import (
     Rewrite,
     Update,
 )
-from lance_dagster.merge.rules.column_matching import SideColumns, backing, casts, columns_of, fields_across, paths_of
+from lance_dagster.merge.rules.column_matching import (
+    SideColumns,
+    backing,
+    cast_fields,
+    casts,
+    columns_of,
+    fields_across,
+    paths_of,
+)
 from lance_dagster.merge.rules.row_changes import match_fragments
 from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import AMOUNT, BASE, FOUR_ROWS, ID, change, side
@@ -158,6 +167,43 @@ def test_a_cast_is_found_after_a_renaming() -> None:
     renamed = state(ID, replace(CAST, name="sum"), files=after.fragments[0].files)
     history = having((merge_of(after), after), (Project(fields=renamed.fields), renamed))
     assert ["amount"] == casts(columns(history), BASE, history)
+
+
+RENAMED = replace(CAST, name="sum")
+
+
+def test_a_cast_under_another_name_has_the_place_of_the_old_column() -> None:
+    """One that was added comes last; where the other fields moved as well, places say nothing."""
+    for fields, expected in (
+        ((ID, RENAMED), ["amount"]),
+        ((RENAMED, ID), []),
+        ((ID, AMOUNT, RENAMED), []),
+        ((ID,), []),
+    ):
+        after = state(*fields)
+        history = having((merge_of(after), after))
+        assert expected == casts(columns(history), BASE, history)
+
+
+def test_a_merge_says_what_it_cast() -> None:
+    """By ids, whatever its operation; a column that it does not name was dropped. What is no id is left out."""
+    after = state(ID, RENAMED)
+    operations: tuple[Operation, ...] = (merge_of(after), Update())
+    for operation in operations:
+        for recorded, expected in (("1:2", ["amount"]), ("x,1:2,²:3", ["amount"]), ("", []), ("1:7", []), ("7:2", [])):
+            history = having((operation, after), properties={CASTS: recorded})
+            assert expected == casts(columns(history), BASE, history)
+
+
+def test_a_cast_that_is_taken_back_is_one_the_other_way() -> None:
+    """From the version that has the new column back to the one before it, which is the side."""
+    after = state(ID, RENAMED, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
+    history = having((merge_of(after), after))
+    undone = [replace(one, undone=True) for one in history.changes]
+    back = replace(side("parent", BASE), changes=undone, since=[], anchor=None, same_ids=False)
+    found = columns_of(after, back, match_fragments(after, back))
+    assert {2: 1} == cast_fields(found, after, back)
+    assert ["sum"] == casts(found, after, back)
 
 
 def across(files: Iterable[DataFile], *fields: Field, known: dict[int, int] | None = None) -> SideColumns:
