@@ -5,6 +5,7 @@ A merge brings both in one version, and so does pylance. The column is then know
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -32,7 +33,8 @@ def _cast_then_renamed(table: LanceTable, branch: str) -> None:
 
 
 def _in_one_version(table: LanceTable, branch: str) -> None:
-    as_pylance(table, branch).alter_columns({"path": "num", "name": "n21", "data_type": pa.int32()})  # type: ignore[arg-type]
+    alteration: Any = {"path": "num", "name": "n21", "data_type": pa.int32()}
+    as_pylance(table, branch).alter_columns(alteration)
 
 
 ALTERING = {"renamed, cast": _renamed_then_cast, "cast, renamed": _cast_then_renamed, "at once": _in_one_version}
