@@ -299,11 +299,14 @@ class _Build:
             fields={field.id: ids.get(field.id, NO_FIELD) for field in source.manifest.fields},
             casts=_casts(dest, source, self.schema),
             casts_of_source=_casts(source, dest, self.schema),
-            columns=frozenset().union(
-                *(each.situation.source_columns for each in self.rows.decided if each.decision.from_source)
-            ),
+            columns=self._columns_moved(),
             tally=self._tally(added),
         )
+
+    def _columns_moved(self) -> frozenset[int]:
+        """Return the fields for which rows taken from the source have values."""
+        decided = (each for each in self.rows.decided if each.decision.from_source)
+        return frozenset().union(*(each.situation.source_columns for each in decided))
 
     def _indexed(self, manifest: Manifest) -> Manifest:
         """Keep the dest's indices as far as they stay true. Those of the source refer to other fragment ids."""
