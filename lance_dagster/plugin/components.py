@@ -21,6 +21,7 @@ from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
 from lance_dagster.plugin.publish.publisher import build_publisher
 from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.resource_fields import literal_secrets
 from lance_dagster.plugin.table_asset import RESOURCE_KEY
 
 CheckKind = Literal["row_count", "not_null", "null_rate", "in_range", "unique", "keys_exist"]
@@ -43,16 +44,35 @@ class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
     root: str = Field(description="Folder of the tables: an absolute local path or s3://bucket/path.")
     storage_options: dict[str, str] = Field(
         default_factory=dict,
-        description="Endpoint and region, in pylance's vocabulary. Credentials come from the environment and the files "
-        "of the AWS tools: a value written here, from {{ env.NAME }} too, is shown on Dagster's page of the resource.",
+        description="Endpoint, region and the like, in pylance's vocabulary. Secrets go into `environment`.",
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="Storage options that are read from the environment when a run starts, each with the name of its "
+        "variable, such as {aws_secret_access_key: LAKE_SECRET}. Dagster's pages show the name.",
     )
     resource_key: str = Field(default=RESOURCE_KEY, description="The key of the resource.")
     io_manager_key: str = Field(default="io_manager", description="The key of the IO manager; the default of assets.")
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002
         """Return the resource and the IO manager over it."""
-        lance = LanceResource(root=self.root, storage_options=self.storage_options)
+        lance = self.resource()
         return dg.Definitions(resources={self.resource_key: lance, self.io_manager_key: LanceIOManager(lance=lance)})
+
+    def resource(self) -> LanceResource:
+        """Return the resource.
+
+        Raises:
+            InvalidInputError: A secret is among the storage options.
+        """
+        # A template such as {{ env.NAME }} is replaced by its value before this runs, so it cannot be told apart.
+        if shown := sorted(literal_secrets(self.storage_options)):
+            raise InvalidInputError(
+                f"storage_options of a LanceResourceComponent has {', '.join(shown)} as text, which Dagster shows on "
+                f"the page of the resource; write environment: {{{shown[0]}: <name of a variable>}} instead"
+            )
+        variables = {option: dg.EnvVar(name) for option, name in self.environment.items()}
+        return LanceResource(root=self.root, storage_options={**self.storage_options, **variables})
 
 
 class LanceCheckModel(dg.Model, dg.Resolvable):

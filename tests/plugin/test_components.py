@@ -6,7 +6,13 @@ import dagster as dg
 import pytest
 from dagster.components.testing.utils import create_defs_folder_sandbox
 
-from lance_dagster import LancePublisherComponent, LanceResourceComponent, LanceTablesComponent
+from lance_dagster import (
+    InvalidInputError,
+    LancePublisherComponent,
+    LanceResource,
+    LanceResourceComponent,
+    LanceTablesComponent,
+)
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS
 
 # Dagster's loader of projects calls functions that pydantic deprecates and that Dagster calls beta or preview.
@@ -87,3 +93,18 @@ def messages(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield str(error)
         error = error.__cause__ or error.__context__
+
+
+def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret in the file is refused, and a variable is read at run time: the resource's page shows its name."""
+    with pytest.raises(InvalidInputError, match="aws_secret_access_key as text"):
+        _resource({"aws_secret_access_key": "very secret"}, {})
+    monkeypatch.setenv("LAKE_SECRET", "very secret")
+    found = _resource({"aws_region": "eu-central-1"}, {"aws_secret_access_key": "LAKE_SECRET"})
+    assert "very secret" not in str(found.get_resource_definition().config_schema.default_value)
+    assert "very secret" == found.process_config_and_initialize().connection_options["aws_secret_access_key"]
+
+
+def _resource(options: dict[str, str], environment: dict[str, str]) -> LanceResource:
+    made = LanceResourceComponent(root="s3://lake/tables", storage_options=options, environment=environment)
+    return made.resource()

@@ -28,7 +28,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class BranchDecision:
     """What the sweeper does with a branch, and why."""
 
     action: Action
@@ -83,7 +83,7 @@ class RunsOfBranches:
 
 def decide(
     branch: str, run_id: str, runs: RunsOfBranches, *, keep: KeepFor, is_merged: bool, created_at: datetime
-) -> Decision:
+) -> BranchDecision:
     """Decide about the branch of a run.
 
     Args:
@@ -97,29 +97,29 @@ def decide(
     record = runs.records.get(run_id)
     reader = runs.reader_of(branch, record.dagster_run if record else None)
     if reader is not None:
-        return Decision(Action.KEEP, f"run {short(reader.run_id)} is {_status(reader)}")
+        return BranchDecision(Action.KEEP, f"run {short(reader.run_id)} is {_status(reader)}")
     if record is None:
         return _decide_unknown(keep, datetime.now(UTC) - created_at, is_merged=is_merged)
     run = record.dagster_run
     # The daemon starts the retry later, so no run of the root is unfinished until then.
     if run.is_complete_and_waiting_to_retry:
-        return Decision(Action.KEEP, "Dagster is about to retry the run")
+        return BranchDecision(Action.KEEP, "Dagster is about to retry the run")
     if is_merged:
-        return Decision(Action.DELETE, "main contains it")
+        return BranchDecision(Action.DELETE, "main contains it")
     if run.is_success:
-        return Decision(Action.WAITING, "the run succeeded")
+        return BranchDecision(Action.WAITING, "the run succeeded")
     return _decide_failed(record, runs, keep)
 
 
-def _decide_failed(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> Decision:
+def _decide_failed(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> BranchDecision:
     run = record.dagster_run
     if runs.is_superseded(run):
-        return Decision(Action.DELETE, f"the run {_past(run)}, and a full re-execution of it succeeded")
+        return BranchDecision(Action.DELETE, f"the run {_past(run)}, and a full re-execution of it succeeded")
     age = datetime.now(UTC) - _ended(record)
     ended = f"the run {_past(run)} {_days(age)} ago"
     if age < keep.failed:
-        return Decision(Action.KEEP, f"{ended}, and may be re-executed for {_days(keep.failed)}")
-    return Decision(Action.DELETE, ended)
+        return BranchDecision(Action.KEEP, f"{ended}, and may be re-executed for {_days(keep.failed)}")
+    return BranchDecision(Action.DELETE, ended)
 
 
 def short(run_id: str) -> str:
@@ -127,13 +127,13 @@ def short(run_id: str) -> str:
     return run_id[:8]
 
 
-def _decide_unknown(keep: KeepFor, age: timedelta, *, is_merged: bool) -> Decision:
+def _decide_unknown(keep: KeepFor, age: timedelta, *, is_merged: bool) -> BranchDecision:
     """Decide about a branch whose run is of another deployment, or was deleted from the instance."""
     unknown = "this Dagster instance does not know the run"
     if keep.unknown is None or age < keep.unknown:
-        return Decision(Action.UNKNOWN, unknown)
+        return BranchDecision(Action.UNKNOWN, unknown)
     contained = ", and main contains it" if is_merged else ""
-    return Decision(Action.DELETE, f"{unknown}, the branch was forked {_days(age)} ago{contained}")
+    return BranchDecision(Action.DELETE, f"{unknown}, the branch was forked {_days(age)} ago{contained}")
 
 
 def _root(run: dg.DagsterRun) -> str:
