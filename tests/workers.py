@@ -21,6 +21,7 @@ GROUPS = {
     "tests/compat/test_indices_survive.py": "indices",
     "tests/examples/test_demo.py": "demo",
     "tests/faults/test_corrupt.py": "damaged files",
+    "tests/plugin/test_browser.py": "browser",
     "tests/plugin/test_web_ui.py": "web UI",
     "tests/test_source.py": "source of the project",
 }

@@ -1,0 +1,151 @@
+"""A real browser on a real web UI: what a person clicks, types and reads."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 60
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# `.ci/run` sets it, after it has installed the browser: there, a missing browser is a failure and not a skip.
+_REQUIRED = "LANCE_DAGSTER_BROWSER_REQUIRED"
+# The second half of the *Materialize* button opens the menu.
+_MENU = " | ".join(
+    f"//button[.='Materialize']/{place}"
+    for place in ("../following-sibling::*//button", "following-sibling::*//button", "following-sibling::button")
+)
+_LAUNCHED = re.compile(r"Launched run (\w{8})")
+_ENDED = ("RUN_SUCCESS", "RUN_FAILURE", "RUN_CANCELED")
+
+
+@dataclass(frozen=True)
+class Browser:
+    """A window on the web UI."""
+
+    driver: webdriver.Chrome
+    url: str
+
+    @property
+    def text(self) -> str:
+        """What stands on the page."""
+        return self.driver.find_element(By.TAG_NAME, "body").text
+
+    def open(self, path: str, *expected: str) -> str:
+        """Open a page, wait until it shows some texts, and return all that it shows."""
+        self.driver.get(f"{self.url}/{path}")
+        return self.wait_for_text(*expected)
+
+    def wait_for_text(self, *expected: str) -> str:
+        """Wait until the page shows some texts."""
+        return self.wait_for(lambda: self.text, lambda text: all(one in text for one in expected), f"{expected}")
+
+    def click(self, label: str, within: str = "button") -> None:
+        """Click the last visible thing of a kind with this label: dialogs come after the page they cover."""
+
+        def clicked() -> bool:
+            found = [one for one in self.driver.find_elements(By.CSS_SELECTOR, within) if self._reads(one, label)]
+            if not found:
+                return False
+            found[-1].click()
+            return True
+
+        self.wait_for(clicked, bool, f"{within} {label!r}")
+
+    def materialize(self, asset: str) -> str:
+        """Press *Materialize* on the page of an asset and return the log of the run, once it ended."""
+        self.open(f"assets/{asset}", "Materialize")
+        self.click("Materialize")
+        # A page that is left too early takes the launch with it. The message is gone after some seconds, so the link to
+        # the run is taken from the list of runs.
+        message = self.wait_for(lambda: _LAUNCHED.search(self.text), bool, "message of the launch")
+        short = message[1] if message else ""
+        self.open("runs", short)
+        self._click_first(f"//a[contains(@href, '/runs/{short}')]", "link to the run")
+        self.wait_for(lambda: self.driver.current_url, lambda url: f"/runs/{short}" in url, "page of the run")
+        return self._log()
+
+    def launch(self, asset: str, config: str) -> str:
+        """Press *Materialize* in the launchpad of an asset, with some configuration; return the log of the run."""
+        self.open(f"assets/{asset}", "Materialize")
+        self._click_first(_MENU, "the menu of the button")
+        self.click("Open launchpad", within="[role=menuitem], .bp5-menu-item, .bp4-menu-item")
+        editor = self.wait_for(lambda: self.driver.find_elements(By.CSS_SELECTOR, ".CodeMirror"), bool, "an editor")[0]
+        # The editor keeps its text in a script object: keys sent to it would be completed and indented on the way.
+        self.driver.execute_script("arguments[0].CodeMirror.setValue(arguments[1])", editor, config)
+        self.wait_for_text("No errors")
+        self.click("Materialize")
+        self.wait_for(lambda: self.driver.current_url, lambda url: "/runs/" in url, "the page of the run")
+        return self._log()
+
+    def _click_first(self, xpath: str, what: str) -> None:
+        def clicked() -> bool:
+            found = self.driver.find_elements(By.XPATH, xpath)
+            if found:
+                # By script: a message that slides over the page would take a real click.
+                self.driver.execute_script("arguments[0].click()", found[0])
+            return bool(found)
+
+        self.wait_for(clicked, bool, what)
+
+    def _log(self) -> str:
+        address = self.driver.current_url
+
+        def read_again() -> str:
+            # The page follows the log of a run over a socket, which may fall behind; a fresh page reads it from disk.
+            self.driver.get(address)
+            time.sleep(2)
+            return self.text
+
+        return self.wait_for(read_again, lambda text: any(one in text for one in _ENDED), "the end of the run")
+
+    def _reads(self, element: WebElement, label: str) -> bool:
+        try:
+            return element.is_displayed() and element.text.strip() == label
+        except WebDriverException:  # the page drew it anew meanwhile
+            return False
+
+    def wait_for(self, found: Callable[[], T], enough: Callable[[T], object], what: str) -> T:
+        """Look until what is found is enough."""
+        deadline, last = time.monotonic() + PATIENCE_SECONDS, None
+        while time.monotonic() < deadline:
+            try:
+                last = found()
+                if enough(last):
+                    return last
+            except WebDriverException:  # the page is being drawn
+                pass
+            time.sleep(0.2)
+        pytest.fail(f"no {what} on {self.driver.current_url} in {PATIENCE_SECONDS} s; it shows:\n{self.text}")
+
+
+@contextmanager
+def browser_on(url: str) -> Iterator[Browser]:
+    """A browser without a window, closed at the end; the test is skipped where none is installed."""
+    program = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        reason = "the browser test needs chromium and chromedriver (Debian: apt-get install chromium chromium-driver)"
+        (pytest.fail if os.environ.get(_REQUIRED) else pytest.skip)(reason)
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    # Without a sandbox, because containers run tests as root; without shared memory, because they have little of it.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.add_argument("--window-size=1500,1100")
+    # With its path: selenium would otherwise look for a driver on the network.
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield Browser(opened, url)
+    finally:
+        opened.quit()

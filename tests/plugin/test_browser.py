@@ -1,0 +1,108 @@
+"""A day in the web UI, in a browser: materialize, a failed check, promotion, rollback, hold, a sensor's tick."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import HOST, free_port, wait_for
+from tests.plugin.browser import Browser, browser_on
+from tests.plugin.shop import Shop, shop_at
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).parents[2]
+SENSOR = "locations/location.py/sensors/watch"
+CANDIDATE, PROMOTED = "shop/orders", "production/shop/orders"
+DAGSTER_YAML = """
+telemetry: {enabled: false}
+nux: {enabled: false}
+run_coordinator: {module: dagster.core.run_coordinator, class: DefaultRunCoordinator}
+"""
+LOCATION = """
+import dagster as dg
+from lance_dagster import build_ref_sensor
+from tests.plugin.shop import ORDERS, shop_at
+
+watch = build_ref_sensor("watch", [ORDERS], refs=("main", "production"), minimum_interval_seconds=1,
+    default_status=dg.DefaultSensorStatus.RUNNING)
+defs = dg.Definitions.merge(
+    shop_at(ROOT).definitions, dg.Definitions(sensors=[watch], executor=dg.in_process_executor)
+)
+"""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A browser in front of the web UI of the shop."""
+
+    shop: Shop
+    browser: Browser
+
+    def publish(self, **config: str) -> str:
+        """Publish from the launchpad of the promoted orders; the log of the run."""
+        lines = "".join(f"      {name}: {value}\n" for name, value in config.items())
+        return self.browser.launch(PROMOTED, f"ops:\n  publish_production:\n    config:\n{lines}")
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """`dagster dev`, with its daemon, over an empty shop, and a browser on it."""
+    top = tmp_path_factory.mktemp("browser")
+    home, location, log = top / "dagster", top / "location.py", top / "dev.log"
+    shop = shop_at(str(top / "lake"))
+    home.mkdir()
+    (home / "dagster.yaml").write_text(DAGSTER_YAML)
+    location.write_text(LOCATION.replace("ROOT", repr(shop.lance.root)))
+    port = free_port()
+    with browser_on(f"http://{HOST}:{port}") as browser, log.open("wb") as output:
+        command = [sys.executable, "-m", "dagster", "dev", "-h", HOST, "-p", str(port), "-f", str(location)]
+        environment = {**os.environ, "DAGSTER_HOME": str(home)}
+        process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for(process, port, log)
+            yield Desk(shop, browser)
+        finally:
+            process.send_signal(signal.SIGINT)  # then it takes its web server, code server and daemon with it
+            process.wait(timeout=60)
+
+
+def test_a_day_at_the_desk(desk: Desk) -> None:
+    """One story, because every step of it starts from what the step before has published."""
+    shop, browser = desk.shop, desk.browser
+    shop.play(orders=[1, 2, 3])
+    assert "RUN_SUCCESS" in browser.materialize(CANDIDATE)
+    assert "run/" in browser.open(f"assets/{CANDIDATE}", "Row count", "lance/branch")
+    assert shop.tag() is None
+    assert "RUN_SUCCESS" in browser.materialize(PROMOTED)
+    assert [1, 2, 3] == shop.ids("production")
+    browser.open(f"assets/{PROMOTED}?view=events", "main@2")
+
+    shop.play(orders=[-1])
+    assert "RUN_FAILURE" in browser.materialize(CANDIDATE)
+    browser.open(f"assets/{CANDIDATE}?view=checks", "ids_are_positive", "ids are not positive")
+    assert "RUN_SUCCESS" in browser.materialize(PROMOTED)
+    assert [1, 2, 3] == shop.ids("production")
+    (broken,) = shop.table().branches.list()
+    assert "RUN_SUCCESS" in desk.publish(discard=broken, reason="a test delivery")
+    assert {} == shop.table().branches.list()
+
+    shop.play(orders=[4, 5])
+    assert "RUN_SUCCESS" in browser.materialize(CANDIDATE)
+    assert "RUN_SUCCESS" in browser.materialize(PROMOTED)
+    assert [4, 5] == shop.ids("production")
+
+    assert "RUN_SUCCESS" in desk.publish(ref="main@2", rollback="hold", reason="wrong prices")
+    assert [1, 2, 3] == shop.ids("production")
+    assert "wrong prices" in browser.open(f"assets/{PROMOTED}", "lance/reason")
+    assert "RUN_FAILURE" in desk.publish(ref="main@3", reason="too early")
+    assert [1, 2, 3] == shop.ids("production")
+    assert "RUN_SUCCESS" in desk.publish(release="true", ref="main@3", reason="the prices were right")
+    assert [4, 5] == shop.ids("production")
+
+    browser.open(f"{SENSOR}", "Latest tick", "main@3")
