@@ -224,7 +224,7 @@ def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
 def _head_or_none(table: "LanceTable", branch: str) -> str | None:
     try:
         return str(table.head(branch))
-    except NotFoundError:
+    except (NotFoundError, ConflictError):
         # A reset that crashed left the branch without a version, and this one completes it; or there is no such
         # branch, which the reset itself reports.
         return None

@@ -22,6 +22,7 @@ from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCh
 from lance_dagster.plugin.components import LancePublisherComponent, LanceResourceComponent, LanceTablesComponent
 from lance_dagster.plugin.definitions import LanceAssetsOptions, lance_assets, validate_definitions
 from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.write_request import WriteMode
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
 from lance_dagster.plugin.operate.conditions import candidate_audited, newer_than, tag_moved
@@ -58,6 +59,7 @@ __all__ = [
     "NoSchemaChange",
     "NotNull",
     "NullRate",
+    "PartitionFilter",
     "PinnedTable",
     "PipesTable",
     "PublishConfig",
