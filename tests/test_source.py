@@ -71,6 +71,7 @@ PUBLIC_NAMES = [
     "NotFoundError",
     "NotNull",
     "NullRate",
+    "PartitionFilter",
     "PinnedTable",
     "PipesTable",
     "Problem",
