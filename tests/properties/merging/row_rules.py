@@ -55,7 +55,10 @@ class _Decision:
         left, side = (source, self.inputs.source) if dest is None else (dest, self.inputs.dest)
         assert left is not None
         if left.stamp != base.stamp:
-            self.conflict("rows", "updated and deleted")
+            # An update that changed no value loses nothing with the row; where only stamps tell of it, the package
+            # compares values and lets the row go.
+            same = {token: cell.value for token, cell in base.cells.items()}
+            self.conflict("rows", "updated and deleted", hard=same != {t: c.value for t, c in left.cells.items()})
             return left if self.strategy == (SOURCE_WINS if side is self.inputs.source else DEST_WINS) else None
         written = [*rewritten(self.inputs.base, side, self.uid).values()]
         written += [cell for token, cell in left.cells.items() if token not in base.cells]
