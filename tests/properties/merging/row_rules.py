@@ -46,7 +46,8 @@ class _Decision:
         if source.stamp == dest.stamp:
             return self.cells(base, source, dest)
         if changed == (True, True):
-            self.conflict("rows", "updated by both")
+            # Equal updates of both sides are one.
+            self.conflict("rows", "updated by both", hard=not _has_equal_values(source, dest))
             return source if self.strategy == SOURCE_WINS else dest
         return self.one_updated(base, source, dest)
 
@@ -57,8 +58,7 @@ class _Decision:
         if left.stamp != base.stamp:
             # An update that changed no value loses nothing with the row; where only stamps tell of it, the package
             # compares values and lets the row go.
-            same = {token: cell.value for token, cell in base.cells.items()}
-            self.conflict("rows", "updated and deleted", hard=same != {t: c.value for t, c in left.cells.items()})
+            self.conflict("rows", "updated and deleted", hard=not _has_equal_values(base, left))
             return left if self.strategy == (SOURCE_WINS if side is self.inputs.source else DEST_WINS) else None
         written = [*rewritten(self.inputs.base, side, self.uid).values()]
         written += [cell for token, cell in left.cells.items() if token not in base.cells]
@@ -119,6 +119,13 @@ class _Decision:
     def conflict(self, kind: str, what: str, *, hard: bool = True) -> None:
         """Note a conflict."""
         self.conflicts.append(ExpectedConflict(kind, f"row {self.uid} {what}", hard))
+
+
+def _has_equal_values(one: Row, other: Row) -> bool:
+    """Whether two states of a row have the same values in the same columns."""
+    return {token: cell.value for token, cell in one.cells.items()} == {
+        token: cell.value for token, cell in other.cells.items()
+    }
 
 
 def _shared(source: Row, dest: Row) -> Row:
