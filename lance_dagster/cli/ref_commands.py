@@ -108,7 +108,7 @@ def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOp
         _write_tag(output, table.tags.hold(name, reason=options["hold"]))
     elif options["release"] is not None:
         refuse_beside("--release", "at", "immutable", "history")
-        _write_tag(output, table.tags.release(name, reason=options["release"]))
+        _write_tag(output, table.tags.release(name, reason=options["release"]), ", released")
     elif options["history"]:
         refuse_beside("--history", "at", "immutable")
         moves = table.tags.history(name)
@@ -293,7 +293,7 @@ def _write_branch(output: Output, found: "Branch") -> None:
     output.write(document, [f"{found.name} from {found.parent}"])
 
 
-def _write_tag(output: Output, found: "Tag") -> None:
+def _write_tag(output: Output, found: "Tag", done: str = "") -> None:
     document = {
         "name": found.name,
         "version": found.ref,
@@ -301,7 +301,7 @@ def _write_tag(output: Output, found: "Tag") -> None:
         "hold": hold_document(found.hold),
     }
     marks = (", immutable" if found.immutable else "") + (f", {printable(str(found.hold))}" if found.hold else "")
-    output.write(document, [f"{found.name}: {found.ref}{marks}"])
+    output.write(document, [f"{found.name}: {found.ref}{marks}{done}"])
 
 
 def _write_move(output: Output, before: str | None, after: "Tag") -> None:

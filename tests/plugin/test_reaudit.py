@@ -193,7 +193,7 @@ def test_foreign_rows_outside_of_the_partitions_are_audited(lake: LanceResource,
 
 
 def test_other_partitions_that_landed_meanwhile_do_not_count(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Main moved by a run of ours: the checks judge the partitions of the run that is published, as in its audit."""
+    """When another run moved main, the checks judge the partitions of the run that is published, as in its audit."""
     stall = Stall(lake, [RowCount(maximum=2)], days=True)
     assert stall.run(instance, partition_key="mon").success
     branches = {day: stall.write(instance, 7, 8, partition_key=day) for day in ("tue", "wed")}

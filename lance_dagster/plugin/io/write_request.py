@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import dagster as dg
 import pyarrow as pa
@@ -19,6 +19,7 @@ from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID
 from lance_dagster.plugin.settings import refuse_unknown_settings
 
 WriteMode = Literal["append", "overwrite", "replace", "upsert"]
+Choice = TypeVar("Choice", bound=str)
 _MODES: tuple[WriteMode, ...] = get_args(WriteMode)
 _EVOLUTIONS: tuple[SchemaEvolution, ...] = get_args(SchemaEvolution)
 _SHOWN = 3
@@ -150,10 +151,7 @@ def write_mode(given: str) -> WriteMode:
     Raises:
         InvalidInputError: There is no such mode.
     """
-    for mode in _MODES:
-        if given == mode:
-            return mode
-    raise InvalidInputError(f"write_mode is one of {', '.join(_MODES)}, not {given!r}")
+    return _one_of("write_mode", given, _MODES)
 
 
 def schema_evolution(given: str) -> SchemaEvolution:
@@ -162,10 +160,14 @@ def schema_evolution(given: str) -> SchemaEvolution:
     Raises:
         InvalidInputError: There is no such policy.
     """
-    for policy in _EVOLUTIONS:
-        if given == policy:
-            return policy
-    raise InvalidInputError(f"schema_evolution is one of {', '.join(_EVOLUTIONS)}, not {given!r}")
+    return _one_of("schema_evolution", given, _EVOLUTIONS)
+
+
+def _one_of(what: str, given: str, choices: tuple[Choice, ...]) -> Choice:
+    for choice in choices:
+        if given == choice:
+            return choice
+    raise InvalidInputError(f"{what} is one of {', '.join(choices)}, not {given!r}")
 
 
 def _rows(found: PartitionFilter) -> RowFilter:

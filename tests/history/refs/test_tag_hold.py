@@ -99,7 +99,7 @@ def test_the_command_holds_and_releases(table: LanceTable) -> None:
     assert "held by ada since" in lines_of("tags", table.uri)[0]
     assert any("bad prices" in line for line in lines_of("status", table.uri))
     assert "bad prices" == document_of("tags", table.uri)[0]["hold"]["reason"]
-    assert ["production: main@3"] == lines_of("tag", table.uri, "production", "--release", "mended")
+    assert ["production: main@3, released"] == lines_of("tag", table.uri, "production", "--release", "mended")
     assert "worse" == document_of("tag", table.uri, "production", "--hold", "worse")["hold"]["reason"]
     assert 2 == run("tag", table.uri, "production", "--hold", "worse", "--release", "x").exit_code
     assert 2 == run("tag", table.uri, "production", "--release", " ").exit_code
