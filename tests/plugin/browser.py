@@ -17,6 +17,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60
+CLICKS = 6
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # `.ci/run` sets it, after it has installed the browser: there, a missing browser is a failure and not a skip.
 _REQUIRED = "LANCE_DAGSTER_BROWSER_REQUIRED"
@@ -84,9 +85,19 @@ class Browser:
         # The editor keeps its text in a script object: keys sent to it would be completed and indented on the way.
         self.driver.execute_script("arguments[0].CodeMirror.setValue(arguments[1])", editor, config)
         self.wait_for_text("No errors")
-        self.click("Materialize")
-        self.wait_for(lambda: self.driver.current_url, lambda url: "/runs/" in url, "the page of the run")
-        return self._log()
+        # The text may be about the configuration before this one; until this one is validated, a click does nothing.
+        for _ in range(CLICKS):
+            self.click("Materialize")
+            if self._is_left_for_a_run():
+                return self._log()
+        pytest.fail(f"{CLICKS} clicks launched no run; the page shows:\n{self.text}")
+
+    def _is_left_for_a_run(self) -> bool:
+        # While a run is being launched the button reads otherwise, so it is not clicked twice.
+        deadline = time.monotonic() + PATIENCE_SECONDS / CLICKS
+        while time.monotonic() < deadline and "/runs/" not in self.driver.current_url:
+            time.sleep(0.2)
+        return "/runs/" in self.driver.current_url
 
     def _click_first(self, xpath: str, what: str) -> None:
         def clicked() -> bool:
