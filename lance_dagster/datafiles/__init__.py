@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
 from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type
 from lance_dagster.datafiles.file_inspection import DataFileInspector, DataFileSummary
+from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
 from lance_dagster.datafiles.reading import (
     compact_with_pylance,
     count,
@@ -62,6 +63,7 @@ __all__ = [
     "Compute",
     "DataFileInspector",
     "DataFileSummary",
+    "ExpectedFile",
     "LanceDataset",
     "Positions",
     "Reads",
@@ -96,6 +98,8 @@ __all__ = [
     "read",
     "read_data_file",
     "read_sample",
+    "read_shape",
+    "read_shapes",
     "row_offsets",
     "scan",
     "scan_addressed",

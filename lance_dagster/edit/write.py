@@ -32,6 +32,7 @@ from lance_dagster.datafiles import (
     write_files,
 )
 from lance_dagster.edit.predicate_check import PredicateCheck
+from lance_dagster.edit.staged_files import check_staged
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import (
     AlreadyExistsError,
@@ -471,6 +472,7 @@ def _staged(
     if isinstance(rows, StagedFiles):
         if not _is_stored_as(rows.schema, schema):
             raise SchemaMismatchError(f"files were staged as {_types(rows.schema)}, the table holds {_types(schema)}")
+        check_staged(context, head, rows)
         # The writer of the files may have checked each row already, and to read them all again would double the work.
         if check is not None and rows.satisfies != check.predicate:
             check.check_staged(context, head, rows)

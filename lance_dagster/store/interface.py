@@ -45,6 +45,13 @@ class Store(Protocol):
         """Return the bytes of an object, or None when it does not exist."""
         ...
 
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """Return the bytes of an object from `start` up to `end`, or None when it does not exist.
+
+        Fewer bytes are returned when the object ends before `end`, none when it ends before `start`.
+        """
+        ...
+
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return the bytes of an object and its tag for `compare_and_swap`, or None when it does not exist."""
         ...

@@ -56,6 +56,18 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot read {self._root / key}: {error}") from error
 
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """Return the bytes of an object from `start` up to `end`, or None when it does not exist."""
+        try:
+            with io.FileIO(f"{self._root}/{key}") as file:
+                file.seek(start)
+                # One read of a regular file may return fewer bytes only at its end, or beyond 2 GiB.
+                return file.read(end - start)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read {self._root / key}: {error}") from error
+
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return the bytes of an object and their digest, or None when it does not exist."""
         data = self.get(key)

@@ -20,6 +20,7 @@ from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3fs_options
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
+_RANGE_NOT_SATISFIABLE = 416
 # S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
 _CONFLICT_RETRIES = 5
 # The limit of S3 for one DeleteObjects request.
@@ -60,6 +61,20 @@ class S3Store:
                 data: bytes = self._fs.cat_file(f"{self._bucket}/{self._key(key)}", max_concurrency=1)
             except FileNotFoundError:
                 return None
+        return data
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """Return the bytes of an object from `start` up to `end`, or None when it does not exist."""
+        with _translated(f"read {self._uri}/{key}"):
+            try:
+                data: bytes = self._fs.cat_file(f"{self._bucket}/{self._key(key)}", start=start, end=end)
+            except FileNotFoundError:
+                return None
+            except _client_errors() as error:
+                # The object ends before the first byte that was asked for.
+                if _status(error) == _RANGE_NOT_SATISFIABLE:
+                    return b""
+                raise
         return data
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:

@@ -24,6 +24,13 @@ class StoreConformance:
         store.put("a/b", data)
         assert data == store.get("a/b")
 
+    def test_a_part_of_an_object_is_read(self, store: Store) -> None:
+        """From a position up to another, or to the end of the object; nothing behind its end."""
+        store.put("a/b", b"0123456789")
+        found = [store.get_range("a/b", start, end) for start, end in ((0, 4), (6, 10), (6, 99), (10, 20), (50, 60))]
+        assert [b"0123", b"6789", b"6789", b"", b""] == found
+        assert store.get_range("a/x", 0, 4) is None
+
     def test_put_replaces(self, store: Store) -> None:
         """The last put is what is read."""
         store.put("a/b", b"1")

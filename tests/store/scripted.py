@@ -66,6 +66,10 @@ class ScriptedStore:
         """Ask the script, then read."""
         return self._ask("get", key, lambda: self._below.get(key))  # type: ignore[no-any-return]
 
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """Ask the script, then read."""
+        return self._ask("get_range", key, lambda: self._below.get_range(key, start, end))  # type: ignore[no-any-return]
+
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Ask the script, then read."""
         return self._ask("get_with_etag", key, lambda: self._below.get_with_etag(key))  # type: ignore[no-any-return]

@@ -795,3 +795,36 @@ class Transaction(_message.Message):
     update_bases: Transaction.UpdateBases
     data_overlay: Transaction.DataOverlay
     def __init__(self, read_version: _Optional[int] = ..., uuid: _Optional[str] = ..., tag: _Optional[str] = ..., transaction_properties: _Optional[_Mapping[str, str]] = ..., append: _Optional[_Union[Transaction.Append, _Mapping]] = ..., delete: _Optional[_Union[Transaction.Delete, _Mapping]] = ..., overwrite: _Optional[_Union[Transaction.Overwrite, _Mapping]] = ..., create_index: _Optional[_Union[Transaction.CreateIndex, _Mapping]] = ..., rewrite: _Optional[_Union[Transaction.Rewrite, _Mapping]] = ..., merge: _Optional[_Union[Transaction.Merge, _Mapping]] = ..., restore: _Optional[_Union[Transaction.Restore, _Mapping]] = ..., reserve_fragments: _Optional[_Union[Transaction.ReserveFragments, _Mapping]] = ..., update: _Optional[_Union[Transaction.Update, _Mapping]] = ..., project: _Optional[_Union[Transaction.Project, _Mapping]] = ..., update_config: _Optional[_Union[Transaction.UpdateConfig, _Mapping]] = ..., data_replacement: _Optional[_Union[Transaction.DataReplacement, _Mapping]] = ..., update_mem_wal_state: _Optional[_Union[Transaction.UpdateMemWalState, _Mapping]] = ..., clone: _Optional[_Union[Transaction.Clone, _Mapping]] = ..., update_bases: _Optional[_Union[Transaction.UpdateBases, _Mapping]] = ..., data_overlay: _Optional[_Union[Transaction.DataOverlay, _Mapping]] = ...) -> None: ...
+
+class FileDescriptor(_message.Message):
+    __slots__ = ("schema", "length")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    schema: bytes
+    length: int
+    def __init__(self, schema: _Optional[bytes] = ..., length: _Optional[int] = ...) -> None: ...
+
+class ColumnMetadata(_message.Message):
+    __slots__ = ("encoding", "pages", "buffer_offsets", "buffer_sizes")
+    class Page(_message.Message):
+        __slots__ = ("buffer_offsets", "buffer_sizes", "length", "encoding", "priority")
+        BUFFER_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+        BUFFER_SIZES_FIELD_NUMBER: _ClassVar[int]
+        LENGTH_FIELD_NUMBER: _ClassVar[int]
+        ENCODING_FIELD_NUMBER: _ClassVar[int]
+        PRIORITY_FIELD_NUMBER: _ClassVar[int]
+        buffer_offsets: _containers.RepeatedScalarFieldContainer[int]
+        buffer_sizes: _containers.RepeatedScalarFieldContainer[int]
+        length: int
+        encoding: bytes
+        priority: int
+        def __init__(self, buffer_offsets: _Optional[_Iterable[int]] = ..., buffer_sizes: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ..., encoding: _Optional[bytes] = ..., priority: _Optional[int] = ...) -> None: ...
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_SIZES_FIELD_NUMBER: _ClassVar[int]
+    encoding: bytes
+    pages: _containers.RepeatedCompositeFieldContainer[ColumnMetadata.Page]
+    buffer_offsets: _containers.RepeatedScalarFieldContainer[int]
+    buffer_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, encoding: _Optional[bytes] = ..., pages: _Optional[_Iterable[_Union[ColumnMetadata.Page, _Mapping]]] = ..., buffer_offsets: _Optional[_Iterable[int]] = ..., buffer_sizes: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,5 +1,6 @@
 """Wire bytes to values and back: the only door to protobuf."""
 
+from lance_dagster.format.codec.data_files import DataFileShape, decode_shape
 from lance_dagster.format.codec.manifest_parts import (
     decode_indices,
     encode_indices,
@@ -33,6 +34,7 @@ from lance_dagster.format.codec.row_sequences import (
 from lance_dagster.format.row_runs import U64Array
 
 __all__ = [
+    "DataFileShape",
     "U64Array",
     "VersionSummary",
     "check_readable",
@@ -42,6 +44,7 @@ __all__ = [
     "decode_manifest_file",
     "decode_row_ids",
     "decode_row_runs",
+    "decode_shape",
     "decode_transaction",
     "decode_version_runs",
     "decode_versions",

@@ -1,0 +1,102 @@
+"""The shape of a data file of format 2.0 or newer: its footer, and where its parts lie. Pure.
+
+    pages of values | global buffers | metadata of each column | two tables of (position, size) | footer of 40 bytes
+
+The first global buffer records the number of rows. Values are not decoded here, so a file of the right shape may still
+hold damaged pages. A file of a wrong shape is refused before pylance opens it: pylance takes positions and sizes from
+the file and allocates what they claim.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from lance_dagster.errors import CorruptFileError
+from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
+
+ReadRange = Callable[[int, int], bytes]
+"""Returns the bytes of the file from one position up to another."""
+_Part = tuple[int, int]
+_FOOTER = struct.Struct("<QQQIIHH4s")
+_ENTRY = struct.Struct("<QQ")
+_MAGIC = b"LANC"
+# Early files of format 2.0 say 0.3; a footer before that has another layout.
+_FIRST, _NEXT_MAJOR = (0, 3), 3
+_MOST_METADATA = 64 << 20
+"""The largest accepted descriptor, and the largest accepted metadata of all columns together, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFileShape:
+    """What a data file says about itself: its rows, its columns and its format version."""
+
+    rows: int
+    columns: int
+    major: int
+    minor: int
+
+
+def decode_shape(read: ReadRange, size: int, path: str, *, pages: bool = False) -> DataFileShape:
+    """Decode the footer and the descriptor of a data file, and check that every part lies inside the file.
+
+    Args:
+        read: Reads bytes of the file; it may return fewer when the file is shorter.
+        size: The size of the file in bytes.
+        path: The file, for messages.
+        pages: Whether to read the metadata of the columns too, and check that every page lies inside the file.
+
+    Raises:
+        CorruptFileError: The file has another shape.
+    """
+    try:
+        return _decode_shape(read, size, pages=pages)
+    except (struct.error, ValueError, DecodeError) as error:
+        raise CorruptFileError(path, f"it is not a data file: {error}") from error
+
+
+def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
+    if size < _FOOTER.size:
+        raise ValueError(f"{size} bytes have no room for its footer")
+    end = size - _FOOTER.size
+    columns_at, column_table, buffer_table, buffers, columns, major, minor, magic = _FOOTER.unpack(read(end, size))
+    if magic != _MAGIC:
+        raise ValueError("it does not end as one")
+    if not _FIRST <= (major, minor) < (_NEXT_MAJOR, 0):
+        raise ValueError(f"its version is {major}.{minor}")
+    # Both tables have a known size, so the footer either fits the size of the file exactly or is damaged.
+    parts = (columns_at, column_table, column_table + columns * _ENTRY.size, buffer_table)
+    if list(parts) != sorted(parts) or buffer_table + buffers * _ENTRY.size > end or not buffers:
+        raise ValueError("its footer contradicts its size")
+    described = _entries(read(buffer_table, buffer_table + _ENTRY.size * buffers))
+    placed = _entries(read(column_table, column_table + _ENTRY.size * columns))
+    _check_inside(described, end, "a buffer")
+    _check_inside(placed, column_table, "the metadata of a column")
+    if sum(length for _, length in placed) > _MOST_METADATA or described[0][1] > _MOST_METADATA:
+        raise ValueError("its metadata is larger than any writer makes it")
+    start, length = described[0]
+    rows = int(wire.FileDescriptor.FromString(read(start, start + length)).length)
+    if pages:
+        _check_pages(read, placed, end)
+    return DataFileShape(rows=rows, columns=columns, major=major, minor=minor)
+
+
+def _entries(data: bytes) -> Sequence[_Part]:
+    return [(start, length) for start, length in _ENTRY.iter_unpack(data)]
+
+
+def _check_inside(parts: Sequence[_Part], end: int, what: str) -> None:
+    for start, length in parts:
+        if start + length > end:
+            raise ValueError(f"{what} lies at {start} to {start + length}, beyond {end}")
+
+
+def _check_pages(read: ReadRange, columns: Sequence[_Part], end: int) -> None:
+    for start, length in columns:
+        column = wire.ColumnMetadata.FromString(read(start, start + length))
+        for holder in (column, *column.pages):
+            offsets, sizes = holder.buffer_offsets, holder.buffer_sizes
+            if len(offsets) != len(sizes):
+                raise ValueError("a column has positions without sizes")
+            _check_inside(list(zip(offsets, sizes, strict=True)), end, "a page")

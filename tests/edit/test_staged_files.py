@@ -1,0 +1,131 @@
+"""Staged files as a caller describes them, held against the files that are there."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable, StagedFile, StagedFiles, write_files
+from lance_dagster.errors import CorruptFileError, InvalidInputError, LanceDagsterError
+from lance_dagster.store import LocalStore
+from tests.store.scripted import Request, Script, ScriptedStore
+from tests.table_factory import SCHEMA, contents, context_on, entries, new_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """A table of two rows in one fragment."""
+    return new_table(tmp_path, pa.concat_tables([entries("a", 1), entries("b", 2)]))
+
+
+def through(table: LanceTable, script: Script) -> LanceTable:
+    """The table, through a store that asks a script before each request."""
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
+
+
+def staged(table: LanceTable, *values: int) -> StagedFiles:
+    """Rows written as one data file, as an executor would."""
+    target = table.write_target()
+    return StagedFiles(target.schema, write_files(target, entries("c", *values).to_batches()))
+
+
+def described(given: StagedFiles, **changes: str | int) -> StagedFiles:
+    """The same file, described otherwise."""
+    return replace(given, files=tuple(replace(file, **changes) for file in given.files))  # type: ignore[arg-type]
+
+
+def assert_refused(table: LanceTable, given: StagedFiles, error: type[LanceDagsterError], what: str) -> None:
+    """Assert that every write refuses these files, and that the table is as it was."""
+    before = table.head()
+    for write in (table.append, table.overwrite, lambda rows: table.replace_where("key = 'c'", rows)):
+        with pytest.raises(error, match=what):
+            write(given)
+    assert before == LanceTable.open(table.uri).head()
+    assert [("a", 1), ("b", 2)] == contents(table)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x.lance", "../../x.lance", "/etc/passwd", "sub/x.lance", "a\0b.lance", "a\\b.lance"]
+)
+def test_a_name_that_is_no_file_of_the_data_folder_is_refused(table: LanceTable, name: str) -> None:
+    """A name is that of a file directly in the data folder."""
+    assert_refused(table, described(staged(table, 3), name=name), InvalidInputError, "is not the name of a file")
+
+
+def test_a_file_that_is_not_there_is_refused(table: LanceTable) -> None:
+    """A file may be collected between staging and commit, when the commit comes after the grace period."""
+    given = staged(table, 3)
+    (Path(table.uri) / "data" / given.files[0].name).unlink()
+    assert_refused(table, given, CorruptFileError, r"data/.*\.lance.* it is missing")
+
+
+@pytest.mark.parametrize("more", [-1, 1, 4096])
+def test_a_file_of_another_size_is_refused(table: LanceTable, more: int) -> None:
+    """A file that is shorter than its writer said was cut; one that is longer was written by someone else."""
+    given = staged(table, 3)
+    said = given.files[0].size + more
+    assert_refused(table, described(given, size=said), CorruptFileError, f"size is not {said} bytes")
+
+
+@pytest.mark.parametrize("rows", [0, 2, 2**32, 2**62])
+def test_a_file_of_another_number_of_rows_is_refused(table: LanceTable, rows: int) -> None:
+    """The number of rows is in the file."""
+    assert_refused(table, described(staged(table, 3), rows=rows), InvalidInputError, f"has 1 rows, and {rows} were")
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_file_without_a_size_is_refused(table: LanceTable, size: int) -> None:
+    """A writer knows the size of the file it closed."""
+    assert_refused(table, described(staged(table, 3), size=size), InvalidInputError, "size")
+
+
+def test_a_file_of_other_columns_is_refused(table: LanceTable) -> None:
+    """The file has to have as many columns as the schema it is said to have."""
+    target = table.write_target(pa.schema([SCHEMA.field("value")]))
+    files = write_files(target, entries("c", 3).select(["value"]).to_batches())
+    assert_refused(table, StagedFiles(SCHEMA, files), InvalidInputError, "has 1 columns, and the table stores 2")
+
+
+def test_the_same_file_twice_is_refused(table: LanceTable) -> None:
+    """Its rows would be there twice, and a clean-up of one fragment would not see the other."""
+    given = staged(table, 3)
+    assert_refused(table, replace(given, files=given.files * 2), InvalidInputError, "twice")
+
+
+def test_a_file_that_is_no_data_file_is_refused(table: LanceTable) -> None:
+    """Bytes of any other kind have no footer."""
+    (Path(table.uri) / "data" / "x.lance").write_bytes(b"x" * 100)
+    given = StagedFiles(SCHEMA, (StagedFile("x.lance", 1, 100),))
+    assert_refused(table, given, CorruptFileError, "it is not a data file")
+
+
+def test_each_staged_file_costs_one_read(table: LanceTable) -> None:
+    """The footer, the rows and the size come with one request; files that the same call wrote cost none."""
+    asked: list[tuple[str, str]] = []
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        asked.append((request.verb, request.key))
+        return request.send()
+
+    target = table.write_target()
+    small = type(target)(data_uri=target.data_uri, schema=target.schema, max_rows=4)
+    given = StagedFiles(target.schema, write_files(small, entries("c", *range(10)).to_batches()))
+    through(table, script).append(given)
+    assert sorted(("get_range", f"data/{file.name}") for file in given.files) == sorted(
+        one for one in asked if one[0] == "get_range"
+    )
+    asked.clear()
+    through(table, script).append(entries("d", 1))
+    assert "get_range" not in [verb for verb, _ in asked]
+
+
+def test_staged_files_of_a_base_path_are_looked_for_there(table: LanceTable, tmp_path: Path) -> None:
+    """A file of the same name in the table's own folder does not stand in."""
+    table.maintenance.add_base("cold", str(tmp_path / "cold"))
+    given = table.stage(entries("c", 3), base="cold")
+    missing = replace(given, base=None)
+    assert_refused(table, missing, CorruptFileError, "is missing")
+    table.append(given)
+    assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
