@@ -95,8 +95,8 @@ def _check_inside(parts: Sequence[_Part], end: int, what: str) -> None:
 def _check_pages(read: ReadRange, columns: Sequence[_Part], end: int) -> None:
     for start, length in columns:
         column = wire.ColumnMetadata.FromString(read(start, start + length))
-        for holder in (column, *column.pages):
-            offsets, sizes = holder.buffer_offsets, holder.buffer_sizes
-            if len(offsets) != len(sizes):
-                raise ValueError("a column has positions without sizes")
+        buffers = [(column.buffer_offsets, column.buffer_sizes)]
+        buffers += [(page.buffer_offsets, page.buffer_sizes) for page in column.pages]
+        for offsets, sizes in buffers:
+            # `zip` raises a ValueError when there are positions without sizes.
             _check_inside(list(zip(offsets, sizes, strict=True)), end, "a page")
