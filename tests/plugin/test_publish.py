@@ -13,7 +13,7 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
-from lance_dagster.plugin import RowCount
+from lance_dagster.plugin import InRange, RowCount
 from lance_dagster.plugin.publish.publication import (
     Publication,
     find_by_run,
@@ -338,7 +338,7 @@ def test_promoted_nodes_point_at_their_candidates() -> None:
     """Lineage per table, the tag as first part of the key, metadata that inputs and pages read."""
     publisher = build_publisher(["shop/orders", dg.AssetSpec("events", metadata={"lance/schema": "raw"})], tag="gold")
     orders, events = publisher.specs_by_key[GOLD_ORDERS], publisher.specs_by_key[GOLD_EVENTS]
-    assert publisher.op.name == "publish_gold"
+    assert publisher.node_def.name == "publish_gold"
     assert publisher.op.pool == "lance_publish"
     assert orders.key.path == ["gold", "shop", "orders"]
     assert [dep.asset_key for dep in orders.deps] == [ORDERS]
@@ -371,24 +371,45 @@ def test_promoted_nodes_inherit_from_their_candidates() -> None:
     assert ("sales", columns) == (orders.tags["domain"], orders.metadata["dagster/column_schema"])
 
 
-def test_an_optional_output_that_is_skipped(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Dagster skips a publisher of both tables; the sibling waits for the button, or has a publisher of its own."""
+@pytest.mark.parametrize("known", [True, False], ids=["definition", "keys"])
+def test_an_optional_output_that_is_skipped(lake: LanceResource, instance: dg.DagsterInstance, known: bool) -> None:  # noqa: FBT001
+    """The sibling is published where the definition says that outputs are optional; else it waits for the button."""
 
     @dg.multi_asset(outs={"a": dg.AssetOut(is_required=False), "b": dg.AssetOut(is_required=False)})
     def both() -> Iterator[dg.Output[pa.Table]]:
         yield dg.Output(pa.table({"id": [1]}), "a")
 
-    nodes = [dg.AssetKey(["production", name]) for name in ("a", "b")]
+    node = dg.AssetKey(["production", "a"])
     options: dict[str, Any] = {
         "instance": instance,
         "resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)},
         "raise_on_error": False,
     }
-    shared = build_publisher([both], unchecked=True)
-    assert dg.materialize([both, shared], **options).success
-    assert {} == lake.table("a").tags.list()
-    assert dg.materialize([both, shared], selection=[nodes[0]], **options).success
+    publisher = build_publisher([both] if known else ["a", "b"], unchecked=True)
+    assert dg.materialize([both, publisher], **options).success
+    assert known == bool(lake.table("a").tags.list())
+    assert dg.materialize([both, publisher], selection=[node], **options).success
     assert "main@2" == lake.table("a").tags.get("production").ref
-    own = [build_publisher([name], unchecked=True, name=f"publish_{name}") for name in ("a", "b")]
-    assert dg.materialize([both, *own], **options).success
-    assert "main@3" == lake.table("a").tags.get("production").ref
+    config = {"ref": "main@1", "rollback": "hold", "reason": "too early", "ignore_failed_checks": True}
+    options["run_config"] = {"ops": {"publish_production": {"config": config}}}
+    assert dg.materialize([both, publisher], selection=[node], **options).success
+    assert "main@1" == lake.table("a").tags.get("production").ref
+    config["rollback"] = "hald"
+    with pytest.raises(dg.DagsterInvalidConfigError, match="rollback"):
+        dg.materialize([both, publisher], selection=[node], **options)
+
+
+def test_failed_check_beside_a_skipped_output(lake: LanceResource) -> None:
+    """The publisher does not run when one output is skipped and the check of the other one fails."""
+
+    @dg.multi_asset(outs={name: dg.AssetOut(is_required=False) for name in ("a", "b", "c")})
+    def all_of_them() -> Iterator[dg.Output[pa.Table]]:
+        yield dg.Output(pa.table({"id": [1]}), "a")
+        yield dg.Output(pa.table({"id": [-1]}), "c")
+
+    checks = [check for name in ("a", "b", "c") for check in build_table_checks(name, [InRange("id", minimum=0)])]
+    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
+    made = [all_of_them, *checks, build_publisher([all_of_them])]
+    result = dg.materialize(made, resources=resources, raise_on_error=False)
+    assert not result.success
+    assert {} == lake.table("a").tags.list()

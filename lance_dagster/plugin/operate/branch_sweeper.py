@@ -297,7 +297,7 @@ def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -
     wanted = {one.key for one in watched}
     found = {key.to_user_string(): spec.key for spec in publisher.specs for key in _deps(spec) if key in wanted}
     if missing := [one.name for one in watched if one.name not in found]:
-        raise InvalidInputError(f"the publisher {publisher.op.name} does not publish {', '.join(missing)}")
+        raise InvalidInputError(f"the publisher {publisher.node_def.name} does not publish {', '.join(missing)}")
     return found
 
 
@@ -313,7 +313,7 @@ def _publications(
         dg.RunRequest(
             run_key=f"lance:publish:{found.table.name}:{found.version}",
             asset_selection=[promoted[found.table.name]],
-            run_config={"ops": {publisher.op.name: {"config": {"ref": found.branch}}}},
+            run_config={"ops": {publisher.node_def.name: {"config": {"ref": found.branch}}}},
         )
         for found in late
     ]

@@ -47,8 +47,10 @@ class PublisherOptions(TypedDict, total=False):
     group_name: str
 
 
-# The attribute of the publisher's function that has its traits; it survives the copies that Dagster makes.
+# The attribute of the publisher's op or graph that has its traits; it survives the copies that Dagster makes.
 _TRAITS = "lance_publisher"
+# The publishing step in the graph of a publisher whose tables have optional outputs, and the inputs of its steps.
+_STEP, _WRITTEN, _CANDIDATE = "publish", "written", "candidate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,7 @@ class PublisherTraits:
 
 def traits_of(definition: dg.AssetsDefinition) -> PublisherTraits | None:
     """Return the traits of a publisher, or None when the definition is no publisher."""
-    compute = getattr(definition.node_def, "compute_fn", None) if definition.is_executable else None
-    found = getattr(getattr(compute, "decorated_fn", None), _TRAITS, None)
+    found = getattr(definition.node_def, _TRAITS, None) if definition.is_executable else None
     return found if isinstance(found, PublisherTraits) else None
 
 
@@ -88,9 +89,12 @@ def build_publisher(
     column lineage to them.
 
     A table that no run of the chain wrote is left out with a warning, and its promoted node is not materialized:
-    the assets downstream of that node are skipped in this run. The step fails when no table is left. When an asset
-    skips its optional output, Dagster skips this step for all its tables, and their branches wait for the next
-    *Materialize* of the promoted nodes; give a table with optional outputs a publisher of its own.
+    the assets downstream of that node are skipped in this run. The step fails when no table is left.
+
+    When an asset skips an optional output, the other tables are published. That needs a small step more for each
+    table, so it is done only where the definition of a table, or `dg.AssetSpec(key, skippable=True)`, says that it
+    may be skipped. Otherwise Dagster skips the publisher for all its tables, and their branches wait for the next
+    *Materialize* of the promoted nodes.
 
     Args:
         tables: The candidates, as definitions or keys; a multi-asset stands for all its tables.
@@ -120,14 +124,16 @@ def build_publisher(
         raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = [key for check in checks for key in _check_keys(check)]
+    name = name or f"publish_{tag}"
+    waits = any(node.spec.skippable for node in nodes)
 
-    @dg.multi_asset(
-        name=name or f"publish_{tag}",
-        # One step for all tables, so that they are all merged before any tag moves.
-        specs=[node.spec for node in nodes],
-        can_subset=True,
+    @dg.op(
+        # The names of ops and graphs are unique in a code location.
+        name=f"{name}_{_STEP}" if waits else name,
+        ins={each: dg.In(dg.Nothing) for each in ([_WRITTEN] if waits else map(_input_of, nodes))},
+        # Not required: a node is not materialized when its tag does not move, as in a dry run.
+        out={_output_of(node): dg.Out(dg.Nothing, is_required=False) for node in nodes},
         pool=options.get("pool", POOL),
-        partitions_def=partitions_def,
         required_resource_keys={resource_key},
     )
     def publisher(context: dg.AssetExecutionContext, config: PublishConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
@@ -149,10 +155,61 @@ def build_publisher(
             # A retry by Dagster would fail for the same reason. A StoreError may pass, so it is retried.
             raise dg.Failure(description=str(error), allow_retries=False) from error
 
-    traits = PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked)
-    setattr(getattr(publisher.op.compute_fn, "decorated_fn"), _TRAITS, traits)  # noqa: B009 - not typed by Dagster
-    return publisher
+    node_def = _waiting_graph(name, publisher, nodes) if waits else publisher
+    setattr(node_def, _TRAITS, PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked))
+    # One step for all tables, so that they are all merged before any tag moves.
+    return dg.AssetsDefinition(
+        node_def=node_def,
+        keys_by_input_name={_input_of(node): node.candidate for node in nodes},
+        keys_by_output_name={_output_of(node): node.promoted for node in nodes},
+        specs=[node.spec for node in nodes],
+        can_subset=True,
+    )
 
+
+def _waiting_graph(name: str, publisher: dg.OpDefinition, nodes: Sequence[Node]) -> dg.GraphDefinition:
+    """Return a graph of a small step for each table, which waits for it, and the step that publishes.
+
+    Dagster skips a step when one of its inputs is skipped, except when the input has several upstreams: then all of
+    them must be skipped. Candidates with blocking checks cannot be such upstreams, so each has a step that waits for
+    the candidate and its checks, and is skipped with it.
+    """
+
+    @dg.op(name=f"{name}_wait", ins={_CANDIDATE: dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
+    def wait() -> None:
+        pass
+
+    outputs = [_output_of(node) for node in nodes]
+
+    @dg.graph(
+        name=name,
+        ins={_input_of(node): dg.GraphIn() for node in nodes},
+        out={output: dg.GraphOut() for output in outputs},
+        # The run configuration is that of an op: `ops: publish_production: config: ...`.
+        config=dg.ConfigMapping(
+            config_fn=lambda config: {_STEP: {"config": config}},
+            config_schema=PublishConfig.to_config_schema(),
+        ),
+    )
+    def publish(**candidates: object) -> object:
+        written = [wait.alias(f"wait_for_{key}")(candidate) for key, candidate in candidates.items()]
+        published = publisher.alias(_STEP)(written)
+        return {output: getattr(published, output) for output in outputs} if len(outputs) > 1 else published
+
+    return publish
+
+
+def _input_of(node: Node) -> str:
+    return _name_of(node.candidate)
+
+
+def _output_of(node: Node) -> str:
+    return _name_of(node.promoted)
+
+
+def _name_of(key: dg.AssetKey) -> str:
+    # As Dagster names the outputs of a multi-asset.
+    return key.to_python_identifier()
 
 def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
     """Return what is known of the assets that a caller names; of a key, nothing but the key."""
@@ -164,12 +221,12 @@ def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
 def _node_of(asset: dg.AssetSpec, tag: str, partitions_def: dg.PartitionsDefinition | None, group: str | None) -> Node:
     spec = promoted_asset_spec(asset, tag=tag, partitions_def=partitions_def)
     about = _ABOUT.format(table=asset.key.to_user_string(), tag=tag)
-    # Skippable: the node is not materialized when its tag does not move, as in a dry run.
     spec = spec.replace_attributes(
         deps=[asset.key],
         description=about + ("" if partitions_def is None else _ALL_PARTITIONS),
         group_name=group or spec.group_name,
-        skippable=True,
+        # Dagster takes the flag of the node from the outputs of the op; this one says which publisher is built.
+        skippable=asset.skippable,
     )
     return Node(candidate=asset.key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec)
 
