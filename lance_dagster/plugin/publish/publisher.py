@@ -211,6 +211,7 @@ def _name_of(key: dg.AssetKey) -> str:
     # As Dagster names the outputs of a multi-asset.
     return key.to_python_identifier()
 
+
 def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
     """Return what is known of the assets that a caller names; of a key, nothing but the key."""
     if isinstance(table, dg.AssetsDefinition):
